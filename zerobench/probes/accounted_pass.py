@@ -141,31 +141,35 @@ class AccountedPass(Probe):
         with self._profiled.step() if self._profiled is not None and measured else nullcontext():
             yield
         if measured:
-            self.ledger.end("step")
-            self.allocator.end("step")
-            size = sum(self.ledger.kept.values())
-            if size >= (self.memory.get("kept_bytes") or 0):
-                self.memory["kept_bytes"] = size
-                largest = max(self.ledger.kept, key=lambda one: one.bytes, default=None)
-                words = largest and (largest.name or largest.module or f"made in {largest.phase}")
-                self.kept = f"{words} ({largest.category})" if largest else ""
-            before, now = self._before or {}, self.ledger.live_bytes()
-            grown = {stored: now.get(stored, 0) - before.get(stored, 0) for stored in {**before, **now}}
-            self._grown = [(by, stored, stored.category) for stored, by in grown.items() if by]
-            self.memory["growth_bytes"] = sum(grown.values())
-            for name, one in (("newton_schulz_calls", "calls"), ("newton_schulz_flops", "flops")):
-                self.memory[name] = (self.memory.get(name) or 0) + getattr(self._orthogonalized, one)
-            counts: Counter[Operation] = Counter()
-            for operation, times in self.meter.operations:
-                counts[operation] += times * is_of_step(operation)
-            self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items() if calls]
-            self._measured += 1
+            self._record_step()
         else:
             self._before = self.ledger.live_bytes()
         self.meter.operations.clear()
         if measured:
             self.ledger.begin()  # the records are memory too
             self.memory["heap_bytes"] = self._heap.most()
+
+    def _record_step(self) -> None:
+        """Adds a measured step, which has just ended, to the records."""
+        self.ledger.end("step")
+        self.allocator.end("step")
+        size = sum(self.ledger.kept.values())
+        if size >= (self.memory.get("kept_bytes") or 0):
+            self.memory["kept_bytes"] = size
+            largest = max(self.ledger.kept, key=lambda one: one.bytes, default=None)
+            words = largest and (largest.name or largest.module or f"made in {largest.phase}")
+            self.kept = f"{words} ({largest.category})" if largest else ""
+        before, now = self._before or {}, self.ledger.live_bytes()
+        grown = {stored: now.get(stored, 0) - before.get(stored, 0) for stored in {**before, **now}}
+        self._grown = [(by, stored, stored.category) for stored, by in grown.items() if by]
+        self.memory["growth_bytes"] = sum(grown.values())
+        for name, one in (("newton_schulz_calls", "calls"), ("newton_schulz_flops", "flops")):
+            self.memory[name] = (self.memory.get(name) or 0) + getattr(self._orthogonalized, one)
+        counts: Counter[Operation] = Counter()
+        for operation, times in self.meter.operations:
+            counts[operation] += times * is_of_step(operation)
+        self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items() if calls]
+        self._measured += 1
 
     may_wait = True
     """True, because this pass measures no times."""

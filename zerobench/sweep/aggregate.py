@@ -221,11 +221,7 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
         join_columns(row, TRAINING, passes, config.measure.steps)
     if timed and has_times(config):
         join_columns(row, TIMES, passes, config.measure.steps)
-        measured = sum(not step.warmup for step in timed[0].steps)
-        tokens = row.batch * row.sequence * measured
-        row.tokens_per_s = tokens / row.wall_s if row.wall_s else None
-        row.energy_j = _energy(timed, 1 if row.device == "cuda" else -(-config.world_size // config.nodes))
-        row.tokens_per_j = tokens / row.energy_j if row.energy_j else None
+        _join_rates(row, config, timed)
         _join_saves(row, timed)
         _join_flops(row, config)
         _join_trace(row, traced)
@@ -243,6 +239,13 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
     of_accounted = ("memory", "tensors", "lines", "traffic", "timeline", "events")
     tables = {name: [one for record in accounted for one in getattr(record, name)] for name in of_accounted}
     return {"steps": [step for record in records for step in record.steps], **tables}
+
+
+def _join_rates(row: RunRow, config: CellConfig, timed: list[RankRecord]) -> None:
+    tokens = row.batch * row.sequence * sum(not step.warmup for step in timed[0].steps)
+    row.tokens_per_s = tokens / row.wall_s if row.wall_s else None
+    row.energy_j = _energy(timed, 1 if row.device == "cuda" else -(-config.world_size // config.nodes))
+    row.tokens_per_j = tokens / row.energy_j if row.energy_j else None
 
 
 def join_columns(

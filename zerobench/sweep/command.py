@@ -11,6 +11,7 @@ from ..config.compose import RefusedError, refuse_senseless
 from ..host.pipes import print_line, print_note
 from ..host.terminal import is_quiet
 from ..predict.fit import refuse_unfit
+from ..records import SearchRow
 from ..results import rescue, selection
 from ..results.board import SUBMITTED, WAITING
 from ..results.leftovers import tidy
@@ -53,10 +54,8 @@ def run_cells(
         sweep.stopped |= not check.finish(
             makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say, run=sweep.run_apart
         )
-    if sweep.rows and tables:
-        print_results(sweep.rows, chosen, price)
-    if found and tables:
-        print_searches(found)
+    if tables:
+        _print_tables(sweep.rows, found, chosen, price)
     tried = [*search.rows, *sweep.combinations]
     broken = [row for row in tried if row["status"] not in ("ok", "oom")]  # not fitting is a result
     print_failures(broken)
@@ -67,6 +66,15 @@ def run_cells(
         return 130, rows
     failed = [row for row in sweep.rows if row["status"] != "ok" or row["training"] == DIFFERS]
     return int(bool(failed or broken or lost or gone)), rows
+
+
+def _print_tables(
+    rows: list[dict[str, Any]], found: list[SearchRow], chosen: Sequence[str] | None, price: float | None
+) -> None:
+    if rows:
+        print_results(rows, chosen, price)
+    if found:
+        print_searches(found)
 
 
 def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Unwritten]) -> list[str]:

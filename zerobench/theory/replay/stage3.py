@@ -68,13 +68,7 @@ def replay_units(
     units = {name: parts_of(mine) for name, mine in by_name.items()}
     large = [part for parts in units.values() for part in parts]
     trained = [part.buffer for part in [*small, *large] if part.gradients]
-    replay.hold("parameters", "small", sum(part.buffer.padded_bytes for part in small))
-    beside = [part.buffer for part in large if not part.keeps_masters]
-    own = sum(buffer.shard_numel(replay.owner) * buffer.element_bytes for buffer in beside)
-    replay.hold("parameters", "shards", 0 if tiers.parameters else own)
-    if tiers.parameters and replay.host is not None:
-        replay.host.hold("parameters", "shards", own if tiers.place == "host" else 0)
-        replay.files += own if tiers.place == "nvme" else 0
+    _hold_parameters(replay, small, large, tiers)
     shards = Shards(trained, n, optimizer, precision, tiers, replay.owner)
     shards.hold(replay, schedule)
     returns = schedule.returns or (True,) * len(schedule.uses)
@@ -87,6 +81,16 @@ def replay_units(
         steps.forward()
         steps.backward()
     shards.update(replay, schedule)
+
+
+def _hold_parameters(replay: Replay, small: Sequence[UnitPart], large: Sequence[UnitPart], tiers: TierShape) -> None:
+    replay.hold("parameters", "small", sum(part.buffer.padded_bytes for part in small))
+    beside = [part.buffer for part in large if not part.keeps_masters]
+    own = sum(buffer.shard_numel(replay.owner) * buffer.element_bytes for buffer in beside)
+    replay.hold("parameters", "shards", 0 if tiers.parameters else own)
+    if tiers.parameters and replay.host is not None:
+        replay.host.hold("parameters", "shards", own if tiers.place == "host" else 0)
+        replay.files += own if tiers.place == "nvme" else 0
 
 
 @dataclass
