@@ -16,10 +16,13 @@ from zerobench.fake_execution import CUDA, execute
 from zerobench.zero import STAGES, writes
 from zerobench.zero.optim.step_by_tiles import fused_update
 from zerobench.zero.options import TILE_BYTES
+from zerobench.zero.parameters import unseen
 from zerobench.zero.precision import Share
 
 SMALLER = 16
 """Model, cache and tiles are smaller by this factor than on a GPU."""
+
+ALONE = {"shards": "masters"}
 
 
 @pytest.fixture
@@ -77,18 +80,19 @@ def masters(engine: Any) -> list[torch.Tensor]:
 
 def rounded(engine: Any) -> bool:
     """Whether parameters are the rounded masters, bit by bit."""
-    pairs = [(one.parameters, one.master.bfloat16()) for one in engine.placement.all_ranges()]
+    ranges = [one for one in engine.placement.all_ranges() if not one.is_parameters]
+    pairs = [(one.parameters, one.master.bfloat16()) for one in ranges]
     return all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in pairs)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_bits_are_those_of_a_cpu(stage: str) -> None:
+@pytest.mark.parametrize(("stage", "options"), [*((stage, {}) for stage in STAGES), ("zero3", ALONE)])
+def test_bits_are_those_of_a_cpu(stage: str, options: dict[str, str]) -> None:
     """A loop with clipping and accumulation, in tiles and at once; nothing was written, and no error is raised."""
     found = []
     for asks in (True, False):
         for tile_bytes in (1024, 2**30):
             with mock.patch.dict(writes.ASKS, {"cpu": asks}):
-                engine = engine_of(stage, tile_bytes=tile_bytes)
+                engine = engine_of(stage, tile_bytes=tile_bytes, **options)
                 for number in range(4):
                     step(engine, number, clips=True)
                 assert (engine.placement.unseen is None) == asks
@@ -148,6 +152,61 @@ def test_a_write_that_an_update_has_replaced_is_an_error_at_the_next_step(stage:
     step(engine)
     with pytest.raises(RuntimeError, match=r"embedding\.weight"):
         engine.full_state_dict()
+
+
+def clamp_data(module: nn.Module, _inputs: Any) -> None:
+    module.up.weight.data.clamp_(-0.1, 0.1)
+
+
+@torch.no_grad()
+def clamp(module: nn.Module, _inputs: Any) -> None:
+    module.up.weight.clamp_(-0.1, 0.1)
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("pieces", [2**22, 64])
+def test_a_write_in_a_forward_is_an_error_at_the_next_step(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    """Of masters alone: in the first of two micro-batches, of whose gathers the later ones have no such values."""
+    monkeypatch.setattr(unseen, "PIECE", pieces)
+    engine = engine_of("zero3", **ALONE)
+    step(engine)
+    hook = engine.module.blocks[2].register_forward_pre_hook(clamp_data)
+    with engine.no_sync():
+        engine.backward(engine(*zoo.tokens(0, 1, 2)))
+    hook.remove()
+    engine.backward(engine(*zoo.tokens(0, 1, 3)))
+    engine.step()
+    before = masters(engine)
+    named = (
+        r"one of blocks\.2\.up\.weight, blocks\.2\.up\.bias: it"
+        if pieces == 64
+        else r"one of .*blocks\.2\.up\.weight.*: it"
+    )
+    with pytest.raises(RuntimeError, match=rf"{named} was written to between steps or in a forward by \.data"):
+        step(engine, 2)
+    assert all(torch.equal(a, b) for a, b in zip(before, masters(engine), strict=True))
+    engine.zero_grad()
+    for number in range(3, 6):
+        step(engine, number)
+    hook = engine.module.blocks[2].register_forward_pre_hook(clamp_data)
+    with torch.inference_mode():
+        engine(*zoo.tokens(0, 1, 0))
+    with pytest.raises(RuntimeError, match=r"blocks\.2\.up\.weight"):
+        engine.full_state_dict()
+
+
+def test_counted_writes_in_a_forward_are_followed_as_on_a_cpu() -> None:
+    """A weight that is clamped under no_grad before each use trains to the same bits."""
+    found = []
+    for asks in (True, False):
+        with mock.patch.dict(writes.ASKS, {"cpu": asks}):
+            engine = engine_of("zero3", **ALONE)
+            engine.module.blocks[2].register_forward_pre_hook(clamp)
+            for number in range(4):
+                step(engine, number)
+            found.append(engine.full_state_dict())
+    assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
+    assert found[0]["blocks.2.up.weight"].abs().max() <= 0.11
 
 
 @pytest.mark.usefixtures("on_gpu")

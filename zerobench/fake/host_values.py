@@ -85,6 +85,8 @@ class HostValues(GraphMode):
                 return func(*args, **named)
         if writes_in_place(func):
             return args[0] if func._schema.returns else None
+        if func is _ATEN.any.all_out and type(named["out"]) is torch.Tensor:  # a flag stays as it is
+            return named["out"]
         if func is _ATEN._local_scalar_dense.default:
             return self._read(args[0])
         if func is _ATEN.equal.default and not self.of_model:  # nothing has been written beside the engine

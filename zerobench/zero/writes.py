@@ -1,7 +1,8 @@
 """Writes to parameters outside of the optimizer, and their consequences.
 
     p.mul_(), nn.init, load_state_dict     found by the parameter's version: masters are updated
-    p.data.mul_(), NumPy, in a forward     kept when the unit is resharded; if that is impossible, an error at the step
+    p.data.mul_(), NumPy, in a forward     kept when the unit is resharded; if that is impossible, an error at the step;
+                                           on a GPU, of masters alone: an error at the next step
     p.data.mul_(), NumPy, between steps    found by comparing values, at a step and before a checkpoint: masters are
                                            updated; on a GPU found in the update: an error at the next step
     anything inside full_parameters()      values are compared at its end: shards and masters are updated
@@ -53,9 +54,9 @@ HOW = (
 )
 
 OVERWRITTEN = (
-    "written to between steps or in a forward by .data, or in another way that autograd does not count; on a GPU the"
-    " update finds that, and has replaced the values: they are lost; write in place under torch.no_grad()"
-    " (`p.clamp_()`), or inside `with engine.full_parameters()`"
+    "written to between steps or in a forward by .data, or in another way that autograd does not count; on a GPU"
+    " that is found after the values were replaced: they are lost; write in place under torch.no_grad() (`p.clamp_()`),"
+    " or inside `with engine.full_parameters()`"
 )
 
 ASKS = {"cpu": True}
@@ -90,9 +91,11 @@ class Writes:
             unit.versions = Versions(parameters)
         self._segments = Versions([segment.tensor for segment in engine.segments])
         placement = engine.placement
-        compares = not placement.is_tiered and not all(one.is_parameters for one in placement.all_ranges())
+        alone = [unit for unit in self._units if unit.dtypes.keeps_masters]
+        compares = not placement.is_tiered and (alone or not all(one.is_parameters for one in placement.all_ranges()))
         if compares and not self._asks and engine.update.most is not None:
-            placement.unseen = UnseenWrites(self._segments, engine.update.buffers.scratch(engine.trainable[0].device))
+            scratch = engine.update.buffers.scratch(engine.trainable[0].device)
+            placement.unseen = UnseenWrites(self._segments, scratch, alone)
         self.note_values()
 
     # -- the check ----------------------------------------------------------------------------------------
@@ -120,14 +123,15 @@ class Writes:
         """Updates masters after writes that versions do not show, by comparing values. `updates`: an update follows,
         which may compare them itself (parameters/unseen.py). Raises RuntimeError for writes that one has replaced.
         """
+        for unit in self._units:
+            unit.keep_written()
+            unit.check_kept()
         unseen = self._engine.placement.unseen
         if unseen is not None and (lost := unseen.take(waits=not updates)):
             names = [self._engine.names[number] for number in lost[:8]] + ["others"] * (len(lost) > 8)
             raise RuntimeError(f"one of {', '.join(names)}: it was {OVERWRITTEN}")
         later = unseen is not None and updates and not unseen.hooks_write
         for unit in self._units:
-            unit.keep_written()
-            unit.check_kept()
             if not later and unit.placement.may_be_written(unit):
                 self._engine.schedule.check_writable(unit.name)
                 unit.placement.follow(unit, (), self._asks)

@@ -196,11 +196,13 @@ class GatheredUnit(Unit):
         own = self.own_slice(self.full_parameters)
         if self.versions.written():
             self.keep_parameters(())
-        elif self._gathered is None:
-            self.placement.keep(self, own.narrow(0, 0, self.layout.filled_numel(self.rank)))  # without the padding
-        else:  # the flag is read at the step, for the host would wait for it
+        elif self._gathered is not None:  # the flag is read at the step, for the host would wait for it
             differs = self._gathered != fingerprint(own)
             self._lost = differs if self._lost is None else self._lost | differs
+        elif (unseen := self.placement.unseen) is not None and unseen.compares(self):
+            unseen.compare_gathered(self)
+        else:
+            self.placement.keep(self, own.narrow(0, 0, self.layout.filled_numel(self.rank)))  # without the padding
 
     def check_kept(self) -> None:
         """Raises RuntimeError if a forward wrote values that the shard could not keep."""
