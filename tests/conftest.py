@@ -46,6 +46,13 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 20, 50)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _spares_what_is_loaded() -> None:
+    """A watch collects garbage, which takes half a second if it goes through all that torch and the tests loaded."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def thorough(request: pytest.FixtureRequest) -> bool:
     """For a test that has more to do in `make test-all`, of the same."""

@@ -138,12 +138,14 @@ def config(strategy: str, n: int, model: str, **more: object) -> CellConfig:
     return one.config
 
 
-def test_every_strategy_trains_as_one_process_does(tmp_path: Path) -> None:
+def test_every_strategy_trains_as_one_process_does(tmp_path: Path, thorough: bool) -> None:
     """The loss that balances the experts is that of a micro-batch, whatever rank it is on."""
     pytest.importorskip("transformers")
     alone = account([config("ddp", 1, model, clip=0.5) for model in STRATEGIES], tmp_path / "one")
     expected = {model: ranks[0].steps for model, ranks in zip(STRATEGIES, alone, strict=True)}
     keys = [(model, strategy) for model, mine in STRATEGIES.items() for strategy in mine]
+    if not thorough:  # every strategy with a model of ours, and what gathers and cuts each expert with the others
+        keys = [key for key in keys if key[0] == "together" or key[1] in ("zero3", "fsdp2")]
     found = account([config(strategy, 2, model, clip=0.5) for model, strategy in keys], tmp_path / "two")
     for (model, strategy), ranks in zip(keys, found, strict=True):
         for number, step in enumerate(expected[model]):

@@ -67,6 +67,7 @@ def test_code_that_does_not_compile_loads_no_compiler(words: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.shown(2)
 @pytest.mark.parametrize(
     "words",
     [

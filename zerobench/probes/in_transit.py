@@ -32,6 +32,9 @@ PATIENCE_S = 0.5
 FIRST_S = 0.02
 """Wait for the first output of a kind, whose owners are not known yet; later ones correct a count that is too high."""
 
+MOST_HELD = 6
+"""References to a tensor that the thread has at most; 4 have been seen. With more it has another owner."""
+
 LOOKS, LOOK_S = 3, 2e-5
 """Checks of a tensor with one holder, and seconds between two, in which the thread can take Python's lock."""
 
@@ -104,7 +107,7 @@ class InTransit:
     def _wait(self, given: weakref.ref[torch.Tensor]) -> None:
         """Waits until a tensor that Python has dropped is gone, or is found to have another owner."""
         end = time.perf_counter() + PATIENCE_S
-        while (alike := _like(given)) is not None and alike not in self._owned:
+        while (alike := _like(given)) is not None and alike[1] <= MOST_HELD and alike not in self._owned:
             if time.perf_counter() > end:
                 self._owned.add(alike)
             time.sleep(LOOK_S)

@@ -109,7 +109,9 @@ class Ledger(GraphMode, labels.Observer):
         if is_collective and not within_model:
             self.note_collective(args)
         if self.in_transit is not None:
-            self.in_transit.see(func.namespace in NAMESPACES, args, self.knows)
+            # our engines keep what they send until they have waited for it
+            is_foreign = labels.current_collective() in (("", ""), ("control", labels.BUFFERS))
+            self.in_transit.see(is_foreign and func.namespace in NAMESPACES, args, self.knows)
         if self.log is not None and func.namespace == "profiler":
             self.log.marked(func._schema.name.split("::")[1], args)
         self.lines.see_operator()
