@@ -55,7 +55,7 @@ DRAWN_AS = {"muon": "memory", "compile": "memory", "long_sequences": "memory"}
 OF_FOLDERS = ("compare", "largest_model", "table1", "predicted_maps", "calibration")
 """Modules with FOLDER, `read` and FIGURES (name -> function), and, if the figures come with tables, `write_tables`."""
 
-WITHOUT_FIGURE = ("zeropp_error", "settings", "accumulation")
+WITHOUT_FIGURE = ("zeropp_error", "settings", "accumulation", "save")
 """Experiments whose runs make a table on a page and no figure."""
 
 UNTIMED = (

@@ -58,12 +58,6 @@ def answer_times() -> str:
     )
 
 
-def simulation_shares() -> str:
-    """The parts of a simulation's time."""
-    rows = pd.read_csv(RESULTS / "simulation_shares.csv").itertuples(index=False)
-    return "\n".join(["| part | % |", "| --- | --: |", *(f"| {part} | {percent} |" for part, percent in rows)])
-
-
 def _step_times() -> Iterator[str]:
     """Step times over DDP's, from interleaved launches: those of one launch each differ by chance."""
     ratios = pd.read_parquet(COMPARED / "ratios.parquet")

@@ -27,6 +27,7 @@ from validation.kills import KillsRow
 from validation.predicted_maps import BreakEvenRow, OptionRow
 from validation.store import read
 from validation.update_traffic import TrafficRow
+from validation.watch_cost import WatchCostRow
 
 HERE = Path(__file__).resolve().parents[2]
 
@@ -46,7 +47,8 @@ def compare() -> str:
 CELLS = {
     "stages": (REFERENCE / "stages",), "stage_bytes": (REFERENCE / "stages",), "tiling": (REFERENCE / "tiling",),
     "infinity": (REFERENCE / "infinity", "psi"), "partition": (REFERENCE / "partition", "strategy"),
-    "muon": (REFERENCE / "muon",), "lora": (RESULTS / "lora", "started"), "peer_bytes": (COMPARED / "compare",),
+    "muon": (REFERENCE / "muon",), "save": (REFERENCE / "save", "strategy", "world_size"),
+    "lora": (RESULTS / "lora", "started"), "peer_bytes": (COMPARED / "compare",),
     "peer_volume": (COMPARED / "compare",),
 }  # fmt: skip
 """Block whose rows are cells as they are -> their folder, and the columns that they are sorted by."""
@@ -54,7 +56,7 @@ CELLS = {
 MEASURED = (
     "answer", "answer_times", "memory_cap", "stage_traffic", "versions", "offload", "offload_time",
     "delayed", "low_bit", "nodes", "shard_group", "zeropp", "zeropp_error", "activation", "buffers", "arena",
-    "settings", "accumulation", "outside_ledger", "simulation_shares",
+    "settings", "accumulation", "outside_ledger",
 )  # fmt: skip
 """Functions of measured.py that are named as their blocks."""
 
@@ -70,7 +72,7 @@ PREDICTED = (
 ROWS: dict[str, tuple[str, type]] = {
     "kills": ("kills/kills.csv", KillsRow), "map_options": ("predicted_maps/options.csv", OptionRow),
     "map_break_even": ("predicted_maps/break_even.csv", BreakEvenRow),
-    "update_traffic": ("update_traffic.csv", TrafficRow),
+    "update_traffic": ("update_traffic.csv", TrafficRow), "watch_cost": ("watch_cost.csv", WatchCostRow),
 }  # fmt: skip
 """Block whose rows are those of a file as they are -> the file and its kind of row."""
 
