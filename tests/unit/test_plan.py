@@ -37,6 +37,7 @@ from zerobench.commands.plan.search import (
 )
 from zerobench.commands.predict import costs_of
 from zerobench.config.compose import compose_cells
+from zerobench.config.schema_training import Bf16, Fp32
 from zerobench.fake_execution import CUDA, Execution, execute
 from zerobench.timing.prediction import Reduced
 
@@ -356,6 +357,17 @@ def test_the_fastest_is_simulated_beside_the_micro_batch_that_does_not_fit(most:
     assert {config.strategy.name for config in whole} == {"zero1"}
     assert {config.micro_batch for config in whole} == {fits, min(2 * fits, 64)}
     assert len(ran) <= 2 * 4 + 4 + 2, "the rows, the leaders on more GPUs, and the first with all blocks"
+
+
+@pytest.mark.parametrize(
+    ("precision", "given", "tried"), [(Bf16(), (), 1), (Fp32(), (), 0), (Bf16(), ["strategy.shards"], 0)]
+)
+def test_shards_beside_masters_are_a_variant_in_half_precision(precision: Any, given: list[str], tried: int) -> None:
+    row: Any = SimpleNamespace(
+        candidate=Candidate("zero3"), fit=SimpleNamespace(cell=cell("zero3", 8, precision=precision))
+    )
+    variants = fastest._variants(row, costs_of("h100-3200", None), given)
+    assert [one.more for one in variants].count(("strategy.shards=parameters",)) == tried
 
 
 def test_few_blocks_stand_for_many_and_a_model_without_blocks_is_whole() -> None:

@@ -1,8 +1,8 @@
 """Goal `fastest`: of what fits, the predicted step on a cluster decides.
 
-rows       strategies x activation policies, then variants of the leading strategies: prefetch, nodes, shard groups,
-           ZeRO++. What a variant changes is communication: if the step without any were not shorter by more than the
-           interval, none is simulated, and the answer says so
+rows       strategies x activation policies, then variants of the leading strategies: prefetch, shards, nodes, shard
+           groups, ZeRO++. What a variant changes is communication, or casts before it: if the step without any were not
+           shorter by more than the interval, none is simulated, and the answer says so
 verified   rows are simulated with few blocks; the row that is recommended, and its next micro-batch, with all of them
 turn       the network, or the number of GPUs, at which another row would be ahead: schedules are laid out again for
            every network, and the leading strategies are simulated again on more GPUs with the same micro-batches
@@ -23,6 +23,7 @@ from ...config.schema_memory import CHOICES
 from ...records import EventRow
 from ...strategies import built_in
 from ...timing.costs import GpuCosts, Transfer
+from ...zero.options import MASTERS
 from .candidates import Candidate
 from .search import FIXED, Plan, PlanAxis, PlanRow, timed_axis
 
@@ -69,7 +70,7 @@ def find_fastest(
             continue
         plan.notes.append(
             f"{row.candidate.name}: without any communication its step would be {part:.1%} shorter, less than the "
-            "interval, so that prefetch, groups and ZeRO++ were not varied"
+            "interval, so that prefetch, shards, groups and ZeRO++ were not varied"
         )
     plan.search(more, axis_of_variant)
     while plan.ranked and not plan.ranked[0].exact:  # if it does not fit with all its blocks, the next is the first
@@ -87,9 +88,14 @@ def _variants(row: PlanRow, costs: GpuCosts, given: Collection[str]) -> dict[Can
     config, strategy, known = cell.config, cell.config.strategy, built_in()
     composes = known[strategy.name].composes if strategy.name in known else None
     wanted: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+    others: list[dict[str, Any]] = []
     if (prefetch := getattr(strategy, "prefetch", None)) is not None:
-        others: list[dict[str, Any]] = [{"prefetch": number} for number in PREFETCHES if number != prefetch]
-        wanted += [((f"strategy.prefetch={n['prefetch']}",), {"strategy": replace(strategy, **n)}) for n in others]
+        others += [{"prefetch": number} for number in PREFETCHES if number != prefetch]
+    if getattr(strategy, "shards", None) == MASTERS and config.precision.name != "fp32":
+        others += [{"shards": "parameters"}]
+    for other in others:
+        words = tuple(f"strategy.{key}={value}" for key, value in other.items())
+        wanted.append((words, {"strategy": replace(strategy, **other)}))
     if config.world_size > per_node and composes is not None and composes.groups:
         nodes, word = {"node_size": per_node}, f"node_size={per_node}"
         wanted += [((word,), nodes), ((f"shard_group={per_node}",), {"shard_group": per_node})]
