@@ -122,8 +122,9 @@ def _read(kind: type[Kind], group: str, name: str) -> Kind:
     if name in known:
         return _checked(kind, name, FOLDER / f"{group}s.yaml", known[name])
     if path.suffix != ".yaml":
-        there = ", ".join(sorted(known))
-        raise ValueError(f"{group} {name} is not described{nearest(name, known)}; there are {there}")
+        near, there = nearest(name, sorted(known)), ", ".join(sorted(known))
+        more = f"; there are {there}" if near.endswith("?") else ""  # else it names them, or those alike
+        raise ValueError(f"{group} {name} is not described{near}{more}")
     if not path.is_file():
         raise ValueError(f"{group} {name}: there is no such file; a name is one of {', '.join(sorted(known))}")
     return _checked(kind, path.stem, path, read_yaml(path))
