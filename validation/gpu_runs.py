@@ -94,10 +94,10 @@ Shape = tuple[Any, ...]
 """Strategy, model, world size, micro-batch and sequence of a step."""
 
 
-def timed(folder: Path) -> dict[Shape, list[dict[str, Any]]]:
+def timed(folder: Path) -> dict[Shape, list[dict[Any, Any]]]:
     """Returns the launches of each step that a prediction is for: in bf16, all states and activations on the device."""
-    found: dict[Shape, list[dict[str, Any]]] = {}
-    for row in _records(load(folder).runs):
+    found: dict[Shape, list[dict[Any, Any]]] = {}
+    for row in load(folder).runs.to_dict("records"):
         config = CellConfig.from_json(row["config"])
         saves = config.activation.label or config.offload.label or config.recomputes  # which no prediction here does
         if row["status"] == "ok" and pd.notna(row["step_s"]) and config.precision.name == "bf16" and not saves:
@@ -109,7 +109,7 @@ def timed(folder: Path) -> dict[Shape, list[dict[str, Any]]]:
 def steps(folder: Path) -> list[GpuStep]:
     """The steps that were predicted before they were measured, by the geometric means of their launches."""
     found, measured = [], timed(folder)
-    for one in _records(pd.read_csv(folder / PREDICTED)):
+    for one in pd.read_csv(folder / PREDICTED).to_dict("records"):
         model = one["name"].partition("model=")[2].partition(" ")[0]
         shape = (one["strategy"], model, one["world_size"], one["micro_batch"], one["sequence"])
         if shape in measured:
@@ -118,26 +118,22 @@ def steps(folder: Path) -> list[GpuStep]:
     return found
 
 
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
-
-
 def rows_of(folder: Path) -> list[GpuRunRow]:
     """The estimates that were written."""
     return read(folder / ESTIMATED, GpuRunRow)
 
 
-def _with_memory(runs: pd.DataFrame) -> list[dict[str, Any]]:
+def _with_memory(runs: pd.DataFrame) -> list[dict[Any, Any]]:
     """The first launch of each cell whose allocator only this rank used; of those with the ledger's figures if any."""
     usable = runs[(runs["status"] == "ok") & runs["allocated_bytes"].notna() & (runs["ranks_per_gpu"] == 1)]
-    found: dict[str, dict[str, Any]] = {}
-    for row in sorted(_records(usable), key=lambda row: pd.isna(row["states_bytes"])):
+    found: dict[str, dict[Any, Any]] = {}
+    for row in sorted(usable.to_dict("records"), key=lambda row: pd.isna(row["states_bytes"])):
         config = replace(CellConfig.from_json(row["config"]), measure=Measure())
         found.setdefault(config.cell_id, row)
     return list(found.values())
 
 
-def _row(name: str, row: dict[str, Any], found: Execution) -> GpuRunRow:
+def _row(name: str, row: dict[Any, Any], found: Execution) -> GpuRunRow:
     if found.problem or found.memory is None:
         raise ValueError(f"{name}: {found.problem or 'no memory of a GPU'}")
     measured = {key: int(row[key]) if pd.notna(row[key]) else 0 for key in ("states_bytes", "peak_bytes")}

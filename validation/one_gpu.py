@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -21,15 +22,15 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize, nnls
 
+from zerobench.commands.predict import costs_of
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
 from zerobench.fake_execution import CUDA
 from zerobench.host.files import replace_text
 from zerobench.results.tables import load
 from zerobench.timing import hardware
-from zerobench.timing.costs import GpuCosts
 from zerobench.timing.hardware import US
-from zerobench.timing.interval import interval_of
+from zerobench.timing.interval import StepInterval, interval_of
 from zerobench.timing.prediction import PHASES, StepSchedule, execute_schedules, reduced, step_time
 
 from .gpu_runs import timed
@@ -131,7 +132,7 @@ def _work(schedule: StepSchedule) -> dict[str, dict[str, float]]:
     """Returns phase -> parts: each is how much longer the phase is with twice the part's rate. The host's are the
     step's, in its last phase.
     """
-    costs = costs_of(CLUSTERS[0])
+    costs = costs_of(CLUSTERS[0], None)
 
     def laid(**changed: float) -> Any:
         return step_time(schedule, costs.alone(PLAIN | changed))
@@ -148,14 +149,8 @@ def _work(schedule: StepSchedule) -> dict[str, dict[str, float]]:
     return found
 
 
-def costs_of(cluster: str) -> GpuCosts:
-    """Returns the costs of a cluster."""
-    where = hardware.cluster(cluster)
-    return GpuCosts(hardware.device(where.device), where)
-
-
 def _bytes_per_s(cluster: str) -> float:
-    return costs_of(cluster).device.memory_gb_s * hardware.GB_S
+    return costs_of(cluster, None).device.memory_gb_s * hardware.GB_S
 
 
 # -- the fit ---------------------------------------------------------------------------------------
@@ -188,14 +183,20 @@ def predicted(parts: pd.DataFrame, rates: Rates, cluster: str = CLUSTERS[0]) -> 
     parts["update"] = parts["device"].where(parts["phase"] == "update", 0.0)
     found = parts.groupby("cell", sort=False)[["device", "update", "host"]].sum()
     found.insert(0, "predicted", found[["device", "host"]].max(axis=1))
-    (alone,) = compose_cells(["strategy=ddp", "world_size=1"])
-    wide = interval_of(costs_of(cluster), alone.config)
+    wide = _interval(cluster)
     return found.assign(low=found["predicted"] * wide.low, high=found["predicted"] * wide.high)
 
 
+@cache
+def _interval(cluster: str) -> StepInterval:
+    (alone,) = compose_cells(["strategy=ddp", "world_size=1"])
+    return interval_of(costs_of(cluster, None), alone.config)
+
+
+@cache
 def refitted(folder: Path, alike: Callable[[str, str], bool] = str.__eq__) -> pd.DataFrame:
     """Returns the ten steps as predicted, with `measured`, and with `left_out`: predicted by rates that were fitted
-    without all cells that are `alike`.
+    without all cells that are `alike`. The table is shared: not to be changed.
     """
     parts, rates = pd.read_csv(folder / PARTS), hardware.validated()["one_gpu"]
     found = predicted(parts, rates).assign(measured=parts.groupby("cell")["step_s"].first())

@@ -29,7 +29,8 @@ from validation.gpu_suite.suite import (
     SuiteTable,
     SuiteTask,
 )  # fmt: skip
-from validation.one_gpu import NEXT, PARTS, costs_of, fitted, refitted
+from validation.one_gpu import NEXT, PARTS, fitted, refitted
+from zerobench.commands.predict import costs_of
 from zerobench.config import schema as schemas
 from zerobench.config import world
 from zerobench.config.compose import compose_cells
@@ -126,7 +127,7 @@ def table_of(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
 
 @pytest.mark.slow
 def test_a_task_that_crashes_is_an_outcome_and_no_time_left_is_said(tmp_path: Path) -> None:
-    tasks = [SuiteTask("broken", crash, lambda rendezvous: [1], 30.0)]
+    tasks = [SuiteTask("broken", crash, [1], 30.0)]
     section = SuiteSection("engine", "T", "A?", (), table_of, tasks=lambda _: tasks)
     suite = suite_of(tmp_path, 60)
     suite.run(section)
@@ -147,7 +148,7 @@ def test_a_difference_or_a_failure_ends_with_1(tmp_path: Path, monkeypatch, caps
     def differs(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
         return SuiteTable(["cell"], [["one"]], differs=["zero2: losses differ"])
 
-    tasks = [SuiteTask("one", answer, lambda rendezvous: [1], 30.0)]
+    tasks = [SuiteTask("one", answer, [1], 30.0)]
     monkeypatch.setitem(SECTIONS, "engine", SuiteSection("engine", "B", "A?", (), differs, tasks=lambda _: tasks))
     monkeypatch.setattr(command, "age_s", lambda: 0.0)  # pytest may be older than eight minutes
     assert main(["gpu-suite", "--out", str(tmp_path / "a"), "--device", "cpu", "--small", "--only", "engine"]) == 1
@@ -252,7 +253,7 @@ def test_a_prediction_is_that_of_the_parts() -> None:
     words = "model=gpt2_124m strategy=fsdp2 world_size=1 micro_batch=8 sequence=1024 precision=bf16 data=synthetic"
     (cell,) = compose_cells([*words.split(), "device=cuda"])
     (schedule,) = execute_schedules("one step", [reduced(cell.config)], CUDA)
-    step = step_time(schedule, costs_of("h100-3200"))
+    step = step_time(schedule, costs_of("h100-3200", None))
     known = refitted(HERE).set_index("cell").loc["fsdp2 gpt2_124m b=8"]
     assert step.step_s == pytest.approx(known["predicted"], rel=0.01)
     assert step.host_s == pytest.approx(known["host"] - known["device"], rel=0.02)

@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +107,7 @@ def run_tests(name: str, tell: Callable[[Any], None]) -> dict[str, Any]:
 
 def _tasks(setup: SuiteSetup) -> list[SuiteTask]:
     files = SMALL_FILES if setup.small else FILES
-    return [SuiteTask(f"tests/gpu/test_{one}.py", run_tests, partial(_jobs, one), LIMIT_S) for one in files]
-
-
-def _jobs(name: str, rendezvous: str) -> list[str]:
-    return [name]
+    return [SuiteTask(f"tests/gpu/test_{one}.py", run_tests, [one], LIMIT_S) for one in files]
 
 
 def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:

@@ -20,8 +20,8 @@ from zerobench.sizes import show_bytes
 
 from ..gpu_runs import LIMITS
 from ..runner import execute_cells
-from .suite import NONE, WAITING, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, padded
-from .training import speed_cells
+from .suite import NONE, WAITING, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable
+from .training import COUNTED, speed_cells
 
 HEADER = [
     "cell", "peak", "estimated", "allocated", "estimated", "reserved", "estimated", "beside free memory reserved for",
@@ -29,15 +29,8 @@ HEADER = [
 
 
 def _cells(setup: SuiteSetup) -> list[Cell]:
-    # bytes are counted from the third step on, and are then the same in every step
-    how = (
-        "measure.passes=accounted",
-        "measure.snapshot=true",
-        "measure.warmup=2",
-        "measure.steps=1",
-        "measure.repeats=1",
-    )
-    return speed_cells(setup, "peaks", *how)
+    how = ("measure.passes=accounted", "measure.snapshot=true", "measure.repeats=1")
+    return speed_cells(setup, "peaks", *how, *COUNTED)
 
 
 def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
@@ -48,7 +41,7 @@ def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
         if one.is_ok and one.row is not None:
             rows.append([one.name, *_sizes(one.row, executions.get(one.name)), _causes(setup, one.row["run_id"])])
         else:
-            rows.append(padded([one.name], one.words, len(HEADER)))
+            rows.append([one.name, one.words])
     return SuiteTable(HEADER, rows)
 
 
@@ -58,14 +51,11 @@ def _estimates(setup: SuiteSetup, done: list[SuiteLaunch]) -> list[Execution]:
 
 
 def _sizes(row: Mapping[str, Any], found: Execution | None) -> list[str]:
-    if found is None or found.problem:
-        estimated: list[int | None] = [None] * 3
-    else:
-        memory = found.memory
-        estimated = [
-            found.peak_bytes,
-            *((memory.allocated_bytes, memory.reserved_by_default) if memory else (None,) * 2),
-        ]
+    estimated: list[int | None] = [None] * 3
+    if found is not None and not found.problem:
+        estimated[0] = found.peak_bytes
+        if found.memory:
+            estimated[1:] = found.memory.allocated_bytes, found.memory.reserved_by_default
     measured = [row[f"{name}_bytes"] for name in ("peak", "allocated", "reserved")]
     pairs = zip(measured, estimated, strict=True)
     return [NONE if size is None else show_bytes(size) for pair in pairs for size in pair]

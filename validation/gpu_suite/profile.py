@@ -13,7 +13,7 @@ from typing import Any
 from zerobench.config.cell import Cell
 from zerobench.probes.traced_pass import FOLDER, STEP, length, read_trace, spans
 
-from .suite import NONE, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, padded
+from .suite import NONE, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable
 from .training import SMALL_GPT
 
 SHAPE = ("model=gpt2_124m", "sequence=1024", "micro_batch=8", "model.vocabulary=50257,50304")
@@ -36,7 +36,7 @@ def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     for one in done:
         words = str(getattr(one.cell.model, "vocabulary", NONE))
         if not one.is_ok or one.row is None:
-            rows.append(padded([words], one.words, len(HEADER)))
+            rows.append([words, one.words])
             continue
         trace = read_trace(setup.folder("profile") / one.row["run_id"] / FOLDER / "rank0.json.gz")
         rows.append([words, "the step, without a profiler", f"{1e3 * one.row['step_s']:.2f}", NONE])

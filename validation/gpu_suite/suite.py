@@ -65,11 +65,11 @@ class SuiteSetup:
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """Ranks that are no cell: `jobs`, given a file that they may meet at, makes one each. The result is rank 0's."""
+    """Ranks that are no cell: one for each of `jobs`. The result is rank 0's."""
 
     name: str
     worker: Worker
-    jobs: Callable[[str], list[Any]]
+    jobs: list[Any]
     limit_s: float
 
 
@@ -105,7 +105,9 @@ class SuiteLaunch:
 
 @dataclass(frozen=True)
 class SuiteTable:
-    """`rows` of text below `header`. `differs`: sentences on what is not as it must be; one fails the suite."""
+    """`rows` of text below `header`; dashes fill up a short one. `differs`: sentences on what is not as it must be; one
+    fails the suite.
+    """
 
     header: list[str]
     rows: list[list[str]]
@@ -159,11 +161,6 @@ def shorter(done: Sequence[SuiteLaunch]) -> tuple[dict[str, str], list[str]]:
     return short, [f"all: {' '.join(common)}"] if common else []
 
 
-def padded(start: list[str], words: str, width: int) -> list[str]:
-    """A line of a table of `width` columns that has `words` after its start and nothing more."""
-    return [*start, words, *[NONE] * (width - len(start) - 1)]
-
-
 # -- the record ----------------------------------------------------------------------------------------------
 
 Told = dict[str, Any]
@@ -205,9 +202,10 @@ class SuiteRecord:
 
     def write(self, section: SuiteSection, done: list[SuiteLaunch], table: SuiteTable) -> None:
         """Replaces the results of a section."""
+        rows = [[*row, *[NONE] * (len(table.header) - len(row))] for row in table.rows]
         self.sections[section.name] = {
             "title": section.title, "asks": section.asks, "cells": [_told(one) for one in done],
-            "table": {"header": table.header, "rows": table.rows, "notes": table.notes}, "differs": table.differs,
+            "table": {"header": table.header, "rows": rows, "notes": table.notes}, "differs": table.differs,
         }  # fmt: skip
         ordered = {name: self.sections[name] for name in self.order if name in self.sections}
         text = json.dumps({"about": self.about, "sections": ordered}, indent=1)
@@ -327,8 +325,7 @@ class GpuSuite:
     def _run_task(self, task: SuiteTask, one: SuiteLaunch) -> None:
         begun = time.monotonic()
         with temporary_folder() as folder:
-            jobs = task.jobs(f"{folder}/rendezvous")
-            outcome = launch(task.worker, jobs, folder / "logs", min(task.limit_s, self.deadline.left_s))
+            outcome = launch(task.worker, task.jobs, folder / "logs", min(task.limit_s, self.deadline.left_s))
         one.status, one.reason, one.seconds = outcome.status, outcome.reason, time.monotonic() - begun
         one.result = outcome.results[0] if outcome.results else None
 

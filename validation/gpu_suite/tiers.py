@@ -13,14 +13,14 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.schema_memory import CpuOffload
 from zerobench.sizes import show_bytes
 
-from .suite import NONE, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, padded
+from .suite import NONE, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable
+from .training import SMALL_GPT
 
 SAME = ("strategy=zero1", "world_size=1", "precision=bf16", "optimizer=adam", "data=synthetic", "draw_on=device")
 SHAPE = ("model=gpt2_124m", "sequence=1024", "micro_batch=4", "measure.warmup=2")
 STEPS = {"none": 8, "cpu": 8, "nvme": 2}
 """Timed steps by the value of `offload`: one with files takes seconds."""
-SMALL_SHAPE = ("model=gpt", "model.layers=2", "model.hidden=32", "model.heads=2", "sequence=32", "micro_batch=2",
-               "measure.warmup=2", "launch.threads=1")  # fmt: skip
+SMALL_SHAPE = (*SMALL_GPT, "measure.warmup=2", "launch.threads=1")
 
 PAPER = {"none": 16, "cpu_gradients": 14, "cpu_optimizer": 4, "cpu": 2}
 """Device bytes a parameter by the value of `offload`."""
@@ -55,14 +55,14 @@ KEPT = ("parameters", "gradients", "master", "optimizer")
 
 
 def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
-    rows, notes = (
-        [],
-        ["kept: bytes a parameter on the device, each category's most, without what is on its way; paper: its table"],
-    )
+    notes = [
+        "kept: bytes a parameter on the device, each category's most, without what is on its way; paper: its table"
+    ]
     notes.append("idle: reserved - allocated; free: the largest free block")
+    rows = []
     for one in done:
         if not one.is_ok:
-            rows.append(padded([_name(one)], one.words, len(HEADER)))
+            rows.append([_name(one), one.words])
         elif one.row is not None:
             rows.append(_line(one, one.row, one.cell.measure.passes))
     if setup.device == "cpu":

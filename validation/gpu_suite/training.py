@@ -15,7 +15,7 @@ from zerobench.results.tables import load
 from zerobench.sizes import show_bytes
 from zerobench.sweep.parity import DIFFERS, UNCHECKED, compare
 
-from .suite import NONE, OURS, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, padded, shorter
+from .suite import NONE, OURS, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, shorter
 
 SMALL_GPT = ("model=gpt", "model.layers=2", "model.hidden=32", "model.heads=2", "sequence=32", "micro_batch=2")
 
@@ -53,11 +53,11 @@ def _parity_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
         start = [names[one.name], config.backend + ", sharing a GPU" * (config.ranks_per_gpu > 1)]
         ddp = next((other for other in done if _world(other) == _world(one) and _is_ddp(other.cell)), None)
         if not one.is_ok:
-            rows.append(padded(start, one.words, 5))
+            rows.append([*start, one.words])
         elif one is ddp:
             rows.append([*start, "the measure", NONE, _last(steps[one.name])])
         elif ddp is None or not ddp.is_ok:
-            rows.append(padded(start, "DDP itself did not run", 5))
+            rows.append([*start, "DDP itself did not run"])
         else:
             verdict = compare(config, steps[one.name], ddp.cell, steps[ddp.name])
             off = NONE if verdict.loss is None else f"{verdict.loss:.1e}"
@@ -125,7 +125,7 @@ def _speed_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
         cell = cells[name]
         if cell is None:
             worst = next((one for one in launches if not one.is_ok), launches[0])
-            rows.append(padded([name], worst.words, len(SPEED_HEADER)))
+            rows.append([name, worst.words])
             continue
         others = (c for c in cells.values() if c and c["model"] == cell["model"])
         ddp = next((c for c in others if c["strategy"] == strategies.reference().name), None)
@@ -136,16 +136,15 @@ def _speed_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     return SuiteTable(SPEED_HEADER, rows, notes)
 
 
-def _summary(launches: list[SuiteLaunch]) -> dict[str, Any] | None:
+def _summary(launches: list[SuiteLaunch]) -> dict[Any, Any] | None:
     """One row of a cell's launches so far; None if none is ok."""
     rows = [one.row for one in launches if one.is_ok and one.row is not None]
     if not rows:
         return None
-    (row,) = summarize(frame_of(rows, RunRow)).to_dict("records")
-    return {str(key): value for key, value in row.items()}
+    return summarize(frame_of(rows, RunRow)).to_dict("records")[0]
 
 
-def _show_speed(cell: dict[str, Any], ddp: dict[str, Any] | None) -> list[str]:
+def _show_speed(cell: dict[Any, Any], ddp: dict[Any, Any] | None) -> list[str]:
     interval = NONE
     if not pd.isna(cell["step_s_low"]):
         interval = f"{1000 * cell['step_s_low']:.1f}–{1000 * cell['step_s_high']:.1f}"
@@ -174,15 +173,16 @@ MEMORY_WORKLOADS: tuple[tuple[str, ...], ...] = (
     (f"strategy=ddp,{OURS}", "world_size=8", "model=gpt2_1_5b"),
 )
 """A 7B is built by none of our ranks as a whole: its 28 GB in fp32 are more than zero3 needs."""
+COUNTED = ("measure.warmup=2", "measure.steps=1")
+"""Bytes are counted from the third step on, and are then the same in every step."""
 SMALL_MEMORY_SHAPE = (*SMALL_GPT, "model.checkpointing=true", "launch.threads=1")
 
 
 def _memory_cells(setup: SuiteSetup) -> list[Cell]:
-    # bytes are counted from the third step on, and are then the same in every step
-    same = ("backend=simulated", "precision=bf16", "data=synthetic", "draw_on=device", "measure.warmup=2")
+    same = ("backend=simulated", "precision=bf16", "data=synthetic", "draw_on=device", *COUNTED)
     if setup.small:
-        return setup.cells("memory", "strategy=zero3", "world_size=8,64", *same, "measure.steps=1", *SMALL_MEMORY_SHAPE)
-    how = (*same, "measure.steps=1", *MEMORY_SHAPE)
+        return setup.cells("memory", "strategy=zero3", "world_size=8,64", *same, *SMALL_MEMORY_SHAPE)
+    how = (*same, *MEMORY_SHAPE)
     return [cell for what in MEMORY_WORKLOADS for cell in setup.cells("memory", *how, *what)]
 
 
@@ -204,7 +204,7 @@ def _memory_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
             rows.append([names[one.name], *_show_memory(one.row)])
             notes += _published(one.cell, one.row)
         else:
-            rows.append(padded([names[one.name]], one.words, len(MEMORY_HEADER)))
+            rows.append([names[one.name], one.words])
     return SuiteTable(MEMORY_HEADER, rows, notes)
 
 
