@@ -28,6 +28,7 @@ from zerobench.judging.paired import effect_of, interleaved, pair_up
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, title
 from zerobench.plots.style import GRAY, PURPLE, look, rule
+from zerobench.results.grid import Grid
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results, load
 
@@ -157,14 +158,14 @@ def table(ratios: Sequence[Ratio]) -> str:
     lines: list[str] = []
     for setting in dict.fromkeys(one.setting for one in ratios):
         mine = [one for one in ratios if one.setting == setting]
-        lines += [f"**{setting}**", "", "| ours / peer | " + " | ".join(METRICS.values()) + " | goal | verdict |"]
-        lines += ["| --- |" + " --: |" * (len(METRICS) + 1) + " --- |"]
+        rows = []
         for ours, peer in dict.fromkeys((one.ours, one.peer) for one in mine):
             step, *rest = [one for one in mine if (one.ours, one.peer) == (ours, peer)]
             shown = [_show(one) for one in (step, *rest)]
             goal = "–" if pd.isna(step.goal) else f"≤ {step.goal:.2f}"
-            lines.append("| " + " | ".join([f"{ours} / {peer}", *shown, goal, step.verdict or "–"]) + " |")
-        lines.append("")
+            rows.append([f"{ours} / {peer}", *shown, goal, step.verdict or "–"])
+        grid = Grid(["ours / peer", *METRICS.values(), "goal", "verdict"], rows, ("ours / peer", "verdict"))
+        lines += [f"**{setting}**", "", grid.markdown(is_markdown=True)]
     return "\n".join(lines).rstrip()
 
 

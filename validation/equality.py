@@ -29,6 +29,7 @@ import pandas as pd
 from zerobench.config.cell import CellConfig
 from zerobench.host.terminal import progress_bar
 from zerobench.rank_record import RankRecord
+from zerobench.results.grid import Grid
 
 from .runner import Records, run_fake, run_real
 from .store import Store
@@ -183,18 +184,14 @@ def summary(rows: Sequence[Difference]) -> str:
             f"- the allocator's own total is within 0.1 % of the execution for {(unseen < 1e-3).sum()} of {len(rows)}"
             f" ranks, and at most {100 * unseen.max():.1f} % above it"
         )
-    lines += [
-        "",
-        "| cell | ranks | world sizes | states off | peak off | wire off | rows off | unseen by the ledger, at most |",
-        "| --- | --: | --- | --: | --: | --: | --: | --: |",
-    ]
+    header, cells = ["cell", "ranks", "world sizes", "states off", "peak off", "wire off", "rows off"], []
     for cell, group in frame.groupby("cell"):
         sizes = ", ".join(str(size) for size in sorted(group["world_size"].unique()))
         states, peak, wire, most = group[["states_off", "peak_off", "wire_off", "unseen_bytes"]].max()
-        others = group["rows_off"].sum()
-        shown = "-" if pd.isna(most) else f"{most:.0f}"
-        lines.append(f"| {cell} | {len(group)} | {sizes} | {states:.0f} | {peak:.0f} | {wire:g} | {others} | {shown} |")
-    return "\n".join([*lines, ""])
+        off = f"{states:.0f}", f"{peak:.0f}", f"{wire:g}", f"{group['rows_off'].sum()}"
+        cells.append([f"{cell}", f"{len(group)}", sizes, *off, "-" if pd.isna(most) else f"{most:.0f}"])
+    table = Grid([*header, "unseen by the ledger, at most"], cells, ("cell", "world sizes"))
+    return "\n".join([*lines, "", table.markdown(is_markdown=True)])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

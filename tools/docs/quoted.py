@@ -11,11 +11,12 @@ import ast
 import inspect
 import re
 import textwrap
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
+from tools.docs.render import table
 from zerobench.records.describe import meanings_of
 
 HERE = Path(__file__).resolve().parents[2]
@@ -96,9 +97,8 @@ def entry(name: str, members: str = "") -> str:
 
 def resolve(name: str) -> Any:
     """The object that a dotted name means. Raises ValueError if it does not exist."""
-    module, _, rest = name.rpartition(".")
     try:
-        return getattr(import_module(module), rest)
+        return resolve_name(name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"a page documents {name}, which does not exist") from error
 
@@ -122,9 +122,9 @@ def described(found: Any, name: str) -> str:
         found = found.__func__
     code = f"```text\n{signature(found, name)}\n```"
     fields = meanings_of(found) if isinstance(found, type) else {}
-    rows = [f"| `{field}` | {meaning.replace('|', chr(92) + '|')} |" for field, meaning in fields.items() if meaning]
-    table = "\n".join(["| field | meaning |", "| --- | --- |", *rows]) if rows else ""
-    return "\n\n".join(filter(None, [code, listed(inspect.getdoc(found) or ""), table]))
+    rows = [[f"`{field}`", meaning] for field, meaning in fields.items() if meaning]
+    parts = [code, listed(inspect.getdoc(found) or ""), table(["field", "meaning"], rows, 2) if rows else ""]
+    return "\n\n".join(filter(None, parts))
 
 
 def signature(found: Any, name: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 from unittest import mock
 
+from tools.docs.render import table
 from zerobench import cli
 from zerobench.commands.columns import as_markdown
 from zerobench.commands.estimate.row import EstimateRow, LargeTensor
@@ -62,8 +63,8 @@ def columns() -> str:
 def estimates() -> str:
     """Tables of the fields of an estimate and of its tensors."""
     return "\n\n".join(
-        f"{words}\n\n| field | meaning |\n| --- | --- |\n"
-        + "\n".join(f"| `{field.name}` | {meanings_of(row)[field.name]} |" for field in fields(row))
+        f"{words}\n\n"
+        + table(["field", "meaning"], [[f"`{one.name}`", meanings_of(row)[one.name]] for one in fields(row)], 2)
         for words, row in (("An estimate:", EstimateRow), ("One of its `tensors`:", LargeTensor))
     )
 
@@ -86,32 +87,25 @@ def entries(folder: Path) -> list[Path]:
     return [*sorted(packages), *sorted(path for path in found if path.suffix == ".py")]
 
 
-def row(path: Path, cell: str) -> str:
-    """A row of a Markdown table."""
-    return f"| {cell} | {said_of(path).replace('|', chr(92) + '|')} |"
-
-
 def packages() -> str:
     """The block of CONTRIBUTING: sub-packages and modules of zerobench."""
     names = {path: path.relative_to(HERE) for path in entries(PACKAGE)}
-    lines = [row(path, f"[{name}]({name})") for path, name in names.items()]
-    return "\n".join(["| where | what |", "| --- | --- |", *lines])
+    return table(["where", "what"], [[f"[{name}]({name})", said_of(path)] for path, name in names.items()], 2)
 
 
 def where(folder: Path = PACKAGE) -> str:
     """The reference page: a heading and a table for each package, down to the last module."""
     below = entries(folder)
-    modules = [path for path in below if path.suffix == ".py"]
-    lines = [row(path, f"[{path.name}](../../{path.relative_to(HERE)})") for path in modules]
-    lines = ["", "| file | what |", "| --- | --- |", *lines] if modules else []
-    section = "\n".join([f"## {folder.relative_to(HERE)}/\n\n{said_of(folder)}.", *lines])
-    return "\n\n".join([section, *(where(path) for path in below if path.is_dir())])
+    modules = {path: f"[{path.name}](../../{path.relative_to(HERE)})" for path in below if path.suffix == ".py"}
+    rows = [[link, said_of(path)] for path, link in modules.items()]
+    parts = [f"## {folder.relative_to(HERE)}/", f"{said_of(folder)}.", *[table(["file", "what"], rows, 2)] * bool(rows)]
+    return "\n\n".join([*parts, *(where(path) for path in below if path.is_dir())])
 
 
 # -- groups and keys -------------------------------------------------------------------------------
 
-HEAD = "| key | default | range | meaning | DeepSpeed | torch | transformers |\n" + "|" + " --- |" * 7
 SYSTEMS = ("DeepSpeed", "torch", "transformers")
+HEAD = ("key", "default", "range", "meaning", *SYSTEMS)
 LARGE = 2**60
 
 
@@ -128,7 +122,8 @@ def keys() -> str:
         _table({key: {(): usual[key]} for key in KEYS if "." not in key}),
     ]
     for group, choices in check.choices.items():
-        lines = [f"| `{group}={name}` | {_cell(help.line_of(group, name, check))} |" for name in choices]
+        said = {name: help.line_of(group, name, check).replace("|", "\\|") for name in choices}
+        lines = [f"| `{group}={name}` | {line} |" for name, line in said.items()]
         sections += [f"## {group}", _introduction(group), "\n".join(["| choice | |", "| --- | --- |", *lines])]
         if mine := defaults.get(group):
             sections.append(_table({key: _shared(values, len(choices)) for key, values in mine.items()}))
@@ -171,20 +166,15 @@ def _shared(values: dict[str, Any], number: int) -> dict[tuple[str, ...], Any]:
 
 
 def _table(defaults: dict[str, dict[tuple[str, ...], Any]]) -> str:
-    return "\n".join([HEAD, *(_row(key, values) for key, values in defaults.items())])
+    return table(HEAD, [_row(key, values) for key, values in defaults.items()], len(HEAD))
 
 
-def _row(key: str, values: dict[tuple[str, ...], Any]) -> str:
+def _row(key: str, values: dict[tuple[str, ...], Any]) -> list[str]:
     declared = KEYS.get(key, help.OF_A_BUILDER)
-    said = _cell(declared.meaning) + f" [{declared.unit}]" * bool(declared.unit)
+    said = declared.meaning + f" [{declared.unit}]" * bool(declared.unit)
     shown = "; ".join(f"`{show(key, value)}`" + f" ({', '.join(of)})" * bool(of) for of, value in values.items())
     names = (name or "–" for name in _names(declared))
-    cells = [f"`{key}`", shown, range_of(key, next(iter(values.values()))), said, *names]
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return [f"`{key}`", shown, range_of(key, next(iter(values.values()))), said, *names]
 
 
 def show(key: str, value: Any) -> str:

@@ -20,6 +20,7 @@ import pandas as pd
 
 from analysis.residual import NAMES as CONFIGURATIONS
 from validation.table1 import GB, STAGES
+from zerobench.results.grid import Grid
 from zerobench.sizes import show_bytes
 from zerobench.strategies import spec_of
 
@@ -66,9 +67,7 @@ NAMES = {
 
 def table(header: Iterable[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
     """Returns a table in Markdown whose first columns, `words` of them, are words; the others are numbers."""
-    header = list(header)
-    rules = ["---"] * words + ["--:"] * (len(header) - words)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rules, *rows))
+    return Grid([*header], [*rows], words).markdown(is_markdown=True).rstrip()
 
 
 def render(name: str, rows: Iterable[Any]) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from zerobench.config.unknown_keys import nearest
+from zerobench.results.grid import Grid
 from zerobench.sizes import show_count
 
 from .figure import Reproduced, reproduce
@@ -91,15 +92,10 @@ def as_markdown(found: Sequence[Reproduced]) -> str:
     sections = []
     for name, group in groupby(found, key=lambda one: one.source):
         mine, source = list(group), SOURCES[name]
-        lines = [f"## {source.label}", "", f"{source.citation}.", "", _pipes(HEADER)]
-        lines += ["| --- | --- | --- | --- | --: | --- | --- | --- |", *(_pipes(cells_of(one)) for one in mine)]
-        lines += ["", *(f"- {remark}" for remark in remarks(mine))]
+        table = Grid(HEADER, [cells_of(one) for one in mine], {*HEADER} - {"simulated"}).markdown(is_markdown=True)
+        lines = [f"## {source.label}", "", f"{source.citation}.", "", table, *(f"- {line}" for line in remarks(mine))]
         sections.append("\n".join(lines).rstrip())
     return "\n\n".join(sections) + "\n"
-
-
-def _pipes(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _number(value: float) -> str:
