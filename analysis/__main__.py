@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -16,7 +15,7 @@ from zerobench.commands.plot import FIGURES as PLOTTED
 from zerobench.commands.plot import add_figure_options, plot, save_figure
 from zerobench.config.unknown_keys import nearest
 from zerobench.plots.page import SETTINGS, add_page_options, page_of
-from zerobench.results.options import refuse
+from zerobench.results.options import Parser, refuse
 
 HELP = """\
 usage: python -m analysis FIGURE [RUNS ...] [OPTION ...]   a figure of an experiment's runs
@@ -99,7 +98,7 @@ def draw_of(figure: str) -> Callable[..., Figure]:
 def draw_runs(name: str, arguments: list[str]) -> int:
     """Draws a figure of runs, by default of the committed ones of its experiment."""
     draw, default = draw_of(name), REFERENCE / FIGURES[name]
-    parser = _parser(name, draw.__doc__)
+    parser = Parser(f"python -m analysis {name}", draw.__doc__)
     words = f"results folders, runs or collections; `zerobench experiment={FIGURES[name]}` makes some"
     parser.add_argument("runs", nargs="*", default=[default], type=Path, help=f"{words} (default: {default})")
     add_figure_options(parser, FIGURES_OUT)
@@ -110,7 +109,7 @@ def draw_runs(name: str, arguments: list[str]) -> int:
 def draw_folder(name: str, arguments: list[str]) -> int:
     """Draws the figures of a folder of tables, by default into it."""
     module = import_module(f"analysis.{name}")
-    parser = _parser(name, module.__doc__)
+    parser = Parser(f"python -m analysis {name}", module.__doc__)
     out = FIGURES_OUT if name == "calibration" else None
     parser.add_argument("folder", nargs="?", default=module.FOLDER, type=Path, help="the tables (default: %(default)s)")
     parser.add_argument("--out", default=out, type=Path, help=f"folder for figures (default: {out or 'the same'})")
@@ -131,7 +130,7 @@ def draw_folder(name: str, arguments: list[str]) -> int:
 
 def draw_all(arguments: list[str]) -> int:
     """Draws the figures of every experiment that has runs; a figure whose runs are missing is named and left out."""
-    parser = _parser("all", draw_all.__doc__)
+    parser = Parser("python -m analysis all", draw_all.__doc__)
     parser.add_argument("root", nargs="?", type=Path, default=REFERENCE, help="a folder of folders (%(default)s)")
     parser.add_argument("--out", type=Path, help="folder for the figures (default: ROOT/figures)")
     kinds = ("all", "timed", "untimed")
@@ -154,11 +153,6 @@ def draw_all(arguments: list[str]) -> int:
             words = f"{figure} is left out: no folder {runs}; experiment={experiment} makes it"
             print(f"analysis all: {words}", file=sys.stderr)
     return max(codes, default=2)
-
-
-def _parser(name: str, doc: str | None) -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(f"python -m analysis {name}", description=doc, formatter_class=raw)
 
 
 if __name__ == "__main__":

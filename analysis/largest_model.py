@@ -16,12 +16,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from validation.published.equations import states_per_parameter
 from zerobench.plots.marks import absent
 from zerobench.plots.page import Sheet, key
 from zerobench.plots.style import BLUE, ORANGE, SKY, number, patches
 from zerobench.results.grid import Grid
 from zerobench.sizes import show_bytes
-from zerobench.strategies import find
+from zerobench.strategies import spec_of
 
 FOLDER = Path("results/largest_model")
 
@@ -47,9 +48,6 @@ Table 2, row of 64 GPUs of 32 GB without model parallelism).
 
 TABLE_2_GPUS = 64
 
-SHARES = {"ddp": (1, 1, 1), "zero1": (1, 1, 64), "zero2": (1, 64, 64), "zero3": (64, 64, 64)}
-"""Strategy -> of how many ranks parameters, gradients and optimizer are divided among, at N = 64."""
-
 
 @dataclass(frozen=True)
 class Largest:
@@ -68,8 +66,7 @@ class Largest:
     @property
     def label(self) -> str:
         """The strategy as it is called, with its tier."""
-        spec = find(self.strategy)
-        name = spec.label if spec is not None else self.strategy
+        name = spec_of(self.strategy).label
         return f"{name} + {self.offload}" if self.offload != "none" else name
 
     @property
@@ -170,9 +167,9 @@ def table_2(rows: list[Largest]) -> str:
     return Grid(header, lines).markdown(sides=False)
 
 
-def by_formula(strategy: str, device_bytes: float = 32e9) -> float:
-    """Returns the billions of parameters whose 2 + 2 + 12 bytes fill a device, each part divided among its ranks."""
-    return device_bytes / sum(size / ranks for size, ranks in zip((2, 2, 12), SHARES[strategy], strict=True)) / 1e9
+def by_formula(strategy: str) -> float:
+    """Returns the billions of parameters whose 2 + 2 + 12 bytes fill a device of Table 2."""
+    return 32 / states_per_parameter(strategy, TABLE_2_GPUS)
 
 
 def _shape(probe: dict[str, Any]) -> str:

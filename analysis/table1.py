@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from zerobench.plots.marks import absent
 from zerobench.plots.page import Sheet, key, room_for
 from zerobench.plots.style import CATEGORIES, number, patches, rule, seen, stack
+from zerobench.records import STATES
+from zerobench.strategies import spec_of
 
 FOLDER = Path("results/table1")
-STAGES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
-STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 FILLS = {name: CATEGORIES[name] for name in STATES}
 GB = 1e9
 WIDTH = 0.38
@@ -49,7 +49,7 @@ def draw_table(cells: pd.DataFrame) -> Figure:
         for stage, axes in zip(("zero1", "zero2", "zero3"), row, strict=True):
             here = mine[(mine["size"] == size) & (mine["strategy"] == stage)].set_index("ranks").reindex(ranks)
             _bars(axes, here, [f"{n}" for n in ranks])
-            axes.set_title(f"{size}, {STAGES[stage]}", loc="left")
+            axes.set_title(f"{size}, {spec_of(stage).label}", loc="left")
             axes.set_xlabel("ranks N")
             if axes.get_subplotspec().is_first_col():
                 axes.set_ylabel("model states per rank (GB)")
@@ -65,7 +65,7 @@ def draw_figure_1(cells: pd.DataFrame) -> Figure:
         1, 2.6, "Figure 1 of the ZeRO paper: 7.5B, N = 64, K = 12. Left bars: formula. Right bars: simulated."
     )
     axes = figure.subplots()
-    _bars(axes, mine, [STAGES[name] for name in mine["strategy"]])
+    _bars(axes, mine, [spec_of(name).label for name in mine["strategy"]])
     axes.set_ylabel("model states per rank (GB)")
     _legend(figure)
     return figure
@@ -81,7 +81,7 @@ def draw_in_flight(cells: pd.DataFrame) -> Figure:
     for axes, stage in zip(places, ("zero3", "zero2"), strict=True):
         here = mine[mine["strategy"] == stage]
         _bars(axes, here, [(name or "as it is").replace(", ", "\n") for name in here["variant"]])
-        axes.set_title(f"7.5B, N = {most}, {STAGES[stage]}", loc="left")
+        axes.set_title(f"7.5B, N = {most}, {spec_of(stage).label}", loc="left")
     figure.axes[0].set_ylabel("model states per rank (GB)")
     _legend(figure)
     return figure

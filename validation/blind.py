@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
 from zerobench.config.schema_training import OPTIMIZERS
 from zerobench.fake_execution import CPU, Execution
+from zerobench.host.revisions import git
 from zerobench.host.terminal import progress_bar
 from zerobench.rank_record import RankRecord
 from zerobench.strategies import spec_of, specs
@@ -190,15 +190,11 @@ def _most(record: RankRecord, category: str) -> int:
 
 def committed(file: Path) -> str:
     """Returns the commit that has the file as it is now. Raises ValueError if none has."""
-    changed = _git("status", "--porcelain", "--", str(file))
-    last = _git("log", "-1", "--format=%h", "--", str(file))
+    changed = git(Path(), "status", "--porcelain", "--", str(file))
+    last = git(Path(), "log", "-1", "--format=%h", "--", str(file))
     if changed or not last:
         raise ValueError(f"{file}: commit it first, so that the predictions are there before the runs")
     return last
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def summary(seed: int, commit: str, predicted: list[Figures], measured: list[Figures]) -> str:

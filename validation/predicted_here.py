@@ -99,7 +99,9 @@ def run(chosen: argparse.Namespace) -> int:
     for rows in measured(predicted(chosen.out), chosen.rounds, chosen.timeout):
         write(chosen.out, HereRow, rows)
     show(rows)
-    renew_interval(HERE, [abs(math.log(1 + error)) for error in measured_errors(rows)])
+    intervals = yaml.safe_load(VALIDATED.read_text())["intervals"]
+    here = interval_of([abs(math.log(1 + error)) for error in measured_errors(rows)])
+    write_validated({"intervals": intervals | {HERE: here}})
     return 0
 
 
@@ -232,15 +234,10 @@ def write_validated(found: dict[str, Any]) -> None:
     replace_text(VALIDATED, HEADER + yaml.safe_dump(found, sort_keys=False))
 
 
-def renew_interval(kind: str, errors: Sequence[float]) -> None:
-    """Writes the interval of one kind of run again. `errors`: |log| of predicted over measured."""
-    found = yaml.safe_load(VALIDATED.read_text())
-    found["intervals"][kind] = interval_of(errors)
-    write_validated(found)
-
-
 def interval_of(errors: Sequence[float]) -> dict[str, float | int]:
-    """Returns the interval of a kind of run: factors on a step, and the fraction of rows that they cover in turns."""
+    """Returns the interval of a kind of run: factors on a step, and the fraction of rows that they cover in turns.
+    `errors`: |log| of predicted over measured.
+    """
     wide = math.exp(float(np.quantile(errors, COVERED)))
     shuffled = np.random.default_rng(0).permutation(np.array(errors))
     inside = 0

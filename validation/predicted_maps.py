@@ -117,8 +117,7 @@ def run(chosen: argparse.Namespace) -> int:
     for (model, ranks, strategy), config in grid.items():
         step, psi = seconds(config), sum(shape.numel for shape in facts(model).shapes)
         rate = config.micro_batch * config.accumulation * config.sequence / step.step_s
-        states = states_of(config)
-        steps.append(StepRow(model, psi, ranks, strategy, states, step.step_s, step.exposed_s, rate))
+        steps.append(StepRow(model, psi, ranks, strategy, states_of(config), step.step_s, step.exposed_s, rate))
     write(chosen.out / "steps.csv", StepRow, steps)
     effects = list(_option_rows(options, seconds))
     write(chosen.out / "options.csv", OptionRow, effects)

@@ -10,7 +10,6 @@ name has arguments (`source FILE NAME`, `api NAME`, `output NUMBER`) is made by 
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from validation.predicted_maps import BreakEvenRow, OptionRow
 from validation.store import read
 from validation.update_traffic import TrafficRow
 from validation.watch_cost import WatchCostRow
+from zerobench.results.options import Parser
 
 HERE = Path(__file__).resolve().parents[2]
 
@@ -164,7 +164,7 @@ def outdated() -> dict[Path, str]:
 
 def main() -> int:
     """Rewrites the pages; with --check only names those that would change. Exit code 1 if there are any."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("tools/docs/pages.py", __doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a block is out of date")
     chosen = parser.parse_args()
     new = outdated()

@@ -7,7 +7,6 @@ A *shot* is a page on a screen after a script has run in it. `make setup-browser
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tools.docs.chromium import LAPTOP, PHONE, Chromium, Screen, chromium
+from zerobench.results.options import Parser
 
 HERE = Path(__file__).resolve().parents[2]
 SHOWN = HERE / "docs/assets/replay"
@@ -79,8 +79,7 @@ def take(browser: Chromium, shot: Shot) -> Path:
 
 def main() -> int:
     """Takes all pictures. Exit code 2 without a browser, or where a page is at fault."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("tools/docs/screenshots.py", description=__doc__, formatter_class=raw)
+    parser = Parser("tools/docs/screenshots.py", __doc__)
     names = [shot.name for shot in SHOTS]
     parser.add_argument("shots", nargs="*", metavar="SHOT", help=f"of {', '.join(names)} (default: all)")
     chosen = parser.parse_args()

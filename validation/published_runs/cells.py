@@ -7,15 +7,10 @@ not given    the run cannot be simulated; NotGivenError has the reason
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
-import torch
-
-from zerobench import models
 from zerobench.config import schema as schemas
 from zerobench.config.cell import CellConfig
 from zerobench.config.resolve import resolve
@@ -23,6 +18,7 @@ from zerobench.config.schema_memory import SCHEMAS
 from zerobench.config.schema_training import OPTIMIZERS, PRECISIONS
 from zerobench.fake_execution import Target
 from zerobench.host.environment import FAKE, SIMULATED
+from zerobench.predict.build import facts_of
 from zerobench.sections import known
 from zerobench.strategies import spec_of
 
@@ -151,7 +147,7 @@ def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
     if cell.problems:
         raise NotGivenError("; ".join(cell.problems))
     if not as_gpt and run.params is not None:
-        built = _psi(json.dumps(built_as(run, family).values()))
+        built = facts_of(cell.config).psi
         if abs(off := built / run.params - 1) > 0.001:
             notes.assume("params", f"the model as built has {built:,} parameters, {off:+.1%} of the row's number")
     if compiles:
@@ -208,13 +204,6 @@ def built_as(run: PublishedRun, family: Family) -> schemas.Huggingface:
 
 def _shape(run: PublishedRun) -> tuple[int, int, int, int]:
     return known(run.layers), known(run.hidden), known(run.heads), known(run.vocab)
-
-
-@cache
-def _psi(options: str) -> int:
-    with torch.device("meta"):
-        model = models.build("huggingface", json.loads(options))
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _strategy(run: PublishedRun, notes: _Notes) -> str:
