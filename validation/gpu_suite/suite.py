@@ -189,11 +189,6 @@ class SuiteRecord:
             [tables.load(folder) for folder in sorted(setup.out.glob("runs/*")) if folder.is_dir()]
         )
 
-    def earlier(self, section: str, name: str) -> Told | None:
-        """Returns the results of an earlier suite in this folder for a task."""
-        cells = self.sections.get(section, {}).get("cells", [])
-        return next((cell for cell in cells if cell["name"] == name), None)
-
     def add_run(self, run: Path) -> None:
         """Adds a new or reused run to the collection."""
         if run.name not in set(self._runs.runs["run_id"]):
@@ -309,9 +304,10 @@ class GpuSuite:
 
     def _run_tasks(self, section: SuiteSection, tasks: list[SuiteTask]) -> None:
         self.done[section.name] = [SuiteLaunch(task.name) for task in tasks]
-        known = [self.record.earlier(section.name, task.name) for task in tasks]  # before it is written again
-        for number, (task, one, earlier) in enumerate(zip(tasks, self.done[section.name], known, strict=True)):
-            if earlier is not None and earlier["status"] in section.answers:
+        kept = self.record.sections.get(section.name, {}).get("cells", [])  # of an earlier suite in this folder
+        known = {cell["name"]: cell for cell in kept}
+        for number, (task, one) in enumerate(zip(tasks, self.done[section.name], strict=True)):
+            if (earlier := known.get(task.name)) and earlier["status"] in section.answers:
                 one.status, one.reason, one.seconds = earlier["status"], earlier["reason"], earlier["seconds"]
                 one.result, one.reused = earlier.get("result"), True
             elif self.deadline.is_near:
