@@ -28,17 +28,20 @@ BUCKETS = {"zero1": 4096, "zero2": 2048, "zero3": 4096, "megatron": 8192}
 
 
 def fresh(
-    model_name: str, optimizer_name: str, stage: str, group: Any = None, shift: float = 0.0, dtype: Any = torch.float32
+    model_name: str,
+    optimizer_name: str,
+    stage: str,
+    shift: float = 0.0,
+    dtype: torch.dtype | None = None,
+    **options: Any,
 ):
     """An engine; with `shift` its weights are others than every engine's in these tests."""
-    model = zoo.build(model_name)
-    if dtype != torch.float32:
-        model.to(dtype)
+    model = zoo.build(model_name).to(dtype=dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(shift)
     optimizer = zoo.OPTIMIZERS[optimizer_name](model.parameters())
-    return initialize(model, optimizer, stage, group=group, bucket_bytes=BUCKETS[stage])
+    return initialize(model, optimizer, stage, bucket_bytes=BUCKETS[stage], **options)
 
 
 def steps(engine: Any, numbers: range) -> list[float]:
@@ -102,14 +105,14 @@ def reshard_one(mine: dict[int, Any], folder: Path, kinds: list[tuple[str, int]]
     for number, (stage, size) in enumerate(kinds):
         path, outcome = folder / f"{stage}-{size}", None
         if size in mine:
-            engine = fresh(model, optimizer, stage, mine[size])
+            engine = fresh(model, optimizer, stage, group=mine[size])
             steps(engine, range(2))
             assert engine.save(path, user_state={"stage": stage}) is None
             outcome = whole_state(engine), getattr(engine.module, "calls", None), steps(engine, range(2, 4))
         state, calls, losses = shared(outcome, source=2 if size == 2 else 0)
         for other_stage, other_size in kinds[number % every :: every]:
             if other_size in mine:
-                engine = fresh(model, optimizer, other_stage, mine[other_size], shift=1.0)
+                engine = fresh(model, optimizer, other_stage, group=mine[other_size], shift=1.0)
                 assert engine.load(path) == {"stage": stage}
                 engine.module.calls = calls
                 assert_same(whole_state(engine), state)
@@ -221,25 +224,19 @@ def export(rank: int, n: int, folder: str) -> dict[str, torch.Tensor]:
 def halves(rank: int, n: int, folder: str) -> None:
     """fp16 masters and loss scale, saved under one stage and cut into other segments under another; and into fp32."""
 
-    def fresh_half(stage: str, dtype: torch.dtype, **options: Any):
-        model = zoo.build("tied").to(dtype)
-        optimizer = zoo.OPTIMIZERS["adamw"](model.parameters())
-        return initialize(model, optimizer, stage, bucket_bytes=4096, **options)
-
-    scaling = LossScaling(initial=512.0, interval=2)
-    first = fresh_half("zero2", torch.float16, tile_bytes=1024, loss_scaling=scaling)
+    half = {"dtype": torch.float16, "loss_scaling": LossScaling(initial=512.0, interval=2)}
+    first = fresh("tied", "adamw", "zero2", tile_bytes=1024, **half)
     steps(first, range(3))
     first.save(Path(folder) / "half")
     state = whole_state(first)
-    third = fresh_half("zero3", torch.float16, persistence_numel=60, loss_scaling=scaling)
-    megatron = fresh_half("megatron", torch.float16, loss_scaling=scaling)
-    for other in (third, megatron):
+    third = fresh("tied", "adamw", "zero3", persistence_numel=60, **half)
+    for other in (third, fresh("tied", "adamw", "megatron", **half)):
         other.load(Path(folder) / "half")
         assert_same(whole_state(other), state)
         assert other.loss_scale == first.loss_scale == 1024.0
         weights = first.full_state_dict()
         assert all(torch.equal(value, weights[key]) for key, value in other.full_state_dict().items())
-    wide = fresh_half("zero1", torch.float32)
+    wide = fresh("tied", "adamw", "zero1")
     wide.load(Path(folder) / "half")
     assert_same(whole_state(wide), state)
     assert steps(first, range(3, 5)) == steps(third, range(3, 5))

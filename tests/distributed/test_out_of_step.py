@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,24 @@ def train(engine: Any, rank: int, steps: int = 1) -> None:
         engine.step()
 
 
-def late_gradient(engine: Any, rank: int) -> None:
-    engine.module.again = rank == 0
+def goes_another_way(engine: Any, rank: int, way: str) -> None:
+    """Rank 0's model does."""
+    setattr(engine.module, way, rank == 0)
     train(engine, rank)
 
 
-def tied_weight_read_elsewhere(engine: Any, rank: int) -> None:
-    engine.module.reads_tied = rank == 0
+def calls_alone(engine: Any, rank: int, method: str, **arguments: str) -> None:
+    if rank == 0:
+        getattr(engine, method)(**arguments)
     train(engine, rank)
+
+
+late_gradient = partial(goes_another_way, way="again")
+tied_weight_read_elsewhere = partial(goes_another_way, way="reads_tied")
+does_not_reach_a_unit = partial(goes_another_way, way="without")
+keeps_its_state_alone = partial(calls_alone, method="state_dict")
+keeps_full_state_alone = partial(calls_alone, method="full_state_dict")
+saves_alone = partial(calls_alone, method="save", path="never written")
 
 
 def evaluates_alone(engine: Any, rank: int) -> None:
@@ -120,35 +131,12 @@ def reads_parameters_alone(engine: Any, rank: int) -> None:
     train(engine, rank)
 
 
-def keeps_its_state_alone(engine: Any, rank: int) -> None:
-    if rank == 0:
-        engine.state_dict()
-    train(engine, rank)
-
-
-def keeps_full_state_alone(engine: Any, rank: int) -> None:
-    if rank == 0:
-        engine.full_state_dict()
-    train(engine, rank)
-
-
-def does_not_reach_a_unit(engine: Any, rank: int) -> None:
-    engine.module.without = rank == 0
-    train(engine, rank)
-
-
 def skips_a_batch_that_raises(engine: Any, rank: int) -> None:
     engine.module.raises = rank == 0
     try:
         engine(data(rank))
     except ArithmeticError:
         engine.module.raises = False
-    train(engine, rank)
-
-
-def saves_alone(engine: Any, rank: int) -> None:
-    if rank == 0:
-        engine.save("never written")
     train(engine, rank)
 
 

@@ -15,17 +15,9 @@ from safetensors.torch import load_file, save_file
 
 import zerobench
 from tests import zoo
-from tests.unit.test_checkpoint import data_file, engine_of, net, same, state_of, step
+from tests.unit.test_checkpoint import data_file, engine_of, net, same, saved_in, state_of, step
 from zerobench.zero import LossScaling, Offload
 from zerobench.zero.checkpoint.storage import INDEX
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    engine = engine_of(net())
-    step(engine)
-    engine.save(tmp_path / "good")
-    return tmp_path / "good"
 
 
 def edit_index(folder: Path, **changes: object) -> None:
@@ -135,8 +127,8 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", [*DAMAGE, *FORGERIES])
-def test_a_damaged_or_forged_checkpoint_is_refused_and_changes_nothing(saved: Path, kind: str) -> None:
-    change, words = (DAMAGE | FORGERIES)[kind]
+def test_a_damaged_or_forged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path, kind: str) -> None:
+    (change, words), saved = (DAMAGE | FORGERIES)[kind], saved_in(tmp_path)
     engine = engine_of(net(), strategy="zero3" if kind in DAMAGE else "zero2")
     step(engine, 1)
     before = state_of(engine)
@@ -202,7 +194,8 @@ class Bomb:
         return (os.mkdir, (f"{os.environ['BOMB']}",))
 
 
-def test_nothing_is_unpickled(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = saved_in(tmp_path)
     monkeypatch.setenv("BOMB", str(tmp_path / "exploded"))
     for name in (".metadata", "__0_0.distcp", "rank0.pt", "metadata.pkl"):
         (saved / name).write_bytes(pickle.dumps(Bomb()))

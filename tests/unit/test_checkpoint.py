@@ -45,12 +45,11 @@ def same(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor]) -> bool:
     return here.keys() == there.keys() and all(torch.equal(here[key], there[key]) for key in here)
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved_in(folder: Path) -> Path:
     engine = engine_of(net())
     step(engine)
-    engine.save(tmp_path / "good")
-    return tmp_path / "good"
+    engine.save(folder / "good")
+    return folder / "good"
 
 
 def data_file(folder: Path) -> Path:
@@ -81,11 +80,11 @@ def grouped(module: nn.Module, first: int) -> torch.optim.Optimizer:
         (lambda: zerobench.initialize(m := net(), grouped(m, 2)), "1 parameter groups in the checkpoint, 2 here"),
     ],
 )
-def test_a_checkpoint_of_something_else_is_refused(saved: Path, other: Callable[[], object], words: str) -> None:
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, other: Callable[[], object], words: str) -> None:
     engine = other()
     before = state_of(engine)
     with pytest.raises(ValueError, match=words):
-        engine.load(saved)
+        engine.load(saved_in(tmp_path))
     assert same(state_of(engine), before)
 
 
