@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.cells import MODELS, cell, sound
+from tests.distributed.training import train_on
 from tests.distributed.variants import account
 from tests.ranks import run_ranks
 from validation.equality import hold
@@ -131,9 +132,8 @@ def config(strategy: str, n: int, model: str, **more: object) -> CellConfig:
     more |= {"strategy": {"construct": way}} if way else {}
     if model in OPTIONS:
         more["huggingface"] = Huggingface(**SMALL, architecture=model, options=OPTIONS[model] | BALANCED)
-    measure = Measure(steps=1, warmup=2, passes="accounted")
     batch = {"sequence": 4, "micro_batch": 1, "accumulation": 2 // n}
-    one = cell(strategy, n, model, bucket_bytes=4096, measure=measure, **batch | more)
+    one = cell(strategy, n, model, bucket_bytes=4096, measure=STEADY, **batch | more)
     assert not one.problems
     return one.config
 
@@ -171,7 +171,6 @@ def test_a_simulation_is_exact_to_the_byte(tmp_path: Path) -> None:
 
 
 STEPS, CPU = 4, torch.device("cpu")
-ACCOUNTED = Measure(steps=1, warmup=2, passes="accounted")
 CUT = {"attention_in.weight": (0, 3), "attention_in.bias": (0, 3), "attention_out.weight": (1, 1),
        "mlp_in.weight": (0, 1), "mlp_in.bias": (0, 1), "mlp_out.weight": (1, 1)}  # fmt: skip
 """End of a parameter's name -> the dimension along which it is cut, and the parts that are cut apart."""
@@ -200,12 +199,8 @@ def _train(rank: int, config: CellConfig) -> Outcome:
     group = {} if axis is None else {"group": axis.data_group}
     options = config.precision.engine_options(config) | group
     engine = strategies.wrap(config.strategy.values(), model, config.optimizer.build_for(model), **options)
-    batches, losses = build_batches(config.batching, rank // config.tensor_parallel, CPU), []
-    for step in range(STEPS):
-        loss = engine(*batches.batch(step, 0))
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
+    batches = build_batches(config.batching, rank // config.tensor_parallel, CPU)
+    losses = train_on(engine, (batches.batch(step, 0) for step in range(STEPS)))
     engine.settle()
     whole = engine.full_state_dict() if hasattr(engine, "full_state_dict") else model.state_dict()
     return losses, {key: value.detach().clone() for key, value in whole.items()}
@@ -250,7 +245,7 @@ def test_activations_in_parts_change_no_bit() -> None:
 def accounted(tmp_path_factory, thorough: bool) -> dict[tuple[str, str], tuple[CellConfig, Any]]:
     policies = POLICIES if thorough else ("checkpoint_offload", "partition", "partition_offload")
     keys = [(name, "none") for name in ("ddp", "zero3")[not thorough :]] + [("zero2", policy) for policy in policies]
-    configs = [config_of(name, 4, activation=policy, accumulation=2, measure=ACCOUNTED) for name, policy in keys]
+    configs = [config_of(name, 4, activation=policy, accumulation=2, measure=STEADY) for name, policy in keys]
     records = account(configs, tmp_path_factory.mktemp("ranks"))
     return dict(zip(keys, zip(configs, records, strict=True), strict=True))
 

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from tests import zoo
 from tests.distributed import training
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES
 
+WITH_DDP = ("ddp", *STAGES)
 ADAM_TOLERANCE = 0.02 * 1e-2
 """Adam divides by the size of the gradient: where that is rounding alone, it moves by a share of the learning rate."""
 
@@ -66,11 +68,10 @@ def test_models_train_as_under_ddp(models: list[str], n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_reentrant_recomputation(n: int) -> None:
     """torch DDP refuses it with find_unused_parameters, so the oracle is the model without recomputation."""
-    for mine in run_ranks(n, compare_reentrant):
-        assert mine
+    run_ranks(n, compare_reentrant)
 
 
-def compare_reentrant(rank: int, n: int) -> bool:
+def compare_reentrant(rank: int, n: int) -> None:
     for plain, recomputed in (
         ("tied", "recomputed_reentrant"),
         ("adapted", "adapted_reentrant"),
@@ -82,7 +83,6 @@ def compare_reentrant(rank: int, n: int) -> bool:
             torch.testing.assert_close(torch.tensor(stage_losses), torch.tensor(losses), rtol=1e-6, atol=1e-6)
             for key in state:
                 torch.testing.assert_close(stage_state[key], state[key], rtol=0, atol=2e-4)
-    return True
 
 
 def test_optimizers_update_as_under_ddp(thorough: bool) -> None:
@@ -96,7 +96,7 @@ def test_optimizers_update_as_under_ddp(thorough: bool) -> None:
 @pytest.mark.parametrize("no_sync", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_accumulation(no_sync: bool) -> None:
     """Sums of three micro-batches round apart from DDP's, which adds before or after the reduction."""
-    for mine in run_ranks(2, training.accumulate_all, no_sync):
+    for mine in run_ranks(2, training.by_strategy, training.accumulate, WITH_DDP, no_sync):
         losses, state = mine["ddp"]
         for stage in STAGES:
             torch.testing.assert_close(torch.tensor(mine[stage][0]), torch.tensor(losses), rtol=1e-6, atol=1e-6)
@@ -106,17 +106,17 @@ def test_accumulation(no_sync: bool) -> None:
 
 @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_evaluation_between_steps(n: int) -> None:
-    check_parity(run_ranks(n, training.evaluate_all), n)
+    check_parity(run_ranks(n, training.by_strategy, training.evaluate_between, WITH_DDP), n)
 
 
 @pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3))])
 def test_groups_schedulers_and_two_forwards(n: int) -> None:
-    check_parity(run_ranks(n, training.schedule_all), n)
+    check_parity(run_ranks(n, training.by_strategy, training.schedule_and_groups, WITH_DDP), n)
 
 
 @pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3))])
 def test_state_dict_resumes_to_the_bit(n: int) -> None:
-    for mine in run_ranks(n, training.resume_all):
+    for mine in run_ranks(n, training.by_strategy, training.resume, STAGES):
         for stage, (straight, resumed) in mine.items():
             assert straight == resumed, stage
 
@@ -138,7 +138,7 @@ def train_prefetching(rank: int, n: int, depth: int) -> list[float]:
 
 
 def test_ddp_still_has_the_private_method_that_we_label() -> None:
-    assert run_ranks(1, training.ddp_has_private_sync) == [True]
+    assert callable(DistributedDataParallel._sync_buffers)
 
 
 def test_ddp_starts_with_rank_0s_values_whatever_their_strides() -> None:

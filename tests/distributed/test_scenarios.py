@@ -4,7 +4,7 @@ DDP as the oracle: each row of the table trains as DDP does, under each strategy
 Exact rows are bit-equal at N <= 2, in losses and in weights. Others, and all at N >= 3, are close (CONTRIBUTING.md).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -20,18 +20,21 @@ from torch.utils.checkpoint import checkpoint
 
 from tests import zoo
 from tests.distributed import training
+from tests.distributed.training import take_steps
 from tests.ranks import run_ranks
 from tests.zoo import WIDTH, WORDS, Block
 from zerobench.zero import STAGES, initialize
 
 
 class Chain(nn.Module):
-    """An embedding, blocks in a row, a head. The models below differ in their blocks, or in how they run them."""
+    """An embedding, blocks in a row (three, if none are given), a head. The models below differ in their blocks, or in
+    how they run them.
+    """
 
     def __init__(self, *blocks: nn.Module) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = nn.ModuleList(blocks or (Block() for _ in range(3)))
         self.head = nn.Linear(WIDTH, WORDS)
 
     def run(self, h):
@@ -45,9 +48,6 @@ class Chain(nn.Module):
 
 class Plain(Chain):
     """Blocks on an embedding that the caller may move; `states`: return the last hidden states instead of the loss."""
-
-    def __init__(self) -> None:
-        super().__init__(*(Block() for _ in range(3)))
 
     def forward(self, x, y, moved=0.0, states=False):
         h = self.run(self.embedding(x) + moved)
@@ -99,9 +99,6 @@ class EmptyRoot(nn.Module):
 
 class InPlace(Chain):
     """Outputs of blocks that the model writes to."""
-
-    def __init__(self) -> None:
-        super().__init__(*(Block() for _ in range(3)))
 
     def run(self, h):
         for block in self.blocks:
@@ -156,7 +153,7 @@ class Hooked(Chain):
     """Hooks of the user's: on parameters, a tied one among them, on modules, and on their backward."""
 
     def __init__(self) -> None:
-        super().__init__(*(Block() for _ in range(3)))
+        super().__init__()
         self.tied = nn.Linear(WIDTH, WORDS, bias=False)
         self.tied.weight = self.embedding.weight
         self.embedding.weight.register_hook(lambda gradient: gradient.clamp(-1e-2, 1e-2))
@@ -247,14 +244,10 @@ TOLERANCE = 1e-5
 Loop = Callable[[Any, int, int], list[float]]
 
 
-def take_steps(engine: Any, rank: int, n: int, steps: Iterable[int] = range(STEPS)) -> list[float]:
-    return training.take_steps(engine, rank, n, steps)
-
-
 def plain(engine: Any, rank: int, n: int) -> list[float]:
     """Dropout draws each rank's own numbers; an evaluation at the end, on weights that may still be on their way."""
     torch.manual_seed(100 + rank)
-    losses = take_steps(engine, rank, n)
+    losses = take_steps(engine, rank, n, range(STEPS))
     engine.eval()
     with torch.no_grad():
         losses.append(engine(*zoo.tokens(rank, n, 9)).item())

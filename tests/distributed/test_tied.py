@@ -81,13 +81,7 @@ def engine_of(strategy: str, module: nn.Module) -> Any:
 
 
 def train(engine: Any, steps: range | list[int], rank: int = 0) -> list[float]:
-    losses = []
-    for step in steps:
-        loss = engine(batch(step, rank))
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
+    return training.train_on(engine, ((batch(step, rank),) for step in steps))
 
 
 def frozen_midway(engine: Any, rank: int = 0) -> Any:

@@ -132,14 +132,9 @@ def options_of(way: str, folder: Path) -> dict[str, Any]:
 
 
 def count_of(optimizer: optim.Optimizer) -> int:
-    found = {
-        ByGroup: lambda: optimizer.param_groups[0]["count"],
-        ByTensor: lambda: int(optimizer.param_groups[0]["count"]),
-        ByGroupInUse: lambda: optimizer.param_groups[0]["count"],
-        ByAttribute: lambda: optimizer.taken,  # type: ignore[attr-defined]
-        ByState: lambda: optimizer.state["taken"],
-    }
-    return found[type(optimizer)]()  # type: ignore[index, no-untyped-call]
+    if isinstance(optimizer, ByGroup):
+        return int(optimizer.param_groups[0]["count"])
+    return optimizer.taken if isinstance(optimizer, ByAttribute) else optimizer.state["taken"]
 
 
 def built(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -193,6 +188,13 @@ def train(kind: type[optim.Optimizer], dtype: torch.dtype = torch.float32, **opt
     return weights, engine.optimizer, [p.detach() for p in model.parameters()], late
 
 
+def steps(engine: Any, numbers: range) -> dict[str, torch.Tensor]:
+    for step in numbers:
+        engine.backward(engine(batch(step)).square().mean())
+        engine.step()
+    return engine.full_state_dict()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_counts_and_hooks_know_nothing_of_tiles(way: str, tmp_path: Path) -> None:
     options = options_of(way, tmp_path)
@@ -219,9 +221,7 @@ def test_in_half_precision_and_of_a_parents_step() -> None:
     for way in ("in tiles", "half on the host"):
         model = built()
         engine = initialize(model, OfAdam(groups_of(model)), "zero2", elementwise=True, **WAYS[way])
-        for step in range(STEPS):
-            engine.backward(engine(batch(step)).square().mean())
-            engine.step()
+        steps(engine, range(STEPS))
         assert engine.optimizer.taken == STEPS
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain(OfAdam), strict=True))
 
@@ -233,12 +233,6 @@ def test_an_optimizer_that_is_not_torchs_goes_on_from_a_checkpoint(way: str, tmp
     def engine_of(options: dict[str, Any]) -> Any:
         model = built()
         return initialize(model, ByParameter(groups_of(model)), "zero2", elementwise=True, **options)
-
-    def steps(engine: Any, numbers: range) -> dict[str, torch.Tensor]:
-        for step in numbers:
-            engine.backward(engine(batch(step)).square().mean())
-            engine.step()
-        return engine.full_state_dict()
 
     first = engine_of(options_of(way, tmp_path))
     steps(first, range(2))

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from tests import zoo
+from tests.distributed.training import take_steps
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, LossScaling, initialize
 
@@ -93,9 +94,7 @@ def late_groups(rank: int, n: int, strategy: str) -> None:
             with pytest.raises(ValueError, match="parameters of the model that no group holds"):
                 engine.optimizer.add_param_group({"params": rest[0]})
             engine.optimizer.add_param_group(groups[1])
-        for step in range(3):
-            engine.backward(engine(*zoo.tokens(rank, n, step)))
-            engine.step()
+        take_steps(engine, rank, n, range(3))
         with pytest.raises(RuntimeError, match="has taken a step"):
             engine.optimizer.add_param_group({"params": head})
         return engine.full_state_dict()
@@ -253,11 +252,7 @@ def outside(rank: int, n: int) -> None:
     ):
         torch.manual_seed(0)
         engine = engine_of(strategy, Outside(), **options)
-        for step in range(4):
-            loss = engine(*zoo.tokens(rank, n, step))
-            engine.backward(loss)
-            engine.step()
-        losses.append(loss.item())
+        losses.append(take_steps(engine, rank, n, range(4))[-1])
         engine.settle()
     assert len(set(losses)) == 1
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from tests import zoo
 from tests.distributed import training
+from tests.distributed.training import take_steps
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, initialize
 
@@ -17,13 +18,6 @@ from zerobench.zero import STAGES, initialize
 def engine_for(strategy: str, model: nn.Module | None = None, **options):
     model = model or zoo.build("tied")
     return training.engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()), **options)
-
-
-def step(engine, rank: int, n: int, number: int) -> float:
-    loss = training.loss_of(engine(*zoo.tokens(rank, n, number)))
-    engine.backward(loss)
-    engine.step()
-    return loss.item()
 
 
 def forward_left_over(rank: int, n: int) -> dict[str, list[float]]:
@@ -51,12 +45,12 @@ def failing_backward(rank: int, n: int) -> dict[str, list[float]]:
     losses = {}
     for stage in STAGES:
         engine = engine_for(stage)
-        step(engine, rank, n, 0)
+        take_steps(engine, rank, n, [0])
         engine.backward(engine(*zoo.tokens(rank, n, 1)))
         with pytest.raises(ZeroDivisionError):
             engine.backward(Fails.apply(engine(*zoo.tokens(rank, n, 2))))
         engine.zero_grad()
-        losses[stage] = [step(engine, rank, n, number) for number in range(3, 6)]
+        losses[stage] = take_steps(engine, rank, n, range(3, 6))
     return losses
 
 
@@ -75,9 +69,7 @@ def test_going_on_after_a_backward_that_failed() -> None:
         assert losses["zero1"] == losses["zero2"] == losses["zero3"]
 
 
-def refusals(rank: int, n: int) -> list[str]:
-    """The message of each misuse, under every stage."""
-    said = []
+def refusals(rank: int, n: int) -> None:
     for stage in STAGES:
         engine = engine_for(stage)
         with engine.no_sync():
@@ -96,12 +88,10 @@ def refusals(rank: int, n: int) -> list[str]:
             engine.backward(stale)
         with pytest.raises(ValueError, match="under an engine already"):
             initialize(engine.module, torch.optim.SGD(engine.module.parameters(), lr=0.1), stage)
-        said.append(stage)
-    return said
 
 
 def test_misuse_is_answered() -> None:
-    assert run_ranks(2, refusals) == [list(STAGES)] * 2
+    run_ranks(2, refusals)
 
 
 class Hidden(nn.Module):
@@ -149,7 +139,7 @@ def nested_units(rank: int, n: int) -> list[list[float]]:
         model.forward = zoo.Tied.forward.__get__(model)
         units = tuple(m for group in model.blocks for m in (group, group.a, group.b))
         engine = engine_for(strategy, model, **({"units": units} if strategy == "zero3" else {}))
-        results.append([step(engine, rank, n, number) for number in range(6)])
+        results.append(take_steps(engine, rank, n, range(6)))
     return results
 
 
@@ -168,11 +158,11 @@ def subgroup(rank: int, n: int) -> list[float]:
         return []
     model = zoo.build("tied")
     engine = initialize(model, zoo.OPTIMIZERS["adamw"](model.parameters()), "zero3", group=group)
-    return [step(engine, rank - 1, 2, number) for number in range(5)]
+    return take_steps(engine, rank - 1, 2, range(5))
 
 
 def whole_world(rank: int, n: int) -> list[float]:
-    return [step(engine, rank, n, number) for engine in [engine_for("zero3")] for number in range(5)]
+    return take_steps(engine_for("zero3"), rank, n, range(5))
 
 
 def test_a_group_of_some_ranks() -> None:
@@ -202,8 +192,7 @@ def units_whole_at_once(rank: int, n: int) -> int:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.register_hook(count)
-    for number in range(3):
-        step(engine, rank, n, number)
+    take_steps(engine, rank, n, range(3))
     return most
 
 
@@ -262,18 +251,15 @@ def distil(strategy: str, rank: int, around: Callable[[], Any], inside: Callable
     return [*losses, *engine.full_state_dict().values()]
 
 
-def everything_in_one_autocast(rank: int, n: int) -> list[str]:
-    wrong = []
+def everything_in_one_autocast(rank: int, n: int) -> None:
     for strategy in STRATEGIES:
         mine = distil(strategy, rank, half, nullcontext)
         expected = distil(strategy, rank, nullcontext, half)
-        if not all(torch.equal(one, other) for one, other in zip(mine, expected, strict=True)):
-            wrong.append(strategy)
-    return wrong
+        assert all(map(torch.equal, mine, expected)), strategy
 
 
 def test_whole_loops_in_one_autocast_train_as_with_one_for_each_forward() -> None:
-    assert run_ranks(2, everything_in_one_autocast) == [[], []]
+    run_ranks(2, everything_in_one_autocast)
 
 
 def several(strategy: str, rank: int, backwards: str) -> list[torch.Tensor]:
@@ -299,15 +285,12 @@ def several(strategy: str, rank: int, backwards: str) -> list[torch.Tensor]:
     return [*(loss.detach() for loss in losses), *engine.full_state_dict().values()]
 
 
-def two_forwards(rank: int, n: int) -> list[str]:
-    wrong = []
+def two_forwards(rank: int, n: int) -> None:
     for strategy in STRATEGIES:
         expected = several(strategy, rank, "one by one")
         for backwards in ("in order", "the last first", "sum"):
             for mine, other in zip(several(strategy, rank, backwards), expected, strict=True):
-                if not torch.allclose(mine, other, rtol=1e-12, atol=0.0):
-                    wrong.append(f"{strategy} {backwards}")
-    return wrong
+                assert torch.allclose(mine, other, rtol=1e-12, atol=0.0), (strategy, backwards)
 
 
 def gone_through(rank: int, n: int) -> list[str]:
@@ -327,7 +310,7 @@ def gone_through(rank: int, n: int) -> list[str]:
 
 
 def test_two_forwards_before_two_backwards_train_as_one_after_the_other() -> None:
-    assert run_ranks(2, two_forwards) == [[], []]
+    run_ranks(2, two_forwards)
 
 
 def test_a_forward_is_gone_through_once_and_before_a_step() -> None:

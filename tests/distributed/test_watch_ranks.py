@@ -49,7 +49,7 @@ def batch_of(config: CellConfig, rank: int, step: int) -> tuple[torch.Tensor, to
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def built(name: str, config: CellConfig, n: int) -> tuple[Any, Any]:
+def built(name: str, config: CellConfig) -> tuple[Any, Any]:
     """The two objects that a user's loop has: what is called, and what has the step."""
     if name == "fsdp2":
         return sharded()
@@ -67,7 +67,7 @@ def built(name: str, config: CellConfig, n: int) -> tuple[Any, Any]:
     return DistributedDataParallel(model, bucket_cap_mb=bucket / 2**20, gradient_as_bucket_view=views), optimizer
 
 
-def train(rank: int, name: str, config: CellConfig, called: Any, optimizer: Any) -> list[float]:
+def train(rank: int, config: CellConfig, called: Any, optimizer: Any) -> list[float]:
     losses = []
     for step in range(WARMUP + STEPS + 1):
         tokens, targets = batch_of(config, rank, step)
@@ -87,11 +87,11 @@ def train(rank: int, name: str, config: CellConfig, called: Any, optimizer: Any)
 def watched(rank: int, n: int, name: str) -> dict[str, Any] | None:
     """Watches the steps of a loop alone, and returns what is found."""
     config = cell(name, n).config
-    called, optimizer = built(name, config, n)
+    called, optimizer = built(name, config)
     with zerobench.watch(called, optimizer, warmup=WARMUP, steps=STEPS) as watch:
         ledger = watch.probe.ledger
         before = sorted(one.bytes for one in ledger._live.values() if one.name == BEFORE and one.bytes)
-        losses = train(rank, name, config, called, optimizer)
+        losses = train(rank, config, called, optimizer)
     if watch.results is None:
         return None
     run, results = watch.results.runs.iloc[0].to_dict(), watch.results
@@ -273,7 +273,7 @@ def certificate_of(rank: int, expected: ExpectedTraining, build: Callable[[], An
 
 def summed() -> tuple[Any, Any]:
     """DDP whose gradients are the sum over the ranks: a division is missing."""
-    model, optimizer = built("ddp", CONFIG, 2)
+    model, optimizer = built("ddp", CONFIG)
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: 2 * gradient)
     return model, optimizer
@@ -281,7 +281,7 @@ def summed() -> tuple[Any, Any]:
 
 def noisy() -> tuple[Any, Any]:
     """DDP whose optimizer adds noise, and each rank draws its own."""
-    model, optimizer = built("ddp", CONFIG, 2)
+    model, optimizer = built("ddp", CONFIG)
     torch.manual_seed(dist.get_rank())
 
     def add_noise(*_: object) -> None:
@@ -316,9 +316,9 @@ def judged(rank: int, n: int, reference: Path) -> dict[str, list[str]]:
     """Loop -> checks that differ, as found; only rank 0 has them."""
     honest = ExpectedTraining(reference=reference, accumulation=MICRO, reductions=1, clip=CLIP)
     wire = ExpectedTraining(wire={"all_gather": "bfloat16"}, accumulation=MICRO)
-    made = {name: certificate_of(rank, honest, partial(built, name, CONFIG, n)) for name in STRATEGIES}
+    made = {name: certificate_of(rank, honest, partial(built, name, CONFIG)) for name in STRATEGIES}
     made["mixed"] = certificate_of(rank, wire, partial(sharded, MIXED))
-    made["no delay"] = certificate_of(rank, honest, partial(built, "ddp", CONFIG, n), syncs=True)
+    made["no delay"] = certificate_of(rank, honest, partial(built, "ddp", CONFIG), syncs=True)
     made["fsdp2, no delay"] = certificate_of(rank, honest, sharded, syncs=True)
     made["sum"] = certificate_of(rank, ExpectedTraining(reference=reference), summed)
     made["ignored wire"] = certificate_of(rank, wire, sharded)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from tests import zoo
-from tests.distributed.training import take_steps
+from tests.distributed.training import take_steps, train_on
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, NvmeOffload, Offload, Zeropp, initialize
 from zerobench.zero.parameters.absent import as_they_are
@@ -244,12 +244,7 @@ def inside_forward(rank: int, n: int) -> dict[str, Any]:
             for block in model.blocks:
                 block.register_forward_pre_hook(write)
             engine = engine_of(stage, model, {"gradient_dtype": dtype} if stage == "megatron" else {})
-            losses = []
-            for _ in range(4):
-                loss = engine(torch.full((2, zoo.WIDTH), 1.0 + rank, dtype=dtype)).float()
-                engine.backward(loss)
-                engine.step()
-                losses.append(loss.item())
+            losses = train_on(engine, [(torch.full((2, zoo.WIDTH), 1.0 + rank, dtype=dtype),)] * 4)
             found[f"{stage} {write.__name__} {dtype}"] = losses, engine.full_state_dict()
     return found
 

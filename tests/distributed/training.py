@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from tests import zoo
 from zerobench.strategies.ddp import DdpEngine
@@ -47,9 +46,13 @@ def whole(engine: Any) -> AbstractContextManager[Any]:
 
 def take_steps(engine: Any, rank: int, n: int, steps: Iterable[int]) -> list[float]:
     """Trains on the batches of these numbers; returns the losses."""
+    return train_on(engine, (zoo.tokens(rank, n, step) for step in steps))
+
+
+def train_on(engine: Any, batches: Iterable[Iterable[torch.Tensor]]) -> list[float]:
     losses = []
-    for step in steps:
-        loss = loss_of(engine(*zoo.tokens(rank, n, step))).float()
+    for inputs in batches:
+        loss = loss_of(engine(*inputs)).float()
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
@@ -70,7 +73,7 @@ def train(rank: int, n: int, strategy: str, model_name: str, optimizer_name: str
 def train_all(
     rank: int, n: int, model_name: str, optimizer_name: str, stages: Iterable[str] = STAGES
 ) -> dict[str, Any]:
-    return {s: train(rank, n, s, model_name, optimizer_name, 3) for s in ("ddp", *stages)}
+    return by_strategy(rank, n, train, ("ddp", *stages), model_name, optimizer_name, 3)
 
 
 def train_models(rank: int, n: int, models: list[tuple[str, str]]) -> dict[str, dict[str, Any]]:
@@ -102,10 +105,6 @@ def accumulate(rank: int, n: int, strategy: str, no_sync: bool) -> Any:
     return losses, engine.full_state_dict()
 
 
-def accumulate_all(rank: int, n: int, no_sync: bool) -> dict[str, Any]:
-    return {s: accumulate(rank, n, s, no_sync) for s in ("ddp", *STAGES)}
-
-
 def evaluate_between(rank: int, n: int, strategy: str) -> Any:
     """Training with evaluation between steps, and between a forward and its backward."""
     model = zoo.build("tied")
@@ -122,10 +121,6 @@ def evaluate_between(rank: int, n: int, strategy: str) -> Any:
         with torch.inference_mode():
             losses.append(engine(*zoo.tokens(rank, n, 200 + step)).item())
     return losses, engine.full_state_dict()
-
-
-def evaluate_all(rank: int, n: int) -> dict[str, Any]:
-    return {s: evaluate_between(rank, n, s) for s in ("ddp", *STAGES)}
 
 
 def schedule_and_groups(rank: int, n: int, strategy: str) -> Any:
@@ -148,10 +143,6 @@ def schedule_and_groups(rank: int, n: int, strategy: str) -> Any:
     return losses, engine.full_state_dict()
 
 
-def schedule_all(rank: int, n: int) -> dict[str, Any]:
-    return {s: schedule_and_groups(rank, n, s) for s in ("ddp", *STAGES)}
-
-
 def resume(rank: int, n: int, strategy: str) -> tuple[list[float], list[float]]:
     """Losses of six steps straight, and of the last three after a state_dict was put into a fresh engine."""
 
@@ -169,13 +160,11 @@ def resume(rank: int, n: int, strategy: str) -> tuple[list[float], list[float]]:
     return take_steps(fresh(), rank, n, range(6))[3:], resumed
 
 
-def resume_all(rank: int, n: int) -> dict[str, Any]:
-    return {s: resume(rank, n, s) for s in STAGES}
-
-
-def ddp_has_private_sync(rank: int, n: int) -> bool:
-    model = DistributedDataParallel(torch.nn.BatchNorm1d(3))
-    return callable(model._sync_buffers)
+def by_strategy(
+    rank: int, n: int, outcome: Callable[..., Any], strategies: Iterable[str], *more: Any
+) -> dict[str, Any]:
+    """Strategy -> what `outcome` returns under it."""
+    return {strategy: outcome(rank, n, strategy, *more) for strategy in strategies}
 
 
 def start_under_ddp(rank: int, n: int) -> dict[str, Any]:
