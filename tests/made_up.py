@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.__main__ import FIGURES, draw_of
+from analysis.__main__ import draw_of
 from tests.cells import cell
 from zerobench.records import ALLOCATOR, CATEGORIES, STATES, MemoryRow, RunRow, StepRow, TimelineRow
 from zerobench.results.frames import frame_of
@@ -13,8 +13,6 @@ from zerobench.results.tables import ALL_TABLES, Results
 from zerobench.sweep.cell import _blank_row
 
 MIB = 2**20
-OTHERS = ("memory_cap", "infinity", "delayed", "low_bit")  # of searches, of one line a tier, of two curves
-OF_RUNS = [name for name in FIGURES if name not in OTHERS]
 NUMBERS = {name: (number + 1) * MIB for number, name in enumerate(CATEGORIES)}
 """Bytes by category at the peak; the states' maximum holds half a MiB more of each."""
 

@@ -41,10 +41,6 @@ TWO_RANKS = {
     "fsdp2": cell("fsdp2", 2, measure=asked()),
     "offload": cell("zero3", 2, measure=asked(), offload=CpuOffload()),
 }
-FOUR_RANKS = {
-    "nodes": cell("zero3", 4, measure=asked(), node_size=2),
-    "shard group": cell("zero2", 4, measure=asked(), shard_group=2),
-}
 
 
 def accounted(job: tuple[int, dict[str, Cell], str], _tell: Any = None) -> dict[str, RankRecord]:
