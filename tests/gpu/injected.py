@@ -144,13 +144,13 @@ def bound(start: torch.Tensor, end: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 @contextmanager
-def late() -> Iterator[None]:
+def late(cycles: int = LATE_CYCLES) -> Iterator[None]:
     """Starts collectives and copies late, so that a missing wait reads old values."""
     launch, copy = streams.CommStream.launch, cpu.CopyStreams._copy
 
     def launch_late(stream: streams.CommStream, collective: Any) -> Any:
         def collective_late(async_op: bool) -> Any:
-            torch.cuda._sleep(LATE_CYCLES)
+            torch.cuda._sleep(cycles)
             return collective(async_op=async_op)
 
         return launch(stream, collective_late)
@@ -158,7 +158,7 @@ def late() -> Iterator[None]:
     def copy_late(way_of: cpu.CopyStreams, place: torch.Tensor, source: torch.Tensor, way: str) -> Any:
         if way_of._cuda is not None:
             with way_of._cuda.stream(getattr(way_of, way)):
-                torch.cuda._sleep(LATE_CYCLES)
+                torch.cuda._sleep(cycles)
         return copy(way_of, place, source, way)
 
     with (

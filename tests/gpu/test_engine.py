@@ -21,6 +21,7 @@ from torch import nn
 from tests import zoo
 from tests.distributed.test_no_waiting import VARIANTS
 from tests.distributed.test_races import RUNS
+from tests.gpu.injected import LATE_CYCLES, late
 from validation.gpu_suite.engine import check_comm
 from zerobench.host.environment import rank_environment
 from zerobench.zero import initialize
@@ -30,9 +31,6 @@ from zerobench.zero.comm.simulated import SimulatedNccl
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
-
-LATE_CYCLES = 2_000_000
-"""About a millisecond: longer than what computes beside it in these models."""
 
 
 @pytest.fixture(params=[2, 4], autouse=True)
@@ -107,22 +105,6 @@ def test_memory_does_not_grow_when_the_host_runs_ahead(strategy: str) -> None:
             if number in (19, 39):
                 peaks.append((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
     assert peaks[0] == peaks[1]
-
-
-@contextmanager
-def late(cycles: int = LATE_CYCLES) -> Iterator[None]:
-    """Every collective takes its time to start."""
-    launch = streams.CommStream.launch
-
-    def launch_late(stream: streams.CommStream, collective: Any) -> Any:
-        def collective_late(async_op: bool) -> Any:
-            torch.cuda._sleep(cycles)
-            return collective(async_op=async_op)
-
-        return launch(stream, collective_late)
-
-    with mock.patch.object(streams.CommStream, "launch", launch_late):
-        yield
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.distributed.test_streams import MISTAKES
+from tests.distributed.test_streams import MISTAKES, PARTS
 from tests.gpu.injected import (
     RATE,
     adam,
@@ -39,11 +39,7 @@ ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU
 STEPS = 3
 
 KINDS = {
-    "all": Offload(),
-    "optimizer": Offload(gradients=False),
-    "gradients": Offload(optimizer=False),
-    "half": Offload(fraction=0.5),
-    "parameters": Offload(parameters=True),
+    **{kind: PARTS[kind] for kind in ("all", "optimizer", "gradients", "half", "parameters")},
     "files": NvmeOffload(path="(a folder)", block_bytes=4096, buffers=8),
     "files, gradients stay": NvmeOffload(path="(a folder)", gradients=False, block_bytes=4096, buffers=8),
     "files, parameters": NvmeOffload(path="(a folder)", parameters=True, block_bytes=4096, buffers=8),
