@@ -48,7 +48,7 @@ def choice(name: str = "jobs", asked: dict[str, Any] | None = None, **settings: 
     return LauncherChoice(name, settings | (asked or {}), asked or {})
 
 
-End = Callable[[str, Path], None]
+End = Callable[[str, Path], object]
 """Ends a job of a strategy; its rows go into the file."""
 
 
@@ -141,10 +141,8 @@ def test_a_lost_job_is_a_row_and_the_others_go_on(monkeypatch, tmp_path: Path, r
 
 
 def test_a_job_whose_launcher_cannot_be_made_is_a_row_and_the_others_go_on(monkeypatch, tmp_path: Path) -> None:
-    def end(strategy: str, rows: Path) -> None:
-        rows.write_text(row())
-
-    sweep, launched = run(monkeypatch, cells_of(tmp_path, "ddp", "zero1"), end, refused="ddp")
+    cells = cells_of(tmp_path, "ddp", "zero1")
+    sweep, launched = run(monkeypatch, cells, lambda _, rows: rows.write_text(row()), refused="ddp")
     assert launched == ["zero1"]
     assert [one["status"] for one in sweep.rows] == ["crash", "ok"]
     assert "its job of jobs failed: OSError: no space left" in sweep.rows[0]["reason"]
@@ -165,10 +163,8 @@ def test_a_job_without_a_sign_of_life_is_lost(monkeypatch, tmp_path: Path) -> No
 
 
 def test_fail_fast_begins_no_other_job(monkeypatch, tmp_path: Path) -> None:
-    def end(strategy: str, rows: Path) -> None:
-        rows.write_text(row("oom"))
-
-    sweep, launched = run(monkeypatch, cells_of(tmp_path, "ddp", "zero1", fail_fast=True), end)
+    cells = cells_of(tmp_path, "ddp", "zero1", fail_fast=True)
+    sweep, launched = run(monkeypatch, cells, lambda _, rows: rows.write_text(row("oom")))
     assert launched == ["ddp"]
     assert sweep.failed_fast
 
@@ -213,7 +209,7 @@ def test_a_search_whose_combinations_all_fail_fails(monkeypatch, tmp_path: Path,
 
 def test_a_search_that_was_lost_before_its_result_is_a_row(monkeypatch, tmp_path: Path) -> None:
     asked, _ = searching(tmp_path)
-    sweep, _ = run(monkeypatch, [asked], lambda _, rows: rows.write_text(combination(asked, "oom")) and None, exits=1)
+    sweep, _ = run(monkeypatch, [asked], lambda _, rows: rows.write_text(combination(asked, "oom")), exits=1)
     assert [(one["status"], one["launcher"]) for one in sweep.rows] == [("crash", "jobs")]
     assert sweep.searches == []
 

@@ -1,6 +1,6 @@
 """Certificates of loops in one process: honest loops get no accusation, and each planted failure is named."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 import zerobench
-from tests.unit.test_watch import Loop, nothing, patched
+from tests.unit.test_watch import Loop, alone, nothing, patched  # noqa: F401  its fixture `alone` is for each test
 from tests.unit.test_watch_trainers import Tokens, tiny
 from zerobench import ExpectedTraining
 from zerobench.watching import Certificate, CertificateError
@@ -19,13 +19,6 @@ from zerobench.watching.held_tensors import leave_out
 
 STEPS = 3
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
-    """Tensors that other tests of this process have left are no part of a loop."""
-    with leave_out():
-        yield
 
 
 class Training:
