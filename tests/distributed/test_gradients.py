@@ -54,8 +54,7 @@ def backwards(engine: Any, rank: int, n: int, micros: range) -> None:
                     engine.full_gradient(engine.names[0])
 
 
-def read_and_change(rank: int, n: int, folder: str) -> int:
-    tried = 0
+def read_and_change(rank: int, n: int, folder: str) -> None:
     for number, (stage, name, dtype, options) in enumerate(kinds(n, folder)):
         module, plain = (zoo.build(name).to(dtype) for _ in range(2))
         engine = writes.engine_of(stage, module, options)
@@ -73,8 +72,6 @@ def read_and_change(rank: int, n: int, folder: str) -> int:
             assert gap <= tolerance * value.norm() + 1e-9, f"{case} {key}: {gap} of {value.norm()}"
         check_edits(engine, found, case)
         check_refusals(engine)
-        tried += 1
-    return tried
 
 
 def check_norms(engine: Any, found: dict[str, Any], case: str) -> None:
@@ -143,7 +140,7 @@ def check_refusals(engine: Any) -> None:
 
 @pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2)), 3])
 def test_gradients_are_the_mean_and_edits_of_them_count(n: int, tmp_path: Path) -> None:
-    assert run_ranks(n, read_and_change, str(tmp_path)) == [len(kinds(n, ""))] * n
+    run_ranks(n, read_and_change, str(tmp_path))
 
 
 RATE = 0.5

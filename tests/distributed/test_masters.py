@@ -113,10 +113,8 @@ def by_hand(rank: int, n: int, dtype: torch.dtype, optimizer: str, clip: bool, m
 
 def compare_all(rank: int, n: int) -> dict[str, tuple[Any, Any]]:
     """Case -> what the engine and the loop by hand came to."""
-    found = {}
-    for case in CASES:
-        found[str(case)] = by_engine(rank, *case, tile_bytes=1024), by_hand(rank, n, *case)  # tiles cut parameters
-    return found
+    tiles = {"tile_bytes": 1024}  # they cut parameters
+    return {str(case): (by_engine(rank, *case, **tiles), by_hand(rank, n, *case)) for case in CASES}
 
 
 def clip_whole_model(rank: int, n: int, norm_type: float) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from tests import zoo
 from tests.cells import MODELS, cell, sound
 from tests.distributed.streams import AtOnce
+from tests.distributed.training import take_steps
 from tests.distributed.variants import account
 from tests.ranks import run_ranks
 from zerobench.config.cell import CellConfig
@@ -215,9 +216,7 @@ def test_gradients_dropped_after_the_forward_are_not_those_of_the_late_update(mo
         engine = initialize(model, optimizer, "zero2", offload=Offload(delayed_after=0))
         with monkeypatch.context() as patch:
             patch.setattr(step_by_tiles, "raw_step", partial(step_disturbed, engine if disturbed else None))
-            for step in range(3):
-                engine.backward(engine(*zoo.tokens(0, 1, step)))
-                engine.step()
+            take_steps(engine, 0, 1, range(3))
         return engine.full_state_dict()
 
     plain, disturbed = train(False), train(True)
@@ -244,8 +243,7 @@ def test_a_backward_leaves_the_gradients_of_a_late_update_alone(monkeypatch: pyt
     monkeypatch.setattr(delayed_update.Pending, "run", run_late)
     model = zoo.build("tied")
     engine = initialize(model, torch.optim.AdamW(model.parameters()), "zero2", offload=Offload(delayed_after=0))
-    engine.backward(engine(*zoo.tokens(0, 1, 0)))
-    engine.step()
+    take_steps(engine, 0, 1, [0])
     loss = engine(*zoo.tokens(0, 1, 1))
     assert engine.update.is_running
     with monkeypatch.context() as patch:
@@ -266,9 +264,7 @@ def test_a_write_before_the_forward_in_which_a_delayed_update_starts_is_followed
     model = zoo.build("tied").bfloat16()
     engine = initialize(model, torch.optim.AdamW(model.parameters()), strategy, offload=Offload(delayed_after=1))
     for step in range(5):
-        loss = engine(*zoo.tokens(0, 1, step))
-        engine.backward(loss)
-        engine.step()
+        take_steps(engine, 0, 1, [step])
         before = engine.full_state_dict()
         if how == "load_state_dict":
             engine.module.load_state_dict({name: 0.5 * value for name, value in before.items()})

@@ -457,8 +457,7 @@ class Frozen(Plain):
 
 def thaw_late(engine: Any) -> None:
     engine.module.embedding.requires_grad_(True)
-    engine.backward(engine(*zoo.tokens(0, 1, 0)))
-    engine.step()
+    take_steps(engine, 0, 1, [0])
 
 
 def lose_the_loss(engine: Any, inside: str) -> None:

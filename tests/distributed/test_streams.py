@@ -18,6 +18,7 @@ import torch.distributed as dist
 from tests import zoo
 from tests.distributed.streams import AtOnce, ModeledCuda, RaceDetector
 from tests.distributed.test_races import RUNS
+from tests.distributed.training import take_steps
 from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize
 from zerobench.zero.comm import backends, hierarchical, simulated, streams
 from zerobench.zero.comm.backends import FAKE
@@ -264,8 +265,7 @@ def test_planted_races_with_what_goes_up_are_seen(copying: ModeledCuda, parts: s
 def test_a_load_waits_for_what_goes_up_before_it_writes_to_masters(way: str, tmp_path: Path) -> None:
     module = zoo.build("tied")
     engine = initialize(module, zoo.OPTIMIZERS["adamw"](module.parameters()), "zero2", offload=Offload())
-    engine.backward(engine(*zoo.tokens(0, 1, 0)))
-    engine.step()
+    take_steps(engine, 0, 1, [0])
     engine.save(tmp_path / "kept")
     kept, master = engine.state_dict(), engine.placement.all_ranges()[0].master
     with torch.no_grad():

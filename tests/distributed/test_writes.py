@@ -107,9 +107,8 @@ WAYS: list[Callable[[Any, dict[str, torch.Tensor]], None]] = [
 ]  # fmt: skip
 
 
-def every_way(rank: int, n: int, folder: str, each: int) -> int:
-    """Trained, overwritten, trained: as if it had started there. Returns how many ways were tried."""
-    tried = 0
+def every_way(rank: int, n: int, folder: str, each: int) -> None:
+    """Trained, overwritten, trained: as if it had started there."""
     for number, (stage, name, dtype, options) in enumerate(kinds(n, folder, each)):
         state = other_state(name, dtype)
         fresh = zoo.build(name).to(dtype)
@@ -128,8 +127,6 @@ def every_way(rank: int, n: int, folder: str, each: int) -> int:
             rtol = atol = 2e-2 if agrees else 0
             assert take_steps(engine, rank, n, range(3, 5)) == pytest.approx(losses, rel=rtol), case
             torch.testing.assert_close(engine.full_state_dict(), expected, rtol=rtol, atol=atol, msg=case)
-            tried += 1
-    return tried
 
 
 def untouched(rank: int, n: int, folder: str, every: int) -> None:
@@ -339,7 +336,7 @@ def sharded(rank: int, n: int) -> None:
 @pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2)), 3])
 def test_what_is_written_is_trained(n: int, tmp_path: Path, thorough: bool) -> None:
     """In every run, as below, of every other engine."""
-    assert len(set(run_ranks(n, every_way, str(tmp_path), 1 if thorough else 2))) == 1
+    run_ranks(n, every_way, str(tmp_path), 1 if thorough else 2)
 
 
 def test_what_is_not_written_stays(tmp_path: Path, thorough: bool) -> None:
