@@ -219,7 +219,7 @@ def test_a_model_is_known_to_be_in_ddp_whose_buffers_are_control_traffic(early: 
     assert run["growth_bytes"] == 0
 
 
-MICRO, CLIP, UPDATES = 2, 0.5, 4
+MICRO, CLIP, UPDATES = 2, 0.5, 3
 CONFIG = cell("ddp", 2).config
 MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
