@@ -168,9 +168,9 @@ def models_gradients_within_the_bound(rank: int, n: int, model: str, dtype: torc
     sent: list[tuple[torch.Tensor, torch.Tensor]] = []
     real = ZeroppComm.reduce_scatter
 
-    def spied(comm: ZeroppComm, full: torch.Tensor, unit: str, into: Any) -> Handle:
+    def spied(comm: ZeroppComm, full: torch.Tensor, unit: str, into: Any, *sizes: Any) -> Handle:
         brought, own = full.clone(), full.view(n, -1)[comm.rank] if into is None else into
-        return Handle([real(comm, full, unit, into)], lambda: sent.append((brought, own.clone())))
+        return Handle([real(comm, full, unit, into, *sizes)], lambda: sent.append((brought, own.clone())))
 
     module = zoo.build(model).to(dtype)
     engine = initialize(module, torch.optim.SGD(module.parameters(), lr=1.0), "zero3", zeropp=QGZ, node_size=2)
@@ -227,6 +227,25 @@ def interrupted(rank: int, n: int) -> tuple[list[float], list[float]]:
         assert all(torch.equal(v, optimizer_state[k]) for k, v in engine.full_state_dict().items())
         both.append(losses)
     return both[0], both[1]
+
+
+def written_by_data(rank: int, n: int) -> list[list[float]]:
+    """Losses with and without secondary shards of a model whose frozen parts are 0 on one rank alone."""
+    found = []
+    for options in ({}, {"zeropp": HPZ, "node_size": 1}):
+        model = zoo.build("unused")
+        engine = initialize(model, zoo.OPTIMIZERS["adamw"](model.parameters()), "zero3", **options)
+        losses = training.take_steps(engine, rank, n, range(1))
+        with engine.full_parameters() as module:
+            for parameter in module.parameters():
+                parameter.data.mul_(0.9)
+        found.append(losses + training.take_steps(engine, rank, n, range(1, 3)))
+    return found
+
+
+def test_ranks_gather_alike_after_writes_that_one_rank_alone_holds() -> None:
+    for plain, hpz in run_ranks(2, written_by_data):
+        assert plain == hpz
 
 
 @pytest.mark.thorough

@@ -19,20 +19,11 @@ from zerobench.commands.plan.command import plan, progress
 from zerobench.commands.plan.fastest import find_fastest, on_more_gpus, turn_of_gpus
 from zerobench.commands.plan.memory import Capacity, Simulated, Work, whole_of
 from zerobench.commands.plan.search import (
-    DOMINATED,
     FIXED,
-    LAYERS,
     MICRO_BATCHES,
-    TOO_LARGE,
     Plan,
     PlanAxis,
     PlanRow,
-    bound_of,
-    family_axis,
-    gpus_axis,
-    next_place,
-    shapes,
-    timed_axis,
     with_model,
 )
 from zerobench.commands.predict import costs_of
@@ -51,7 +42,7 @@ TINY = ("model=gpt", "model.hidden=32", "model.heads=2", "model.vocabulary=64", 
 def walked(axis: PlanAxis, load_of: Callable[[int], float]) -> tuple[int | None, list[int]]:
     """Runs a walk against a function of the value; returns the value found, and the values probed."""
     loads: dict[int, float] = {}
-    while (place := next_place(axis, loads)) is not None:
+    while (place := search.next_place(axis, loads)) is not None:
         loads[place] = load_of(axis.values[place])
     found = max((place for place, load in loads.items() if load <= 1), default=None)
     return None if found is None else axis.values[found], [axis.values[place] for place in loads]
@@ -64,17 +55,17 @@ def test_the_last_value_that_fits_is_found_with_few_probes(wanted: int) -> None:
     def load(layers: int) -> float:
         return (0.1 + layers + (3 if layers > 40 else 0)) / (0.6 + wanted + (3 if wanted > 40 else 0))
 
-    found, probed = walked(LAYERS, load)
+    found, probed = walked(search.LAYERS, load)
     assert found == wanted
     assert {found, min(found + 1, 512)} <= set(probed)
     assert len(probed) <= 9
 
 
 def test_a_search_of_gpus_follows_one_over_n() -> None:
-    found, probed = walked(gpus_axis(cell("zero3", 1024)), lambda ranks: 0.3 + 60.3 / ranks)
+    found, probed = walked(search.gpus_axis(cell("zero3", 1024)), lambda ranks: 0.3 + 60.3 / ranks)
     assert found == 87
     assert len(probed) <= 8
-    assert walked(gpus_axis(cell("zero3", 8)), lambda ranks: 3.0)[0] is None
+    assert walked(search.gpus_axis(cell("zero3", 8)), lambda ranks: 3.0)[0] is None
 
 
 def test_a_strange_load_is_bracketed_all_the_same() -> None:
@@ -82,10 +73,11 @@ def test_a_strange_load_is_bracketed_all_the_same() -> None:
 
 
 def test_the_family_of_zero_grows_in_parameters_and_has_the_paper_s_shapes() -> None:
-    sizes = [one.numel for one in shapes()]
-    assert sizes == sorted(sizes)
-    assert {(34, 1920), (72, 3072), (62, 4096), (88, 6144), (125, 8192)} <= {(s.layers, s.hidden) for s in shapes()}
-    changed = family_axis(ANY).changed(ANY, 0).config.model
+    assert (sizes := [one.numel for one in search.shapes()]) == sorted(sizes)
+    assert {(34, 1920), (72, 3072), (62, 4096), (88, 6144), (125, 8192)} <= {
+        (s.layers, s.hidden) for s in search.shapes()
+    }
+    changed = search.family_axis(ANY).changed(ANY, 0).config.model
     assert (changed.layers, changed.hidden, changed.heads) == (1, 1920, 16)  # type: ignore[attr-defined]
 
 
@@ -107,7 +99,7 @@ def row(name: str, peak: int | Simulated | None, offload: str = "none", load: fl
     """Returns a row whose search is over; its one cell fits if `load` is at most 1."""
     found = PlanRow(Candidate(name, offload), ANY, FIXED, over=True)
     if peak is None:
-        found.problem, found.bound_bytes = TOO_LARGE, 10**9
+        found.problem, found.bound_bytes = search.TOO_LARGE, 10**9
     else:
         found.loads, found.probes = {0: load}, {0: used(peak, **more) if isinstance(peak, int) else peak}
     return found
@@ -206,7 +198,7 @@ def test_the_largest_micro_batch_is_found_in_few_simulations(most: int, batch: i
     def load(size: int) -> float:
         return 0.3 + 0.69 * size / most + (0.001 * size if size > 4 else 0.0) if most else 1.1 + size
 
-    axis = timed_axis(ANY, batch)
+    axis = search.timed_axis(ANY, batch)
     found, probed = walked(axis, load)
     assert found == max((size for size in axis.values if load(size) <= 1), default=None)
     assert len(probed) <= (5 if batch is None else 8)
@@ -236,7 +228,7 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     capacity, candidate = Capacity(MIB // 4, reserve=0.0), Candidate("zero3")
     told: list[str] = []
     layers = Plan("largest_model", capacity, run, tell=lambda _, row: told.append(row.problem if row else "first"))
-    layers.search({candidate: start}, lambda _: LAYERS)
+    layers.search({candidate: start}, lambda _: search.LAYERS)
     found = layers.rows[candidate]
     assert _layers(found.fit) + 1 == _layers(found.beyond)
     assert found.fit.peak_bytes <= capacity.device_bytes < found.beyond.peak_bytes
@@ -244,7 +236,7 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     assert len(executed) == len(set(executed)) == len(found.probes)
     assert told == ["first", ""]
     tiny = replace(layers, capacity=Capacity(1024, reserve=0.0), rows={})
-    tiny.search({candidate: start}, lambda _: LAYERS)
+    tiny.search({candidate: start}, lambda _: search.LAYERS)
     assert told[-2:] == ["first", ""]
     assert len(executed) > len(found.probes), "one was simulated after all: the device that would do is named"
     assert "nothing fits 1.0 KiB: the least is zero3 with" in nothing_fits(tiny)
@@ -289,7 +281,7 @@ def test_of_a_strategy_no_row_is_simulated_after_one_that_fits(
     found = replace(plan_of([]), named=named)
     found.search(cells, lambda _: FIXED)
     assert sorted(names[work.cell.config.micro_batch] for work in seen) == sorted(ran)
-    bounded = [row for row in found.rows.values() if row.reason == DOMINATED]
+    bounded = [row for row in found.rows.values() if row.reason == search.DOMINATED]
     assert len(bounded) == bounds
     assert {row.bound_bytes for row in bounded} == {70}
     assert {row.candidate.name for row in found.fitting} == fitting
@@ -305,7 +297,7 @@ def test_a_row_whose_bound_is_too_large_is_not_simulated(monkeypatch: pytest.Mon
     found = plan_of([])
     found.search({Candidate(name): cell(name, 2) for name in ("ddp", "zero3")}, lambda _: FIXED)
     assert [work.cell.config.strategy.name for work in ran] == ["zero3"]
-    assert [(row.problem, row.bound_bytes) for row in found.rows.values()] == [(TOO_LARGE, 101), ("", 100)]
+    assert [(row.problem, row.bound_bytes) for row in found.rows.values()] == [(search.TOO_LARGE, 101), ("", 100)]
 
 
 DEEP = with_model(cell("zero3", 8), layers=48)
@@ -399,7 +391,7 @@ def test_no_simulation_has_a_lower_peak_than_the_bound(case: tuple[str, tuple[st
     for one in compose_cells(line):
         found = execute(one.config, target=CUDA)
         assert not found.problem
-        bound = bound_of(one)
+        bound = search.bound_of(one)
         assert bound or "nvme" in one.config.offload.name
         assert bound <= (found.allocated_bytes or 0)
 

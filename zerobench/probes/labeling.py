@@ -29,11 +29,14 @@ def _flattens(kind: type) -> bool:
 
 def contains_others(tensor: torch.Tensor) -> bool:
     """Returns True for a tensor that contains others."""
-    return _flattens(type(tensor)) and is_traceable_wrapper_subclass(tensor)
+    return tensor.is_sparse or (_flattens(type(tensor)) and is_traceable_wrapper_subclass(tensor))
 
 
 def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yields the plain tensors with the values: usually the tensor itself."""
+    if tensor.is_sparse:
+        yield from (tensor._values(), tensor._indices())
+        return
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return

@@ -141,7 +141,7 @@ class Ledger(GraphMode, labels.Observer):
         copied: Sequence[str] = STATES if func is CLONE and self.phase != "forward" else ()
         if func is CAST and self.phase == "backward":
             copied = (labels.GRADIENTS,)
-        origin, made = (self._live.get(one.untyped_storage()._cdata) for one in (source, copy))
+        origin, made = map(self.record_of, (source, copy))
         if origin is not None and made is not None and origin.category in copied and not made.labeled:
             made.category, made.name = origin.category, f"copy of {origin.name}"
 
@@ -165,7 +165,8 @@ class Ledger(GraphMode, labels.Observer):
 
     def record_of(self, tensor: torch.Tensor) -> StorageRecord | None:
         """Returns the record of a tensor's storage, if it has been met; does not count it."""
-        return self._live.get(tensor.untyped_storage()._cdata)
+        values = tensor._values() if tensor.is_sparse else tensor
+        return self._live.get(values.untyped_storage()._cdata)
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Returns True if the tensor's storage has been met."""

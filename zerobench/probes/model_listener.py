@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..zero import labels
 from ..zero.modules.wrapping import tensors_that_require_grad
 from .event_log import EventLog
-from .labeling import contains_others, label_contributions
+from .labeling import contains_others, label_contributions, label_parts
 from .ledger import Ledger
 from .probe import EventOrder
 
@@ -86,7 +86,7 @@ class ModelListener:
 
     def _gradient_arrived(self, number: int, name: str, gradient: torch.Tensor) -> None:
         self._arrivals.append(number)
-        labels.label(gradient, labels.GRADIENTS, name)
+        label_parts(gradient, labels.GRADIENTS, name)
 
     def _listen_to(self, parameter: nn.Parameter, number: int, name: str) -> None:
         if parameter.requires_grad and parameter not in self._hooked:

@@ -44,8 +44,8 @@ class Bounds:
         dtype = min(job.precision, reference.precision, key=NARROW.index)
         name, share, rounding = {
             "float32": ("fp32", 1e-3, 1e-6),
-            "bfloat16": ("bf16", 0.2, 1e-2),
-            "float16": ("fp16", 0.2, 1e-2),
+            "bfloat16": ("bf16", 0.45, 1e-2),
+            "float16": ("fp16", 0.45, 1e-2),
         }[dtype]
         return cls(dtype, *TOLERANCES[name], share, rounding)
 

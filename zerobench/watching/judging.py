@@ -6,6 +6,7 @@ these steps or this engine do not show: only a finding that contradicts an expec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -22,6 +23,9 @@ LOST = "an update smaller than 2^-8 of a bfloat16 weight is lost, and moments de
 NOTHING_EXPECTED, DECLARED = "nothing is declared", "it is declared"
 REL = 1e-3
 """Relative slack of a clipped norm: torch divides by the norm plus 1e-6, in fp32."""
+
+LEAST_LR = 1e-7
+"""A learning rate below it may change no element of a parameter."""
 
 Finding = tuple[str, str, str, str, str]
 """found, expected, why, verdict, source."""
@@ -116,16 +120,20 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
     if max(seen.updates, default=0) > 1:
         found = f"{max(seen.updates)} times per step"
         return found, wanted, "a second update in a step uses the same gradient again", DIFFERENT, line
+    gradients = [(job.squares(step).get(name), job.squares(step, True).get(name)) for step in range(job.steps)]
     if not seen.gradients:
+        if seen.is_copy and any(before for before, _ in gradients):
+            why = "backward makes one on the model's parameter, and the optimizer has another tensor of its shape"
+            return "no gradient in the optimizer", wanted, why, DIFFERENT, line
         if reference is not None and name in reference.parts:
             has = reference.parts[name].gradients > 0
             return "no gradient", "a gradient" if has else "none", "as the reference", verdict_of(not has), ""
         return "no gradient", "", "the loop may not use it in these steps", UNKNOWN, ""
     if not seen.changed:
-        if not seen.lr:
-            return "no change", "", "the learning rate is 0 in these steps", UNKNOWN, ""
-        has_none = not any(job.squares(step).get(name) for step in range(job.steps))
-        if has_none:
+        if seen.lr < LEAST_LR:
+            why = f"the learning rate is {seen.lr:.2g} in these steps: less than float32 can add to most values"
+            return "no change", "", why if seen.lr else "the learning rate is 0 in these steps", UNKNOWN, ""
+        if not any(before and at_update for before, at_update in gradients):
             return "no change", "", "its gradient is 0 in these steps", UNKNOWN, ""
         return "never changed", wanted, "it has a gradient, and a learning rate that is not 0", DIFFERENT, line
     return "once per step", wanted, "a step is one update", SAME, ""
@@ -147,7 +155,7 @@ def _replicas(job: JobSeen) -> Iterator[CertificateRow]:
 
 def _accumulation(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
     counts = [step.backwards for step in job.ranks[0].steps]
-    shown, wanted = " or ".join(map(str, sorted(set(counts)))), expected.accumulation
+    shown, wanted = " or ".join(map(str, sorted(set(counts)))), expected.accumulation if any(counts) else None
     fewer = sum(count != wanted for count in counts)
     is_so = max(counts, default=0) == wanted and fewer <= 1  # an epoch may end with fewer
     yield _declared("accumulation", "micro-batches per update", shown, str(wanted or ""), is_so)
@@ -183,14 +191,19 @@ def _partition(job: JobSeen, expected: ExpectedTraining) -> Iterator[Certificate
 
 def _norms(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
     pairs = [(job.norm(step), job.norm(step, at_update=True)) for step in range(job.steps)]
-    pairs = [pair for pair, step in zip(pairs, job.ranks[0].steps, strict=False) if not step.skipped and pair[0]]
+    steps = job.ranks[0].steps
+    shown_steps = [
+        n for n, (before, _) in enumerate(pairs) if before and math.isfinite(before) and not steps[n].skipped
+    ]
+    pairs = [pairs[number] for number in shown_steps]
     if not pairs:
         yield CertificateRow("norm", "gradients", "none seen", "", "they are not on the parameters", UNKNOWN)
         return
     acted = sum(after < before * (1 - REL) for before, after in pairs)
     shown = ", ".join(f"{before:.4g} → {after:.4g}" for before, after in pairs[:UPDATES])
+    others = [n for n in shown_steps if job.squares(n) and job.squares(n, True).keys() - job.squares(n).keys()]
     found, limit = f"{shown}: clipping acted in {acted} of {len(pairs)} steps", expected.clip or 0.0
-    wanted = f"at most {limit:g}, else unchanged" if limit else ""
+    wanted = f"at most {limit:g}, else unchanged" if limit and not others else ""  # of all models, if there are others
     goals = [min(after if job.reduces_late else before, limit) for before, after in pairs]
     is_so = all(abs(after - goal) <= REL * goal for goal, (_, after) in zip(goals, pairs, strict=True))
     why = f"{DECLARED}: the norm over all parameters and ranks"

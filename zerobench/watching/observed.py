@@ -30,7 +30,7 @@ from .phases import replaced
 UPDATES = 3
 """Number of first updates whose values are compared with a reference's."""
 
-NOISE = 3e-2
+NOISE = 0.1
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 """Kinds of collectives that reduce gradients."""
@@ -41,7 +41,9 @@ Squares = dict[str, list[float]]
 
 @dataclass
 class PartSeen:
-    """One rank's part of a parameter. dtypes as text; `moments`: state -> its dtype; `updates`: per step."""
+    """One rank's part of a parameter. dtypes as text; `moments`: state -> its dtype; `updates`: per step. `is_copy`:
+    the optimizer holds another tensor of its shape, such as a master.
+    """
 
     elements: int = 0
     moment_elements: int = 0
@@ -51,6 +53,7 @@ class PartSeen:
     moments: dict[str, str] = field(default_factory=dict)
     optimizer: str = ""
     is_torchs: bool = True
+    is_copy: bool = False
     updates: list[int] = field(default_factory=list)
     gradients: int = 0
     changed: bool = False
@@ -168,7 +171,8 @@ class TrainingObserver:
         self._previous: dict[int, torch.Tensor] = {}
         self._rounded: set[int] = set()  # masters that were made from a model whose values were rounded before
         self._step = StepSeen()
-        self._updated: Counter[str] = Counter()
+        self._updated: Counter[str] = Counter()  # since the last backward
+        self._most_updated: Counter[str] = Counter()  # in this step, after one backward
         self._from = 0
         self._engine_seen = False
         self._optimizers: list[optim.Optimizer] = []
@@ -203,6 +207,8 @@ class TrainingObserver:
     def after_backward(self) -> None:
         """Called when a micro-batch's gradients exist."""
         self._end_section()
+        self._most_updated |= self._updated
+        self._updated.clear()
         if self._engine is None:
             self._step.before = self._squares((name, p.grad) for p, name in self._names.items())
 
@@ -226,11 +232,11 @@ class TrainingObserver:
             dtypes[name] = gradient.dtype
             yield name, gradient
 
-    def on_update(self, optimizer: optim.Optimizer) -> None:
-        """Called when an optimizer's step begins."""
+    def on_update(self, optimizer: optim.Optimizer, by_closure: bool = False) -> None:
+        """Called when an optimizer's step begins, and `by_closure`: when its closure has made the gradients."""
         if self._engine is not None or any(one is not optimizer for one in torch_optimizers([optimizer])):
             return  # a wrapper: the optimizer inside of it steps, too
-        self._step.updates += 1
+        self._step.updates += not by_closure
         if all(optimizer is not one for one in self._optimizers):
             self._optimizers.append(optimizer)
         with _unseen():
@@ -262,8 +268,9 @@ class TrainingObserver:
         else:
             step.skipped = step.updates == 0
             step.before = scaled(step.before, 1 / step.scale)
+        self._most_updated |= self._updated
         if step.skipped:
-            self._updated.clear()
+            self._most_updated.clear()
         step.loss = loss / step.scale
         sent = step.sent
         for operation, times in self._meter.operations:
@@ -274,6 +281,7 @@ class TrainingObserver:
         self.seen.steps.append(step)
         self._step, self._from, self._engine_seen = StepSeen(), 0, False
         self._updated.clear()
+        self._most_updated.clear()
 
     def _end_section(self) -> None:
         operations, moved, calls = self._meter.operations[self._from :], defaultdict[str, float](float), [0, 0]
@@ -293,6 +301,7 @@ class TrainingObserver:
             seen.elements += part.tensor.numel()
             self._previous[id(part.key)] = _copied(part.tensor)
             self._compare(part, 0)
+        seen.is_copy = self._engine is None and part.key not in self._names
         seen.in_model, seen.master = shown_dtype(part.in_model), shown_dtype(part.tensor.dtype)
         seen.lines.setdefault("masters", self._line_of(part.tensor))
         seen.optimizer, seen.is_torchs = type(optimizer).__name__, type(optimizer).__module__.startswith("torch.optim")
@@ -317,7 +326,7 @@ class TrainingObserver:
                 if number <= UPDATES:
                     self._compare(part, number)
             for name, seen in self.seen.parts.items():
-                seen.updates.append(self._updated[name])
+                seen.updates.append(self._most_updated[name])
                 seen.square = squares[name]
             self._see_states()
 
@@ -347,6 +356,8 @@ class TrainingObserver:
         with _unseen():
             for name, gradient in gradients:
                 for part in () if gradient is None else parts_of(gradient):
+                    if part.dtype == torch.int64:  # the places of sparse values
+                        continue
                     total = found.setdefault(name, [0.0, 0])
                     total[0] += sum_of_powers([part.detach().reshape(-1)], 2.0, part.device).item()
                     total[1] += part.numel()

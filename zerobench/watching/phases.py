@@ -15,9 +15,11 @@ scaler      a GradScaler that skips the update because of an overflow ends the s
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +27,7 @@ from torch import nn, optim
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..zero import labels
+from ..zero.modules.wrapping import inside_backward
 
 
 class PhaseListener(Protocol):
@@ -32,7 +35,7 @@ class PhaseListener(Protocol):
 
     def enter_phase(self, phase: str) -> None: ...
     def on_inputs(self, given: Any) -> None: ...
-    def on_update(self, optimizer: optim.Optimizer) -> None: ...
+    def on_update(self, optimizer: optim.Optimizer, by_closure: bool = False) -> None: ...
     def on_loss(self, tensors: Any) -> None: ...
     def after_backward(self) -> None: ...
 
@@ -91,9 +94,19 @@ class Phases(AbstractContextManager["Phases"]):
         self._before_forward(self._model, args, kwargs)
         yield
 
-    def _before_update(self, optimizer: Any, _args: object, _kwargs: object) -> None:
+    def _before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._listener.on_update(optimizer)
         self._begin("update")
+        closure = args[1] if args[1:] else kwargs.get("closure")
+        if closure is None:
+            return None
+
+        def heard() -> Any:
+            loss = closure()
+            self._listener.on_update(optimizer, by_closure=True)
+            return loss
+
+        return (args[0], heard, *args[2:]), {key: value for key, value in kwargs.items() if key != "closure"}
 
     @contextmanager
     def _phase(self, phase: str, *_args: Any, **_kwargs: Any) -> Iterator[None]:
@@ -105,6 +118,9 @@ class Phases(AbstractContextManager["Phases"]):
 
     @contextmanager
     def _backward(self, tensors: Any, *_args: Any, **_kwargs: Any) -> Iterator[None]:
+        if inside_backward():  # a part of the loop's: a reentrant checkpoint's
+            yield
+            return
         self._listener.on_loss(tensors)
         with self._phase("backward"):
             yield
@@ -144,6 +160,16 @@ def tensors_in(given: Any, depth: int = 4) -> Iterator[torch.Tensor]:
     elif depth and isinstance(given, tuple | list):
         for one in given:
             yield from tensors_in(one, depth - 1)
+
+
+def inside_compiled() -> bool:
+    """Returns True inside a call that torch.compile has wrapped, such as an optimizer's step."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch._dynamo.eval_frame":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_engine(one: Any) -> bool:

@@ -36,7 +36,7 @@ from .exchange import WatchError, gather, next_place, post_problem, share_folder
 from .expected import ExpectedTraining
 from .held_tensors import HeldTensors
 from .observed import TrainingObserver
-from .phases import Phases, is_engine, on_step, tensors_in
+from .phases import Phases, inside_compiled, is_engine, on_step, tensors_in
 from .verifying import Verifying
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
@@ -252,7 +252,8 @@ class Watch:
             self._begin_step()
         else:
             self.state = OVER
-            if _get_current_dispatch_mode() is self.probe.ledger:  # else a mode of the loop's lies above it: at the end
+            # else a mode of the loop's lies above it, or compiled code around the step restores it: at the end
+            if _get_current_dispatch_mode() is self.probe.ledger and not inside_compiled():
                 self._observing.close()
 
     def _leave(self) -> None:
@@ -280,12 +281,12 @@ class Watch:
         self._about.see_batch(found)
         self.probe.inputs(*found)
 
-    def on_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called when an optimizer's step begins."""
+    def on_update(self, optimizer: torch.optim.Optimizer, by_closure: bool = False) -> None:
+        """Called when an optimizer's step begins, and when its closure has made gradients."""
         if optimizer not in self._known:
             self._others = type(optimizer).__name__
         if self._observer is not None:
-            self._observer.on_update(optimizer)
+            self._observer.on_update(optimizer, by_closure)
 
     def on_loss(self, tensors: Any) -> None:
         """Called when backward is called."""

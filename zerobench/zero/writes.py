@@ -45,7 +45,7 @@ from .engine import ShardedEngine
 from .modules.wrapping import Hook
 from .parameters.absent import as_they_are, is_placeholder, placeholder, restore_placeholders
 from .parameters.unseen import UnseenWrites
-from .parameters.versions import Versions
+from .parameters.versions import Versions, fingerprint
 from .units.unit import Unit
 
 HOW = (
@@ -229,7 +229,7 @@ class Writes:
     @contextmanager
     def keeping(self, unit: Unit) -> Iterator[None]:
         """Copies values written inside to the parameters of `unit`, which is whole, into shards and masters."""
-        before = unit.own_slice(unit.full_parameters).clone()
+        before = fingerprint(unit.full_parameters)  # of all parts, so that all ranks decide alike
         try:
             yield
         finally:
@@ -240,7 +240,7 @@ class Writes:
                     home.copy_(parameter.data)
                     parameter.data = home
             written = unit.versions.written()
-            if written or not torch.equal(before, unit.own_slice(unit.full_parameters)):
+            if written or bool(before != fingerprint(unit.full_parameters)):
                 self._engine.schedule.check_writable(unit.name)
                 unit.keep_parameters(self._loaded)
 
