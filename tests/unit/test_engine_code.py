@@ -20,6 +20,7 @@ def test_a_table_on_the_first_pages_is_recorded_by_this_engine(experiment: str) 
 LOSSES_ALONE = ("losses", "delayed", "low_bit")
 
 
+@pytest.mark.shown(6)
 @pytest.mark.parametrize("experiment", UNTIMED)
 def test_an_experiment_that_runs_beside_another_has_no_times_that_anybody_reads(experiment: str) -> None:
     cells = compose_cells([f"experiment={experiment}"])

@@ -151,6 +151,9 @@ def no_foreach(training: Training) -> None:
     training.update = clip_and_update  # type: ignore[method-assign]
 
 
+compiled = torch.compile(backend="eager")
+
+
 def changed(change: Callable[[Training], None]) -> Training:
     training = Training()
     change(training)
@@ -175,6 +178,7 @@ HONEST: dict[str, tuple[Callable[[], Training], dict[str, Any]]] = {
     "masked gradients": (partial(changed, masked), {}),
     "reentrant checkpoint": (partial(changed, reentrant), {"accumulation": 1}),
     "sparse gradients": (partial(changed, sparse), {}),
+    "compiled update": (partial(changed, lambda one: setattr(one.optimizer, "step", compiled(one.optimizer.step))), {}),
     "critic": (partial(changed, critic), {}),
 }
 

@@ -65,10 +65,6 @@ class UnseenWrites:
             self._about.append([one.parameter for one in here])
         return slice(first, len(self._about))
 
-    def compares(self, unit: UnitTensors) -> bool:
-        """Returns True if the unit's gathered slice is to be compared here."""
-        return unit in self._places
-
     def compare_gathered(self, unit: UnitTensors) -> None:
         """Compares a unit's gathered slice with its rounded masters, bit by bit."""
         place = self._places[unit]

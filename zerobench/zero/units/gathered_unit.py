@@ -199,8 +199,8 @@ class GatheredUnit(Unit):
         elif self._gathered is not None:  # the flag is read at the step, for the host would wait for it
             differs = self._gathered != fingerprint(own)
             self._lost = differs if self._lost is None else self._lost | differs
-        elif (unseen := self.placement.unseen) is not None and unseen.compares(self):
-            unseen.compare_gathered(self)
+        elif self.placement.unseen is not None and self.dtypes.keeps_masters:
+            self.placement.unseen.compare_gathered(self)
         else:
             self.placement.keep(self, own.narrow(0, 0, self.layout.filled_numel(self.rank)))  # without the padding
 
