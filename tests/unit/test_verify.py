@@ -141,7 +141,6 @@ def compiled_update(training: Training) -> None:
 
 
 def critic(training: Training) -> None:
-    """Two updates per step, each after a backward."""
     other = torch.optim.SGD(training.model.parameters(), lr=1e-2)
     usual = partial(Training.step, training)
     training.step = lambda step: (training.loss(step, 0).backward(), other.step(), usual(step))  # type: ignore
