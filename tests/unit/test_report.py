@@ -81,7 +81,7 @@ def test_the_table_holds_every_value_of_the_runs(stages: Page) -> None:
 
 def test_the_verdict_says_which_is_least_what_it_costs_and_how_surely(stages: Page) -> None:
     cells = summarize(load(STAGES).runs).set_index("strategy")
-    least, first = cells["peak_bytes"].astype(int).idxmin(), cells["step_s"].round(4).idxmin()  # of equal ones, ddp
+    least, first = cells["peak_bytes"].astype(int).idxmin(), cells["step_s"].idxmin()
     assert f"{least}: {cells.loc[least, 'peak_bytes'] / 2**20:.1f} MiB at the peak" in stages.text
     ratio = cells.loc[least, "step_s"] / cells.loc["ddp", "step_s"]
     assert f"{ratio:.3f} times the step of ddp (no verdict)" in stages.text
