@@ -20,11 +20,15 @@ is reused only after its piece has been summed. A thread sends, receives and sum
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
+import time
 import weakref
 import zlib
 from collections import deque
 from contextlib import suppress
+from datetime import timedelta
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -42,6 +46,9 @@ GATHER_PIECE_BYTES = 16 * 2**20
 
 REDUCE_PIECE_BYTES = 2**20
 SLOTS = 2
+
+EXIT_S = 10.0
+"""Longest wait for collectives in flight at the end of a process. A peer that has ended ends it at once."""
 
 MOST_TAGS = 2**16
 """Size of the cache of tags: larger than most models' number of units."""
@@ -100,6 +107,7 @@ class GlooComm(GroupComm):
         super().__init__(group)
         self._queue: SimpleQueue[PairwiseReduction | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        _drain_thread()
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
@@ -126,6 +134,12 @@ class GlooComm(GroupComm):
             for work in works:
                 work.wait()
 
+    def stop(self) -> threading.Thread:
+        """Has the thread of the reductions end after those that are queued, and returns it."""
+        assert self._thread is not None
+        self._queue.put(None)
+        return self._thread
+
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
         return [PairwiseWorks(exchange_slices(to, here, self.rank, self.size, self.group, unit))]
 
@@ -147,6 +161,7 @@ class GlooComm(GroupComm):
         if self._thread is None:
             self._thread = labels.EngineThread(target=_run_all, args=(self._queue,), name="reduce-scatter", daemon=True)
             self._thread.start()
+            _comms.add(self)
             weakref.finalize(self, self._queue.put, None)  # the thread holds the queue alone, and ends with None
         self._queue.put(reduction)
         if labels.observed():
@@ -161,6 +176,7 @@ class PairwiseWorks:
 
     def __init__(self, works: list[Any]) -> None:
         self._works = works
+        _in_flight.add(self)
 
     def wait(self) -> None:
         """Blocks until all are done."""
@@ -168,16 +184,51 @@ class PairwiseWorks:
         for work in works:
             work.wait()
 
+    def wait_until(self, end: float) -> None:
+        """Blocks until all are done, a peer has ended, or time.monotonic() is `end`."""
+        works, self._works = self._works, []
+        with suppress(RuntimeError):
+            for work in works:
+                work.wait(timedelta(seconds=max(0.001, end - time.monotonic())))
+
     def __del__(self) -> None:
         if self._works:
-            with suppress(RuntimeError):  # at the interpreter's end there are no new threads
-                threading.Thread(target=_wait_for, args=(self._works,), daemon=True).start()
+            _dropped.put(self._works)  # the only call that is safe here: garbage collection may run within any other
 
 
-def _wait_for(works: list[Any]) -> None:
-    with suppress(RuntimeError):  # a peer has ended
+_in_flight: weakref.WeakSet[PairwiseWorks] = weakref.WeakSet()
+_comms: weakref.WeakSet[GlooComm] = weakref.WeakSet()
+_dropped: SimpleQueue[list[Any] | None] = SimpleQueue()
+
+
+@lru_cache(1)
+def _drain_thread() -> threading.Thread:
+    """Starts the process's thread that waits for dropped works, and has the end of the process wait for all works."""
+    thread = labels.EngineThread(target=_drain, name="dropped works", daemon=True)
+    thread.start()
+    atexit.register(_finish, os.getpid(), thread)
+    return thread
+
+
+def _drain() -> None:
+    while (works := _dropped.get()) is not None:
         for work in works:
-            work.wait()
+            with suppress(RuntimeError):  # a peer has ended
+                work.wait()
+
+
+def _finish(process: int, drain: threading.Thread) -> None:
+    """Waits at the end of the process, for at most EXIT_S, for everything in flight: peers may still need what this
+    rank sends, and a thread that came back from gloo while the interpreter is finalized would abort the process.
+    """
+    if process != os.getpid():  # a forked child: the works are its parent's
+        return
+    end = time.monotonic() + EXIT_S
+    for works in list(_in_flight):
+        works.wait_until(end)
+    _dropped.put(None)
+    for thread in [drain, *(comm.stop() for comm in list(_comms))]:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 class _Arrival(NamedTuple):
