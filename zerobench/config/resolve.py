@@ -14,7 +14,7 @@ from .. import strategies
 from ..data import TEXT_VOCABULARY, text_hash
 from ..models import gpt_moe, huggingface, huggingface_config, lora
 from ..registry import DATA, MODELS
-from ..sizes import parse_bytes
+from ..sizes import parse_memory
 from ..strategies import StrategyOptions, StrategySpec
 from ..zero.options import AUTO, MODES, REDUCE_WITH, SHARDS, Options
 from . import combinations, keys, world
@@ -119,7 +119,7 @@ def _resolve_batch(draft: Config, problems: list[str]) -> None:
 def _check_search(draft: Config, problems: list[str]) -> None:
     search = draft.search
     try:
-        parse_bytes(search.memory_limit or "")
+        parse_memory(search.memory_limit or "")
     except ValueError as error:
         problems.append(f"search.memory_limit: {error}")
     if draft.batch is None:

@@ -22,7 +22,7 @@ from ..host.terminal import print_on, progress_console
 from ..results.board import AWAITS, RUNNING, SKIPPED, SUBMITTED, WAITING, BoardLaunch, BoardWriter
 from ..results.grid import Grid
 from ..sections import known
-from ..sizes import printable, show_bytes, show_ms
+from ..sizes import printable, show_bytes, show_left, show_ms
 from .cell import passes_of
 from .sweep import CellLaunch
 
@@ -158,8 +158,11 @@ class Reporter:
         """Ends a launch with its row. `stopped`: no other launch follows because the user interrupted."""
         entry, now = self._entry_of(launch), time.monotonic()
         entry.state, entry.seconds = row["status"], row["seconds"] if entry.elsewhere else now - entry.begun
-        if reused or not (entry.elsewhere or entry.done):
+        failed = row["status"] != "ok"
+        if reused or (not entry.done and (failed or not entry.elsewhere)):
             entry.work = None
+        elif failed:  # only the steps that it did were done in its time
+            entry.passes, entry.steps = entry.passes[:1], entry.done
         entry.peak_bytes = row.get("peak_bytes") or entry.peak_bytes
         if row["status"] == "ok":
             entry.loss = row["loss_last"]
@@ -188,10 +191,7 @@ class Reporter:
 
     def _left(self) -> str:
         seconds = seconds_left(self.entries, max(1, self._side_by_side), time.monotonic())
-        if seconds is None:
-            return "time left unknown"
-        hours = f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-        return f"about {hours if seconds >= 90 else f'{max(1, round(seconds))} s'} left"
+        return "time left unknown" if seconds is None else show_left(seconds)
 
     def _line(self, text: str) -> None:
         number = f"[{self._current + 1}/{len(self.entries)}] {self.entry.name}: "
@@ -215,8 +215,8 @@ def work_of(config: CellConfig) -> float:
 
 
 def seconds_left(launches: Sequence[Entry], side_by_side: int, now: float) -> float | None:
-    """Returns the remaining seconds of launches that run `side_by_side` at a time. None until a step is done, or, in
-    launcher jobs, a launch.
+    """Returns the remaining seconds of launches that run `side_by_side` at a time. None until a step has taken
+    time, or, in launcher jobs, a launch.
     """
     whole = done = spent = unseen = 0.0
     for launch in (launch for launch in launches if launch.work):
@@ -228,7 +228,7 @@ def seconds_left(launches: Sequence[Entry], side_by_side: int, now: float) -> fl
         unseen += 0.0 if launch.is_done or launch.done else elapsed  # a job's steps are not seen one by one
     if whole == done:
         return 0.0
-    return max(0.0, spent * (whole / done - 1) - unseen) / side_by_side if done else None
+    return max(0.0, spent * (whole / done - 1) - unseen) / side_by_side if done and spent else None
 
 
 HEADER = ["cell", "", "pass", "step", "peak", "loss", "s"]

@@ -30,7 +30,7 @@ from ..results.provenance import device_class
 from ..results.rescue import Unwritten
 from ..results.summary import summarize
 from ..sections import known
-from ..sizes import parse_bytes, show_bytes
+from ..sizes import parse_memory, show_bytes
 from .sweep import Sweep
 
 FINALISTS_WITHIN = 0.9
@@ -53,7 +53,7 @@ class BatchSearch:
 
     @property
     def limit_bytes(self) -> int:
-        return parse_bytes(known(self.cell.config.search.memory_limit))
+        return parse_memory(known(self.cell.config.search.memory_limit))
 
     def fits(self, row: Row) -> bool:
         return row["status"] == "ok" and used_bytes(row) <= self.limit_bytes

@@ -50,15 +50,20 @@ class Reduced:
 
 def reduced(config: CellConfig) -> Reduced:
     """Returns the reduced cell to simulate for a cell."""
-    micro_batches = config.accumulation
-    if micro_batches > MOST_MICRO_BATCHES:
-        batch = config.micro_batch * MOST_MICRO_BATCHES * config.world_size
-        config = replace(config, accumulation=MOST_MICRO_BATCHES, batch=batch)
+    micro_batches, config = config.accumulation, with_few_micro_batches(config)
     layers = _layers(config)
     if layers is None or layers <= MODEL_LAYERS[-1] + 1:
         return Reduced((config,), (layers or 0,), layers or 0, micro_batches)
     config = _with_whole_buckets(config)
     return Reduced(tuple(_with_layers(config, one) for one in MODEL_LAYERS), MODEL_LAYERS, layers, micro_batches)
+
+
+def with_few_micro_batches(config: CellConfig) -> CellConfig:
+    """Returns the cell with at most MOST_MICRO_BATCHES micro-batches in a step."""
+    if config.accumulation <= MOST_MICRO_BATCHES:
+        return config
+    batch = config.micro_batch * MOST_MICRO_BATCHES * config.world_size
+    return replace(config, accumulation=MOST_MICRO_BATCHES, batch=batch)
 
 
 def _with_whole_buckets(config: CellConfig) -> CellConfig:
