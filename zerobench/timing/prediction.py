@@ -27,7 +27,7 @@ from ..records import EventRow
 from ..records.event_row import COMPUTE
 from ..strategies import predicts, shape_of
 from ..theory.strategy import AUTO, settle
-from .costs import Costs, GpuCosts
+from .costs import Costs, costs_at
 from .timeline import PLAIN, Declared, PhaseTime, Timeline, lay_out
 
 MODEL_LAYERS = (4, 8)
@@ -176,8 +176,7 @@ def step_time(schedule: StepSchedule, costs: Costs, declared: Declared = PLAIN) 
     if schedule.problem:
         raise ValueError(schedule.problem)
     cell = schedule.cell
-    if isinstance(costs, GpuCosts) and cell.configs[-1].world_size == 1 and not costs.one_stream:
-        costs = costs.alone()
+    costs = costs_at(costs, cell.configs[-1].world_size)
     laid = [lay_out(events, costs, declared) for events in schedule.events]
     found = [_repeated(one, cell) for one in laid]
     if len(found) == 1:
