@@ -174,7 +174,8 @@ def random_cells(count: int) -> Cells:
         strategy = draw.choice(strategies)
         names = draw.choices([name for name, one in eager.items() if one.strategy == strategy], k=2)
         first, second = (eager[name] for name in names)
-        sizes = {"layers": draw.randint(1, 4), "hidden": 4 * draw.randint(2, 20), "vocabulary": draw.randint(256, 2000)}
+        sizes: dict[str, Any] = {"layers": draw.randint(1, 4), "hidden": 4 * draw.randint(2, 20)}
+        sizes["vocabulary"] = draw.randint(256, 2000)
         MODELS["random"] = schema.Gpt(heads=draw.choice((1, 2, 4)), tied=draw.random() < 0.5, **sizes)
         options: dict[str, Any] = {
             "accumulation": draw.randint(1, 3), "clip": draw.choice((None, 1.0)), "micro_batch": draw.randint(1, 2),
