@@ -46,7 +46,7 @@ FOLDER = Path("results/fake_equality")
 HEAD = """\
 # Fake execution beside real ranks
 
-Written by `make fake-equality`%s. A row of the table is a cell at all its world sizes, first and last rank; `rows off`
+Written by `make fake-equality%s`. A row of the table is a cell at all its world sizes, first and last rank; `rows off`
 counts rows of memory (tier, phase, category) and of traffic that differ in any byte. What the ledger does not see is in
 the allocator's total alone: buffers that gloo makes in its own threads (docs/explanation/fake-worlds.md). Each rank:
 `%s`.
