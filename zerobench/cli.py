@@ -1,7 +1,7 @@
 """The command line: a Hydra app, plus verbs.
 
     zerobench KEY=VALUE ...        one run            zerobench -m KEY=V1,V2 ...     a sweep
-    zerobench VERB ...             see help.txt
+    zerobench VERB ...             see help.txt       zerobench                      help.txt
 
 Exit code: 0 all cells ok, 1 a cell failed, 2 the command is invalid or no cell can run, 130 interrupted.
 """
@@ -242,7 +242,7 @@ def _sweep(arguments: list[str]) -> int:
     arguments, columns = take_value(arguments, COLUMNS)
     arguments, dollars = take_value(arguments, PRICE)
     flags, words, extra_dirs = split_arguments(arguments)
-    if {"-h", "--help"} & set(flags) or words[:1] == ["help"]:
+    if not arguments or {"-h", "--help"} & set(flags) or words[:1] == ["help"]:
         return _help([word for word in words if word != "help"], extra_dirs)
     if problems := not_a_verb(arguments, tuple(VERBS)) or unknown_flags(flags):
         return refuse(ValueError("; ".join(problems)))

@@ -409,7 +409,8 @@ def test_what_is_no_choice_is_a_sentence(composed: list[Any], monkeypatch: pytes
     for choices, keys, sentence in (
         ((), {"strateg": "ddp"}, "strateg: no such key; did you mean strategy"),
         (("--dry-run",), {}, "--dry-run is a flag of the command line; write choices as KEY=VALUE"),
-        (("status",), {}, "status: "),
+        (("status",), {}, "'status' is not KEY=VALUE, such as strategy=ddp"),
+        (("zero9",), {}, "'zero9' is not KEY=VALUE, .*; strategies are ddp, .*zero1, zero2, zero3"),
     ):
         with pytest.raises(ValueError, match=sentence):
             zerobench.run(*choices, **keys)

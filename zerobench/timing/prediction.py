@@ -27,7 +27,7 @@ from ..records import EventRow
 from ..records.event_row import COMPUTE
 from ..strategies import predicts, shape_of
 from ..theory.strategy import AUTO, settle
-from .costs import Costs, GpuCosts
+from .costs import HALVES, SHORT, Costs, costs_at
 from .timeline import PLAIN, Declared, PhaseTime, Timeline, lay_out
 
 MODEL_LAYERS = (4, 8)
@@ -99,16 +99,19 @@ class StepSchedule:
     @property
     def without_formula(self) -> list[str]:
         """Operators whose time is not known from their FLOPs or bytes: products without a formula, and others, not
-        known to take as long as their bytes, that move more than LEAST_SHARE of the step's.
+        known to take as long as their bytes, that move more than LEAST_SHARE of the step's. Also attention in half
+        precision that is not flash: it got a mask, as a sliding window makes one, and rates are of flash.
         """
-        moved, flops = Counter[str](), Counter[str]()
+        moved, flops, masked = Counter[str](), Counter[str](), set[str]()
         for event in self.events[-1] if self.events else ():
             if event.kind == COMPUTE:
                 moved[event.operator] += event.bytes
                 flops[event.operator] += event.flops
+                if "efficient_attention" in event.operator and SHORT.get(event.dtype) in HALVES:
+                    masked.add(event.operator)
         least = LEAST_SHARE * moved.total()
         unknown = [name for name in sorted(moved) if not flops[name] and not _has_formula(name)]
-        return [name for name in unknown if IS_PRODUCT.search(name) or moved[name] > least]
+        return sorted(masked) + [name for name in unknown if IS_PRODUCT.search(name) or moved[name] > least]
 
 
 LEAST_SHARE = 0.02
@@ -181,8 +184,7 @@ def step_time(schedule: StepSchedule, costs: Costs, declared: Declared = PLAIN) 
     if schedule.problem:
         raise ValueError(schedule.problem)
     cell = schedule.cell
-    if isinstance(costs, GpuCosts) and cell.configs[-1].world_size == 1 and not costs.one_stream:
-        costs = costs.alone()
+    costs = costs_at(costs, cell.configs[-1].world_size)
     laid = [lay_out(events, costs, declared) for events in schedule.events]
     found = [_repeated(one, cell) for one in laid]
     if len(found) == 1:

@@ -160,8 +160,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(chosen: argparse.Namespace) -> None:
-    if chosen.jobs is not None and chosen.jobs < 1:
-        raise ValueError(f"--jobs {chosen.jobs}: must be at least 1")
     if chosen.tensors < 0:
         raise ValueError(f"--tensors {chosen.tensors}: must be at least 0")
     for flag, path in (("--out", chosen.out), ("--figure", chosen.figure)):

@@ -21,7 +21,7 @@ from ...config.schema import Transformer
 from ...fake_execution import Limits, Target, execute_all
 from ...host.pipes import print_note
 from ...host.terminal import LINE_EVERY_S, print_on, progress_console
-from ...results.options import Parser, add_columns, add_price, verb
+from ...results.options import Parser, add_columns, add_jobs, add_price, verb
 from ...results.provenance import source_hash
 from ...sizes import parse_memory, show_left
 from ..predict import costs_of
@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--disk", metavar="SIZE", help="disk per GPU; by default offload=nvme is unlimited")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="device to simulate (default: %(default)s)")
     add("--family", choices=("zero",), help="goal largest_model: layers and hidden sizes of the ZeRO paper's models")
-    add("--jobs", type=int, metavar="N", help="cells simulated at a time (default: one per core)")
+    add_jobs(parser)
     add("--format", choices=("table", "json"), default="table", help="default: %(default)s")
     add("--settings", choices=SYSTEMS, help="also print the recommended cell as settings of this system")
     add("--out", type=Path, metavar="DIR", help="a folder for the settings' files (default: they are printed)")
@@ -188,8 +188,6 @@ def _capacity(chosen: argparse.Namespace) -> Capacity:
         raise ValueError(f"--reserve {chosen.reserve:g}: a fraction of the device, from 0 to below 1")
     if chosen.gpus < 1:
         raise ValueError(f"--gpus {chosen.gpus}: must be at least 1")
-    if chosen.jobs is not None and chosen.jobs < 1:
-        raise ValueError(f"--jobs {chosen.jobs}: must be at least 1")
     device = size("device_memory")
     if not device:
         raise ValueError(f"--device-memory {chosen.device_memory}: must be above 0")
