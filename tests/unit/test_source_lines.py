@@ -1,6 +1,7 @@
 """Lines of code that made storages, in forward, backward, hooks and recomputation; a leak, named to the byte."""
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,10 @@ def test_what_grows_is_named_to_the_byte_and_all_rows_add_up() -> None:
     assert [source.split(" in")[0] for source in grown.source] == [line_of("line of the second").removesuffix(" in")]
     assert lines[lines["at"] == "peak"].bytes.sum() == run.peak_bytes
     assert watched(Net()).runs.growth_bytes.item() == 0
+
+
+def test_instruments_exist() -> None:
+    assert [one for one in source_lines.INSTRUMENTS if not Path(one).exists()] == []
 
 
 def test_paths_are_those_that_a_reader_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
