@@ -29,7 +29,7 @@ HELP = (
 )
 
 USED: pytest.StashKey[bool] = pytest.StashKey()
-"""Key of a test's stash: whether it takes the fixture; a test in ranks loses its list of fixtures at its first setup."""
+"""Key of a test's stash: if it takes the fixture; a test in ranks loses its list of fixtures at its first setup."""
 REQUEST: pytest.StashKey[Request] = pytest.StashKey()
 WATCHES: pytest.StashKey[Watches] = pytest.StashKey()
 TOLD: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
