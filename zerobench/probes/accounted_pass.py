@@ -197,11 +197,7 @@ class AccountedPass(Probe):
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Labels optimizer states; for ZeroRedundancyOptimizer, the states of the optimizer inside it."""
-        for parameter, state in getattr(optimizer, "optim", optimizer).state.items():
-            tier = self.ledger.tier_of(parameter) if not contains_others(parameter) else None
-            for name, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    label_parts(value, labels.OPTIMIZER, name, tier)
+        self.ledger.label_states(getattr(optimizer, "optim", optimizer))
 
     def found(self, rank: int, folder: Path) -> PassRecords:
         """Returns the rows of the measured steps, and the order of events in the last one."""

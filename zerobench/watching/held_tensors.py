@@ -136,10 +136,7 @@ class HeldTensors:
                     label_parts(parameter.data, labels.MASTER, f"master {number}")
                 if not self._engines and parameter.grad is not None:
                     label_parts(parameter.grad, labels.GRADIENTS, f"gradient {number}")
-            for state in optimizer.state.values():
-                for name, value in state.items() if isinstance(state, dict) else ():
-                    if isinstance(value, torch.Tensor):
-                        label_parts(value, labels.OPTIMIZER, str(name))
+            self._ledger.label_states(optimizer)
 
 
 _apart: dict[int, StorageWeakRef] = {}
