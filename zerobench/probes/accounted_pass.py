@@ -242,7 +242,8 @@ class AccountedPass(Probe):
         """
         step = self.ledger.sums.extremes["step"]
         states = rows_by_line(rank, "states", step.alive_states) if isinstance(self.ledger, ShapesOnly) else ()
-        return [*rows_by_line(rank, "peak", step.alive), *rows_by_line(rank, "growth", self._grown), *states]
+        keepers = {} if isinstance(self.ledger, ShapesOnly) else self.ledger.keepers(self._grown)
+        return [*rows_by_line(rank, "peak", step.alive), *rows_by_line(rank, "growth", self._grown, keepers), *states]
 
     def traffic_rows(self, rank: int) -> list[TrafficRow]:
         """Returns every operation of the measured steps, with equal operations of a step combined."""

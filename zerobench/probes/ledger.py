@@ -34,6 +34,7 @@ from ..zero import labels
 from .collective_operators import NAMESPACES
 from .in_transit import InTransit
 from .intervals import Birth, Event, History, Interval, IntervalSums, StorageRecord
+from .keepers import keepers_of
 from .labeling import contains_others, holds_others, label_parts, parts_of
 from .outside_dispatch import optimizer_steps_watched, resizes_watched
 from .source_lines import SourceLines
@@ -300,6 +301,10 @@ class Ledger(GraphMode, labels.Observer):
         """Returns the storages currently alive on the device, with their sizes."""
         living = list(self._live.values())  # at once: other threads free tensors too
         return {stored: stored.bytes for stored in living if stored.tier == labels.DEVICE and stored.bytes}
+
+    def keepers(self, grown: Sequence[tuple[int, StorageRecord, str]]) -> dict[StorageRecord, str]:
+        """Returns the objects that keep storages alive that have grown by a number of bytes (keepers.py)."""
+        return keepers_of(dict(self._live), {stored for by, stored, _ in grown if by > 0})
 
     def begin(self) -> None:
         """Begins an interval: drops the events so far."""

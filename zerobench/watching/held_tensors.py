@@ -14,7 +14,6 @@ beginning are counted only if the loop uses them: as parameters, states, inputs 
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +24,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..probes.keepers import living_tensors
 from ..probes.labeling import label_parts, parts_of
 from ..probes.ledger import Ledger
 from ..zero import labels
@@ -157,16 +157,3 @@ def leave_out() -> Iterator[None]:
         yield
     finally:
         _apart.clear()
-
-
-def living_tensors() -> Iterator[torch.Tensor]:
-    """Yields every tensor that the garbage collector knows."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some objects warn when their class is asked for
-        kinds: dict[type, bool] = {}
-        for one in gc.get_objects():
-            kind = type(one)
-            if kind not in kinds:
-                kinds[kind] = issubclass(kind, torch.Tensor) and not kind.__name__.startswith("Fake")
-            if kinds[kind]:
-                yield one
