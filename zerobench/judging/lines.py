@@ -356,7 +356,7 @@ def _by_line(pairs: Iterable[tuple[Line | None, Line | None]]) -> list[MovedLine
         category, source, name, *_ = key
         least = SHARE * max(abs(after - before) for _, before, after in rows)
         paths = tuple(path for path, before, after in rows if abs(after - before) >= least)
-        before, after = (sum(row[side] for row in rows) for side in (1, 2))
+        before, after = sum(row[1] for row in rows), sum(row[2] for row in rows)
         moved.append(MovedLine(category, paths, source, before, after, name, kept_by=keepers[key]))
     return moved
 
