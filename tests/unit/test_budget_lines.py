@@ -159,7 +159,7 @@ def test_a_line_outside_of_a_short_table_is_named_as_its_rest() -> None:
 def test_the_fullest_rank_and_launch_count() -> None:
     rows = [
         {"run_id": run, "rank": rank, "at": at, "category": "gradients", "module": None, "source": source,
-         "bytes": size, "storages": 1, "name": ""}
+         "bytes": size, "storages": 1, "name": "", "kept_by": ""}
         for run, rank, at, source, size in (
             ("a", 0, "peak", "x.py:1 in f", 5), ("a", 0, "peak", "x.py:2 in f", 5), ("a", 1, "peak", "x.py:1 in f", 9),
             ("b", 0, "growth", "x.py:3 in f", -4), ("b", 1, "growth", "x.py:3 in f", 0),
