@@ -87,6 +87,15 @@ class ShardedEngine:
         """Refreshes the parameters after segments were overwritten."""
         raise NotImplementedError
 
+    def send_parameters(self) -> None:
+        """Refreshes the parameters of all ranks after parameter shards were overwritten."""
+        raise NotImplementedError
+
+    def close_forwards(self) -> None:
+        """Frees gathered parameters, without a look at what was written to them; no backward goes through an earlier
+        forward any more.
+        """
+
     # -- queries --------------------------------------------------------------------------------------
 
     def parameters_by_unit(self) -> list[tuple[Unit, list[nn.Parameter]]]:

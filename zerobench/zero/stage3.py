@@ -311,15 +311,18 @@ class Stage3(Stage2):
         for unit in self._all_units:
             unit.reshard(keeps)
 
-    def after_update(self) -> None:
+    def close_forwards(self) -> None:
         self._reshard_all(keeps=False)
         self._end_backward(closes_all=True)
+
+    def after_update(self) -> None:
+        self.close_forwards()
         for unit in self._all_units:
             if unit.trainable:
                 unit.refresh()
 
-    def after_load(self) -> None:
-        super().after_load()
+    def send_parameters(self) -> None:
+        super().send_parameters()
         for unit in self._all_units:
             if not unit.trainable:
                 unit.refresh()

@@ -104,7 +104,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             with torch.no_grad():
                 for buffer in self.module.buffers():
                     self.comm.broadcast(buffer)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and self.placement.masters_follow:
             self.schedule.launch()
         else:
             self.settle()
@@ -116,6 +116,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
         `retain_graph`: stages 1 and 2 can go through the graph again before the next step, as torch does.
         """
+        self.check_own_weights("backward")
         loss = self.update.scaling.scaler.scaled(loss)
         # 1 gradients that the caller has dropped since the last backward go first: new ones are not added to them
         self.gradients.stand_ins.heed()
@@ -137,6 +138,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
         `closure` first computes the gradients, with `backward`, and returns the loss. All ranks skip if one overflowed.
         """
+        self.check_own_weights("step")
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -86,6 +86,7 @@ class Writes:
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
         self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has written
         self._stored: dict[Unit, None] = {}  # units with parameters written while sharded
+        self.are_kept = 0  # units inside of `keeping`
         self._asks = not engine.comm.on_streams and all(ASKS.get(p.device.type, False) for p in engine.trainable)
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = Versions(parameters)
@@ -230,9 +231,11 @@ class Writes:
     def keeping(self, unit: Unit) -> Iterator[None]:
         """Copies values written inside to the parameters of `unit`, which is whole, into shards and masters."""
         before = fingerprint(unit.full_parameters)  # of all parts, so that all ranks decide alike
+        self.are_kept += 1
         try:
             yield
         finally:
+            self.are_kept -= 1
             for parameter in unit.versions.parameters:  # whose `.data` may have been replaced
                 home = self.homes[parameter]
                 alike = (parameter.shape, parameter.dtype, parameter.device) == (home.shape, home.dtype, home.device)

@@ -122,6 +122,12 @@ class Comm:
     def forget(self) -> None:
         """Drops the state of earlier exchanges, because other weights are loaded."""
 
+    def put_aside(self) -> Callable[[], None]:
+        """Copies the state of earlier exchanges, which other weights replace for a while. Returns the function that
+        restores it.
+        """
+        return self.forget
+
     def meet(self, what: str) -> None:
         """Returns when all ranks have called it: a barrier before a small collective that could pair with another."""
 
@@ -171,6 +177,9 @@ class WrappedComm(Comm):
 
     def forget(self) -> None:
         self._below.forget()
+
+    def put_aside(self) -> Callable[[], None]:
+        return self._below.put_aside()
 
     def meet(self, what: str) -> None:
         self._below.meet(what)

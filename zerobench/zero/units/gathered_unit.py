@@ -220,7 +220,10 @@ class GatheredUnit(Unit):
             )
         if not self.stays:
             self.placement.wait()
-            self.placement.keep(self, self.own_slice(self.full_parameters), loaded)
+            own = self.own_slice(self.full_parameters)
+            self.placement.keep(self, own, loaded)
+            if self._gathered is not None:  # the unit may stay whole, for a backward: this write is not lost
+                self._gathered = fingerprint(own)
         self.follow(loaded)
 
     def follow(self, loaded: Collection[int]) -> None:

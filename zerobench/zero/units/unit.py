@@ -22,7 +22,7 @@ With one rank the full tensors are the shards, but for masters that are rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch import nn, optim
@@ -89,6 +89,22 @@ class Unit(UnitTensors):
         `loaded`: numbers of parameters whose masters are replaced even if their rounded values are equal.
         """
         self.follow(loaded)
+
+    def put_aside(self) -> Callable[[], None]:
+        """Copies the ranges of this rank's shard that no separate master restores to host memory. Returns the function
+        that puts them back.
+        """
+        copies = {}
+        for start, stop in self.placement.ranges_without_masters(self):
+            copy = torch.empty(stop - start, dtype=self.dtypes.shard)
+            copies[start] = labels.label(copy, self.shard_category, self.name, tier=labels.HOST)
+            self.placement.read(self, start, copy)
+
+        def put_back() -> None:
+            for start, copy in copies.items():
+                self.placement.put(self, start, copy)
+
+        return put_back
 
     def follow(self, loaded: Collection[int]) -> None:
         """Updates the masters after this rank's parameter shard was written to."""
