@@ -50,6 +50,10 @@ class ShardedEngine:
         """Keeps this rank's part of `values`, the whole values of `parameter`, in any dtype and on any device."""
         raise NotImplementedError
 
+    def read(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Returns a copy of the whole values of `parameter`; collective."""
+        return parameter.detach().clone()
+
     def due(self, unit: Unit) -> Iterable[Unit]:
         """Called when all gradients of a parameter are in `unit`; returns the units to be reduced now, in order."""
         return ()

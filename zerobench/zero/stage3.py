@@ -49,6 +49,7 @@ from .units.bucket import GradientBucket
 from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit, GathersAhead
 from .units.root import Root
 from .units.unit import Unit, align_numel
+from .writes import WRITTEN
 
 TAIL_NUMEL = 8
 """Elements kept free at the end of a unit. The theory and the recorded budgets count them."""
@@ -153,6 +154,10 @@ class Stage3(Stage2):
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         if parameter.numel():
             self._unit_of[parameter].store(parameter, values)
+
+    def read(self, parameter: nn.Parameter) -> torch.Tensor:
+        with self.whole(self._unit_of[parameter]):
+            return super().read(parameter)
 
     # -- queries ----------------------------------------------------------------------------------------
 
@@ -329,9 +334,9 @@ class Stage3(Stage2):
 
     def refuse(self, parameter: nn.Parameter, writes: bool = False) -> None:
         """Raises RuntimeError: `parameter` is about to be read or written to while this rank has only a part of it."""
+        name = next((name for name, p in self.module.named_parameters() if p is parameter), "a parameter")
         if writes:
-            self.writes.refuse(parameter)
-        name = next(name for name, p in self.module.named_parameters() if p is parameter)
+            raise RuntimeError(f"{name}: {WRITTEN}")
         unit = self._unit_of[parameter]
         in_hook = inside_backward() and self._root.comes_for_itself(unit)
         way = "; a hook that reads it in backward needs keep_root=True" if in_hook else ""

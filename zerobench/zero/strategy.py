@@ -69,7 +69,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         with torch.no_grad():
             self.adopt()
             if on_meta:
-                meta_init.fill(module, self.store, comm, options.initial_dtype, options.initial_device)
+                meta_init.fill(module, self.store, self.read, comm, options.initial_dtype, options.initial_device)
             for buffer in module.buffers():
                 comm.broadcast(buffer)
             for unit in self.units:

@@ -36,7 +36,7 @@ import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,6 +52,8 @@ HOW = (
     "write in place inside `with engine.full_parameters()`, or load with engine.module.load_state_dict() or"
     " engine.load_weights()"
 )
+
+WRITTEN = f"it was written to while this rank held a part of it only; {HOW}"
 
 OVERWRITTEN = (
     "written to between steps or in a forward by .data, or in another way that autograd does not count; on a GPU"
@@ -217,13 +219,9 @@ class Writes:
         """Updates the masters of `unit` after in-place writes to `parameter`, and maybe to others."""
         if not unit.is_whole:
             restore_placeholders()
-            self.refuse(parameter)
+            raise RuntimeError(f"{self._names[parameter]}: {WRITTEN}")
         self._engine.schedule.check_writable(self._names[parameter])
         unit.keep_parameters(self._loaded)
-
-    def refuse(self, parameter: nn.Parameter) -> NoReturn:
-        """Raises RuntimeError: `parameter` is or was written to while this rank has only a part of it."""
-        raise RuntimeError(f"{self._names[parameter]}: it was written to while this rank held a part of it only; {HOW}")
 
     # -- inside full_parameters() -------------------------------------------------------------------------
 
