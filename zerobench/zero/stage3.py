@@ -46,7 +46,7 @@ from .options import AUTO, MASTERS
 from .parameters.absent import Hiding, let_look
 from .stage2 import Stage2
 from .units.bucket import GradientBucket
-from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit, GathersAhead
+from .units.gathered_unit import ALONE, FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead
 from .units.root import Root
 from .units.unit import Unit, align_numel
 from .writes import WRITTEN
@@ -70,6 +70,7 @@ class Stage3(Stage2):
         self._done: set[GatheredUnit] = set()  # passed by the present backward
         self._warned = False
         self._recording = False  # the present forward will be followed by a backward
+        self._is_second_order = False  # autograd.grad with create_graph has gone through an open forward
         self._all_units: list[GatheredUnit] = []
         self.hiding = Hiding(self.refuse, lets_write=True)
         # memory for a gather: the bucket that is being sent has arrived, and its memory is free
@@ -149,7 +150,12 @@ class Stage3(Stage2):
         """Raises RuntimeError if a gradient of `unit` has come although its parameters, which it needs, are absent."""
         assert isinstance(unit, GatheredUnit)
         if not (unit.is_whole or self._root.comes_for_itself(unit)):
-            raise RuntimeError(f"{unit.name}: backward {UNHEARD}")
+            raise RuntimeError(f"{unit.name}: backward {self._why_absent}")
+
+    @property
+    def _why_absent(self) -> str:
+        """The reason why backward reads parameters that are not gathered."""
+        return SECOND_ORDER if self._is_second_order else f"came {UNHEARD}"
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         if parameter.numel():
@@ -199,7 +205,11 @@ class Stage3(Stage2):
         if not recomputed and (self.options.reshard_after_forward or not self._recording):
             for unit in units:
                 unit.reshard()
-        if not torch.is_grad_enabled() or not (recomputed or self._recording):
+        if not torch.is_grad_enabled():
+            return
+        if not (recomputed or self._recording):
+            if alone := list(tensors_that_require_grad(output)):
+                register_multi_grad_hook(alone, partial(self._check_alone, units), mode="any")
             return
         use = self._order.only_use(units[0]) if recomputed else self._order.end - 1
         tensors = list(tensors_that_require_grad((output, tensors_left_in(inner))))
@@ -261,7 +271,13 @@ class Stage3(Stage2):
         last = self._order.behind(self._order.end, self.options.prefetch)
         self._ahead.enter(self._root.units, last, must_wait=self._root.is_last)
 
+    def _check_alone(self, units: list[GatheredUnit], _gradient: torch.Tensor) -> None:
+        """Raises RuntimeError if backward comes to a call of `units` that no forward has recorded, and needs them."""
+        if absent := [unit.name for unit in units if not unit.is_whole]:
+            raise RuntimeError(f"{absent[0]}: {ALONE}")
+
     def _check_age(self, forward: int, _gradient: torch.Tensor) -> None:
+        self._is_second_order = self._is_second_order or torch.is_grad_enabled()
         if not self._order.come_to(forward):
             words = "zero3 has given its parameters back; go through each forward once, and before the step"
             raise RuntimeError(f"backward through a forward that a backward has gone through, or a step: {words}")
@@ -280,9 +296,10 @@ class Stage3(Stage2):
         try:
             super().backward(loss, retain_graph)
         except BaseException as error:
+            why = self._why_absent
             self._end_backward(closes_all=True)
             if FREED in str(error):
-                raise RuntimeError(f"backward: it {UNHEARD}") from error
+                raise RuntimeError(f"backward: it {why}") from error
             raise
 
     def due(self, unit: Unit) -> Iterable[Unit]:
@@ -310,6 +327,7 @@ class Stage3(Stage2):
         """Closes the forwards that the backward has reached, or all."""
         self._done.clear()
         self._ahead.forget()
+        self._is_second_order = False
         self._order.end_backward(closes_all)
 
     def _reshard_all(self, keeps: bool = True) -> None:

@@ -55,9 +55,20 @@ LOST = (
 )
 
 UNHEARD = (
-    "came to parameters that zero3 had not gathered, which it does when a gradient comes to a tensor that their module"
+    "to parameters that zero3 had not gathered, which it does when a gradient comes to a tensor that their module"
     " returned, or left in an attribute, in the engine's forward; return the tensor that the loss is made of, or name"
     " the module that made it in units="
+)
+
+ALONE = (
+    "backward came to a call of it by itself, outside of the engine's forward or inside of one that ran under"
+    " torch.no_grad(), for which zero3 does not gather it again; call it in the forward of the whole module, with"
+    " gradients, or use zero2"
+)
+
+SECOND_ORDER = (
+    "goes through gradients of torch.autograd.grad(create_graph=True), as a gradient penalty does, and so reads"
+    " parameters that zero3 has given back: it does not support double backward; use zero1 or zero2"
 )
 
 
