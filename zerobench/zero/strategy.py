@@ -82,6 +82,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         )  # fmt: skip
         self.schedule = UpdateSchedule(self.update, self.placement, options.delayed_after)
         self.writes = Writes(self)
+        self.update.fault, self.update.raise_fault = self.writes.take_lost, self.writes.raise_lost
         take_loads(self, self.writes)
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
 

@@ -36,7 +36,7 @@ import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -103,12 +103,30 @@ class Writes:
 
     # -- the check ----------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Updates masters after all writes. Raises RuntimeError for changes that cannot be followed."""
+    def check(self, collective: bool = True) -> None:
+        """Updates masters after all writes. Raises RuntimeError for changes that cannot be followed; if `collective`,
+        for lost ones on all ranks.
+        """
         self._engine.settle()  # gathers in flight read what is compared
         self.check_places()
         self.follow()
         self.follow_unseen()
+        number, comm = self.take_lost(), self._engine.comm
+        if collective and comm.size > 1 and any(unit.may_lose for unit in self._units):
+            device = comm.flags_device or self._units[0].device
+            flag = torch.tensor([-1 if number is None else number], dtype=torch.int32, device=device)
+            comm.maximum(flag)
+            number = int(flag) if flag >= 0 else None
+        if number is not None:
+            self.raise_lost(number)
+
+    def take_lost(self) -> int | None:
+        """Returns the number of a unit whose shard could not keep what a forward wrote, and forgets all such writes."""
+        return max((number for number, unit in enumerate(self._units) if unit.take_lost()), default=None)
+
+    def raise_lost(self, number: int) -> NoReturn:
+        """Raises RuntimeError for the unit of this number."""
+        raise RuntimeError(self._units[number].lost_write)
 
     def follow(self) -> None:
         """Updates masters after in-place writes, without checking addresses, which the next forward does."""
@@ -128,7 +146,6 @@ class Writes:
         """
         for unit in self._units:
             unit.keep_written()
-            unit.check_kept()
         unseen = self._engine.placement.unseen
         if unseen is not None and (lost := unseen.take(waits=not updates)):
             names = [self._engine.names[number] for number in lost[:8]] + ["others"] * (len(lost) > 8)

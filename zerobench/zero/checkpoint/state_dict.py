@@ -60,7 +60,7 @@ class StateFace(ShardedEngine):
         only.
         """
         self.check_own_weights("state_dict")
-        self.writes.check()
+        self.writes.check(collective=False)
         with self.placement.in_memory(write_back=False):
             self.settle()
             self.schedule.check_saveable()
@@ -153,6 +153,7 @@ class StateFace(ShardedEngine):
             yield self.module
         finally:
             swap.put_back()
+            self.writes.take_lost()  # a write to the temporary weights
             self._buffers_due = is_due
 
     def check_own_weights(self, what: str) -> None:

@@ -30,6 +30,10 @@ Sizes = Sequence[int] | None
 """Elements of each rank's slice of a full buffer, if they differ (layout.py [Note: owned]); None: all are equal."""
 
 
+FAULT = 2**30
+"""Larger than each flag of an agreement with its checksum."""
+
+
 class ServedEngine(Protocol):
     """An engine as messages about its collectives name it."""
 
@@ -54,7 +58,8 @@ class Launches:
         """Returns the maximum over the ranks of `flags`, (n,) int32 of 0 and 1 on the host, before an update.
 
         `sent`: a tensor like it, from which they are sent. `what`: the operation, which must be equal on all ranks.
-        Raises RuntimeError if it is not, or if the ranks launched different collectives before it.
+        Raises RuntimeError if it is not, or if the ranks launched different collectives before it. The first flag may
+        be FAULT plus a number, with which a rank tells all others that it cannot go on: then nothing else is compared.
         """
         sent.copy_(flags)
         comm.maximum(sent)

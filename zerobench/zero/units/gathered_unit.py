@@ -215,13 +215,19 @@ class GatheredUnit(Unit):
         else:
             self.placement.keep(self, own.narrow(0, 0, self.layout.filled_numel(self.rank)))  # without the padding
 
-    def check_kept(self) -> None:
-        """Raises RuntimeError if a forward wrote values that the shard could not keep."""
+    @property
+    def may_lose(self) -> bool:  # type: ignore[override]
+        return not (self.stays or (self.placement.has_parameters(self) and self.comm.exact is self.comm))
+
+    def take_lost(self) -> bool:
         lost, self._lost = self._lost, None
-        if lost is not None and bool(lost):
-            why = "offload keeps" if self.comm.exact is self.comm else "ZeRO++ rounds"
-            way = ", or in place under torch.no_grad() (`p.clamp_()`)" if self.comm.exact is self.comm else ""
-            raise RuntimeError(f"{self.name}: {LOST.format(why)}{way}")
+        return lost is not None and bool(lost)
+
+    @property
+    def lost_write(self) -> str:
+        why = "offload keeps" if self.comm.exact is self.comm else "ZeRO++ rounds"
+        way = ", or in place under torch.no_grad() (`p.clamp_()`)" if self.comm.exact is self.comm else ""
+        return f"{self.name}: {LOST.format(why)}{way}"
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         if self.is_from_source and self.comm.exact is not self.comm:

@@ -80,8 +80,17 @@ class Unit(UnitTensors):
     def keep_written(self) -> None:
         """Updates a separate shard from the full parameters, to which a forward may have written."""
 
-    def check_kept(self) -> None:
-        """Raises RuntimeError if a forward wrote values that the shard could not keep."""
+    may_lose = False
+    """True if a forward may write values that the shard cannot keep."""
+
+    def take_lost(self) -> bool:
+        """Returns True if a forward has done so since the last call."""
+        return False
+
+    @property
+    def lost_write(self) -> str:
+        """The error message about such a write."""
+        return ""
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         """Updates this rank's shard and masters after the full parameters were written to, equally on every rank.
