@@ -29,7 +29,7 @@ from .modules.guards import check_gradients, check_memory, check_module, check_u
 from .modules.wrapping import in_normal_mode
 from .offload.policy import NvmeOffload, Offload
 from .optim.muon import AdafactorWithAdamW, MuonWithAdamW
-from .optim.segments import ELEMENTWISE, check_groups, check_optimizer
+from .optim.segments import ELEMENTWISE, check_groups, check_optimizer, check_type
 from .options import BUCKETED, MODES, TILE_BYTES, Options, check_owned, spelled_out
 from .precision import LossScaling
 from .stage1 import Stage1
@@ -115,6 +115,9 @@ def _checked(
     """Returns the model's device and the options with defaults. Raises ValueError if the model cannot be sharded."""
     if strategy not in STAGES:
         raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: it is a {type(model).__name__}; give a torch.nn.Module")
+    check_type(optimizer)
     device = next((p.device for p in model.parameters() if not p.is_meta), options.get("device") or torch.device("cpu"))
     if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
         raise ValueError(
