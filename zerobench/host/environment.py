@@ -168,6 +168,25 @@ def usable_cores() -> int:
         return psutil.cpu_count() or 1
 
 
+OMP_THREADS = "OMP_NUM_THREADS"
+
+
+def exported_threads() -> int | None:
+    """Returns the threads per process that the user exports in OMP_NUM_THREADS; None if there is no such number.
+
+    torchrun sets the variable to 1 if it is not exported. Only torchrun's own environment, the parent's, tells the two
+    apart.
+    """
+    first = os.environ.get(OMP_THREADS, "").partition(",")[0].strip()  # more numbers are of nested regions
+    if not (first.isdecimal() and int(first) > 0):
+        return None
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        with suppress(psutil.Error):
+            if OMP_THREADS not in psutil.Process(os.getppid()).environ():
+                return None
+    return int(first)
+
+
 def machine_bytes() -> int:
     """Returns this machine's memory, or the part of it that control groups (containers, SLURM) allow this process."""
     sizes = [psutil.virtual_memory().total]
