@@ -92,12 +92,13 @@ def rank_environment(
 
 
 def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """Returns the store in which torch finds the other ranks. A file is opened by its path; a URL would end at # or ?.
+    """Returns the store in which torch finds the other ranks. A file is opened by its path, as bytes, since a name need
+    not be UTF-8; a URL would end at # or ?.
 
     RANK and similar variables are set, so that libraries that read them see this world, not the job.
     """
     if isinstance(rendezvous, str):
-        store: dist.Store = dist.FileStore(rendezvous, world_size)
+        store: dist.Store = dist.FileStore(os.fsencode(rendezvous), world_size)  # type: ignore[arg-type]
         store.set_timeout(timeout)
         return dist.PrefixStore("default_pg", store)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rendezvous.local_rank))

@@ -59,7 +59,7 @@ def _use_own_folder() -> None:
                 settings["tempdir"] = folder
                 util.Finalize(None, held.pop_all().close, exitpriority=-100)
                 return
-    most = LONGEST_FOLDER - len(f"/{TEMPORARY}{os.getpid()}-01234567")
+    most = LONGEST_FOLDER - len(f"/{TEMPORARY}4194304-01234567")  # a process id, and claim's number
     raise NoFolderError(
         f"TMPDIR={usual}: the socket of the ranks' server cannot be made in it, nor in {', '.join(SHORT_PARENTS)};"
         f" name a directory that can be written to, with a path of at most {most} bytes"
