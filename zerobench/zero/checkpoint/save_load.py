@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,10 +20,11 @@ from .. import labels
 from ..engine import ShardedEngine
 from . import storage
 from .consensus import Ranks, SaveHandle, ranks_of
-from .contents import CheckpointLoad, before_load, tensors_of
+from .contents import CheckpointLoad, before_load, tensors_in, tensors_of
 from .facts import buffers_of, differences, facts_of, merge
 from .safetensors import bytes_of, layout, sync
 from .storage import Chunks, read_checkpoint, wanting_facts
+from .trial_step import problems_of_step
 
 
 def export_safetensors(engine: ShardedEngine, path: str | os.PathLike[str]) -> None:
@@ -129,6 +131,14 @@ def _write(ranks: Ranks, path: Path, tensors: Chunks, facts: dict[str, Any]) -> 
         raise RuntimeError(f"save: {path} was not written: {error}") from error
 
 
+def _problems_of_steps(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields why a step after the load would raise, with the options of the groups or of a pending update."""
+    pending = facts["extra"].get("pending") or {}
+    for options in (facts["optimizer"]["options"], pending.get("options")):
+        if options is not None:
+            yield from problems_of_step(engine, facts["optimizer"]["states"], options)
+
+
 def load(engine: ShardedEngine, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads a checkpoint, as `Strategy.load` specifies."""
     engine.settle()
@@ -147,8 +157,8 @@ def load(engine: ShardedEngine, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _check(engine: ShardedEngine, folder: Path) -> CheckpointLoad:
     """Prepares a load. Raises ValueError if the checkpoint is damaged, or for another model or optimizer."""
-    saved = read_checkpoint(folder)
+    saved = read_checkpoint(folder, tensors_in(engine.module))
     with wanting_facts(folder):
-        for sentence in differences(engine, saved.facts, saved.tensors):
+        for sentence in chain(differences(engine, saved.facts, saved.tensors), _problems_of_steps(engine, saved.facts)):
             raise ValueError(f"{folder}: {sentence}")
         return CheckpointLoad(engine, saved)
