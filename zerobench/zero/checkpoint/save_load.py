@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -112,10 +113,15 @@ def _write(ranks: Ranks, path: Path, tensors: Chunks, facts: dict[str, Any]) -> 
 
     Raises RuntimeError, with the same message on all ranks.
     """
+    with ExitStack() as held:
+        _write_held(ranks, path, tensors, facts, held)
+
+
+def _write_held(ranks: Ranks, path: Path, tensors: Chunks, facts: dict[str, Any], held: ExitStack) -> None:
     is_first, made = ranks.rank == 0, ""
     try:
         # 1 rank 0 makes the folder
-        made = ranks.each(lambda: storage.begin(path) if is_first else "")[0]
+        made = ranks.each(lambda: storage.begin(path, held) if is_first else "")[0]
         # 2 each rank writes its tensors, and sends its facts
         written = ranks.each(lambda: [storage.write(Path(made), ranks.rank, tensors), facts])
         # 3 rank 0 writes the index, and makes the folder the checkpoint

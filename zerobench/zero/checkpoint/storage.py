@@ -18,7 +18,8 @@ A save becomes visible at one rename:
     3. rename    a new checkpoint: the partial folder is renamed. An existing one: the new files are moved next to the
                  old ones, then the rename of the index replaces the checkpoint, and the old files are deleted
 
-So the last good checkpoint is always complete, and the next save deletes the remains of an interrupted one.
+So the last good checkpoint is always complete, and the next save deletes the remains of an interrupted one, unless
+another process, or perhaps another machine, is still writing them (`.<folder>.partial-<number>.lock`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
 from math import prod
@@ -38,6 +39,7 @@ from uuid import uuid4
 
 import torch
 
+from ..offload.disk.scratch import hold, is_held
 from .facts import flats_of
 from .safetensors import StoredChunk, StoredTensor, bytes_of, layout, read_header, read_index, sync, without_collector
 
@@ -57,17 +59,31 @@ Chunks = dict[str, dict[int, torch.Tensor]]
 """This rank's part of the state: flat tensor (contents.py) -> first element -> chunk."""
 
 
-def begin(path: Path) -> str:
-    """Makes the partial folder of a save to `path`, and returns it; rank 0 does so."""
+def begin(path: Path, held: ExitStack) -> str:
+    """Makes the partial folder of a save to `path`, and returns it; rank 0 does so. `held`: keeps other saves, also of
+    other processes, from removing it as the remains of an interrupted one.
+    """
     if not (path / INDEX).exists() and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ValueError(f"{path}: the path exists and is not a checkpoint; choose another one")
     for stale in path.parent.glob(f"{escape(path.name)}.partial-{NUMBER}"):
-        if all(file.match(OWN) or file.name == INDEX for file in stale.glob("*")):
+        own = all(file.match(OWN) or file.name == INDEX for file in stale.glob("*"))
+        if own and not is_held(_lock_of(stale)):
             shutil.rmtree(stale, ignore_errors=True)
+    for lock in path.parent.glob(f".{escape(path.name)}.partial-{NUMBER}.lock"):
+        if not is_held(lock):
+            lock.unlink(missing_ok=True)
     number = uuid4().hex[:8]  # per save, so that new files never overwrite those of the checkpoint in place
     partial = path.parent / f"{path.name}.partial-{number}"
-    partial.mkdir(parents=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    held.callback(_lock_of(partial).unlink, missing_ok=True)
+    held.callback(os.close, hold(_lock_of(partial)))
+    partial.mkdir()
     return str(partial)
+
+
+def _lock_of(partial: Path) -> Path:
+    """Returns the lock of a save in progress, next to its folder: there before it, and gone after it."""
+    return partial.with_name(f".{partial.name}.lock")
 
 
 def write(partial: Path, rank: int, flats: Chunks) -> dict[str, int]:
