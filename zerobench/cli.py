@@ -143,6 +143,8 @@ def _act(arguments: list[str]) -> int:
     """Runs a command line; if interrupted without a message of its own, prints a last line."""
     try:
         return _run(arguments)
+    except fork_server.NoFolderError as error:
+        return refuse(error)
     except KeyboardInterrupt:
         verb = arguments[0] if arguments[:1] and arguments[0] in VERBS else ""
         words = f" {verb}: interrupted" if verb else ": interrupted; no launch was under way"

@@ -198,3 +198,32 @@ def test_a_killed_commands_temporary_files_go_with_the_next_command(tmp_path_fac
         assert name.startswith("zerobench-temp-")
         assert lease == f"{name}.lease"
         assert sorted(os.listdir(home)) == ([name, lease] if word else [])
+
+
+LONG_TMPDIR = """
+import sys
+from zerobench.launch import fork_server
+fork_server.PRELOAD.clear()
+fork_server.SHORT_PARENTS = sys.argv[1:]
+fork_server.start()
+print(fork_server.forkserver._forkserver._forkserver_address)
+"""
+
+
+def test_long_tmpdir_has_its_socket_in_a_short_folder(tmp_path: Path) -> None:
+    """A socket's path has at most 107 bytes; job folders of clusters are longer."""
+    home = tmp_path / ("d" * 90)
+    home.mkdir()
+    environment = {**os.environ, "TMPDIR": str(home)}
+
+    def start(*short: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", LONG_TMPDIR, *short]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    done = start(str(tmp_path / "none"), "/tmp")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("/tmp/zerobench-temp-")
+    assert not Path(done.stdout).parent.exists()
+    refused = start(str(tmp_path / "none"))
+    assert f"NoFolderError: TMPDIR={home}: the socket" in refused.stderr
+    assert os.listdir(home) == []

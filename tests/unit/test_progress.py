@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cells import cell
@@ -10,6 +11,7 @@ from tests.unit.test_clock import Clock
 from zerobench import cli
 from zerobench.commands.folder_contents import look
 from zerobench.config.compose import compose_cells
+from zerobench.host.environment import exported_threads
 from zerobench.host.terminal import stdout_console
 from zerobench.results.board import BoardLaunch, BoardWriter, board_folders, read_board
 from zerobench.results.folders import claim_folder
@@ -219,3 +221,33 @@ def test_launches_that_run_side_by_side_are_all_in_sight() -> None:
     assert "cell 20 " in said
     assert "cell 39 " not in said
     assert "1 of 40 launches done, 2 running, 1 wait for the launcher; about 9 s left" in said
+
+
+@pytest.mark.parametrize(("exported", "threads"), [("3", 3), ("5,2", 5), ("", None), ("all", None), ("0", None)])
+def test_exported_thread_count_is_used_and_reported_once(
+    exported: str, threads: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", exported)
+    launches = list(rounds(compose_cells(["-m", "device=cpu", "model=mlp", "world_size=1,2"])))
+    cores = os.cpu_count() or 1
+    wanted = [threads or cores, threads or max(1, cores // 2)]
+    assert [one.cell.config.launch.threads for one in launches] == wanted
+    Reporter().expect(launches)
+    words = f"OMP_NUM_THREADS={exported} is exported: a rank has {threads} threads; launch.threads=N takes precedence\n"
+    assert capsys.readouterr().err == (words if threads else "")
+    given = compose_cells(["device=cpu", "model=mlp", "launch.threads=4", "world_size=1"])
+    assert given[0].config.launch.threads == 4
+    Reporter().expect(list(rounds(given)))
+    assert capsys.readouterr().err == ""
+
+
+def test_thread_count_that_torchrun_sets_itself_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    environments = {"torchrun": {}, "user": {"OMP_NUM_THREADS": "1"}}
+    found = {}
+    for who, environment in environments.items():
+        monkeypatch.setattr(psutil.Process, "environ", lambda process, of=environment: of)
+        found[who] = exported_threads()
+    assert found == {"torchrun": None, "user": 1}

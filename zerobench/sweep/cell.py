@@ -76,9 +76,9 @@ def run_cell(
     prefix, results_dir = run_prefix(cell), Path(cell.config.results_dir)
     try:
         aside = rescue.claim(results_dir, prefix)
-    except OSError as error:
+    except Exception as error:
         row.run_id, row.status, row.reason = prefix, "crash", f"no folder can be made for it: {error}"
-        on_unwritten(Unwritten(results_dir, error.strerror or str(error), None))
+        on_unwritten(Unwritten(results_dir, rescue.words_of(error), None))
         return row
     interrupted, written = _fill(row, cell, aside.path, on_progress)
     lost = rescue.keep(aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), written)
@@ -97,8 +97,8 @@ def write_lost(
     row.run_id, row.status, row.reason, row.launcher = prefix, "crash", reason, launcher
     try:
         aside = rescue.claim(results_dir, prefix)
-    except OSError as error:
-        on_unwritten(Unwritten(results_dir, error.strerror or str(error), None))
+    except Exception as error:
+        on_unwritten(Unwritten(results_dir, rescue.words_of(error), None))
         return row
     with suppress(OSError):  # the reason has the essentials
         (aside.path / "logs").mkdir(exist_ok=True)

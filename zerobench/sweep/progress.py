@@ -6,6 +6,7 @@ The remaining time is estimated from the work of steps: the rest takes as long a
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ from rich.live import Live
 from rich.text import Text
 
 from ..config.cell import CellConfig
-from ..host.environment import SIMULATED
+from ..host.environment import OMP_THREADS, SIMULATED, exported_threads
 from ..host.terminal import print_on, progress_console
 from ..results.board import AWAITS, RUNNING, SKIPPED, SUBMITTED, WAITING, BoardLaunch, BoardWriter
 from ..results.grid import Grid
 from ..sections import known
-from ..sizes import printable, show_bytes, show_left, show_ms
+from ..sizes import printable, show_bytes, show_count, show_left, show_ms
 from .cell import passes_of
 from .sweep import CellLaunch
 
@@ -55,6 +56,7 @@ class Reporter:
         self._current = -1
         self._last_line = 0.0
         self._side_by_side = 0
+        self._noted_threads = False
         self._live: Live | None = None
         self._board: BoardWriter | None = None
 
@@ -81,8 +83,17 @@ class Reporter:
                 config = launch.cell.config
                 entry.work, entry.passes = work_of(config), passes_of(config, launch.repeat)
                 entry.steps = config.measure.steps + config.measure.warmup
+                self._note_threads(config)
             self._places[launch] = len(self.entries)
             self.entries.append(entry)
+
+    def _note_threads(self, config: CellConfig) -> None:
+        """Says once that the number of threads is the exported one."""
+        threads = exported_threads() if config.backend != SIMULATED and "launch.threads" in config.left_open else None
+        if threads is not None and threads == config.launch.threads and not self._noted_threads:
+            self._noted_threads = True
+            words = f"a rank has {show_count(threads, 'thread')}; launch.threads=N takes precedence"
+            self.say(f"{OMP_THREADS}={os.environ[OMP_THREADS]} is exported: {words}")
 
     def replace(self, launch: CellLaunch, by: CellLaunch) -> None:
         """Replaces an expected launch by another that is displayed in its place: the same under another limit."""
