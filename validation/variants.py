@@ -129,7 +129,7 @@ VARIANTS: dict[str, Variant] = {
     "zero3 arena, recomputed": _of("zero3", arena=True, activation=schema_memory.CheckpointActivations()),
     "zero2 fused": _of("zero2", precision=BF16, buffers=schema_memory.FusedBuffers()),
     "zero3 fused": _of("zero3", precision=BF16, buffers=schema_memory.FusedBuffers()),
-    "zero3 tiled": _of("zero3", "tiled", strategy={"prefetch": 2}),
+    "zero3 tiled": _of("zero3", "tiles", strategy={"prefetch": 2}),
     # optimizers
     "zero1 sgd": _of("zero1", optimizer=schema_training.Sgd(momentum=0.9)),
     "zero2 nadam": _of("zero2", "odd", optimizer=schema_training.NAdam()),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.cells import cell, sound
+from tests.cells import MODELS, cell, sound
 from validation.equality import hold
 from validation.variants import VARIANTS
 from zerobench.config import schema_memory
@@ -160,17 +160,10 @@ def operators(job: tuple[int, str], tell: Any) -> list[int]:
         return found
 
 
-FEW = ("fsdp2, tuned", "zero2 offload, delayed", "zero3 nvme")
-"""Each needs something else of a fake world: a peer on gloo, another tier, a thread, files."""
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "n", [2, pytest.param(3, marks=pytest.mark.thorough), pytest.param(4, marks=pytest.mark.thorough)]
-)
-def test_a_fake_rank_is_one_of_a_real_world(tmp_path: Path, n: int, thorough: bool) -> None:
-    """All variants in `make test-all`, the few above in every run."""
-    chosen = {name: one.config(n) for name, one in VARIANTS.items() if n in one.sizes and (thorough or name in FEW)}
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_a_fake_rank_is_one_of_a_real_world(tmp_path: Path, n: int) -> None:
+    chosen = {name: one.config(n) for name, one in VARIANTS.items() if n in one.sizes}
     different = [row for row in hold(chosen, tmp_path) if not row.is_none]
     assert different == []
 
@@ -183,3 +176,4 @@ def test_there_are_forty_variants_and_every_strategy_that_a_cpu_has() -> None:
     tuned = {one.strategy for one in VARIANTS.values() if one.more.get("tuned")}
     assert tuned == peers
     assert {size for one in VARIANTS.values() for size in one.sizes} == {2, 3, 4}
+    assert {one.model for one in VARIANTS.values()} <= MODELS.keys()
