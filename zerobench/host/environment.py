@@ -16,7 +16,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ..cluster.interface import interface_toward, reachable
+from ..cluster.interface import GLOO_AT, check_gloo_interface, interface_toward, reachable
 from ..zero.comm.backends import FAKE as FAKE_GROUP
 
 SIMULATED = "simulated"
@@ -62,10 +62,10 @@ def rank_environment(
     place = rendezvous if isinstance(rendezvous, JobRendezvous) else JobRendezvous("", 0, "", rank, one_machine=True)
     if place.one_machine:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault(GLOO_AT, loopback)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
     elif (interface := interface_toward(place.address)) is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault(GLOO_AT, interface)
     torch.set_num_threads(threads)
     _keep_pages()
     here = torch.device("cpu")
@@ -78,6 +78,7 @@ def rank_environment(
         if backend == SIMULATED:
             dist.init_process_group(FAKE_GROUP, rank=rank, world_size=world_size)
         else:
+            check_gloo_interface()
             dist.init_process_group(
                 TORCH_BACKENDS.get(backend, backend),
                 store=_meeting(rendezvous, rank, world_size, timedelta(seconds=timeout_s)),
