@@ -78,7 +78,6 @@ def rank_environment(
         if backend == SIMULATED:
             dist.init_process_group(FAKE_GROUP, rank=rank, world_size=world_size)
         else:
-            check_gloo_interface()
             dist.init_process_group(
                 TORCH_BACKENDS.get(backend, backend),
                 store=_meeting(rendezvous, rank, world_size, timedelta(seconds=timeout_s)),
@@ -95,8 +94,10 @@ def rank_environment(
 def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Returns the store in which torch finds the other ranks. A file is opened by its path; a URL would end at # or ?.
 
-    RANK and similar variables are set, so that libraries that read them see this world, not the job.
+    RANK and similar variables are set, so that libraries that read them see this world, not the job. Raises
+    RuntimeError if gloo's network interface is missing.
     """
+    check_gloo_interface()
     if isinstance(rendezvous, str):
         store: dist.Store = dist.FileStore(rendezvous, world_size)
         store.set_timeout(timeout)

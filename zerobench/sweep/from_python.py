@@ -47,17 +47,7 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
     strategy registered in the notebook itself; RuntimeError in a process that is a rank, or in a script without that
     line; KeyboardInterrupt if it was stopped, in which case finished cells are kept.
     """
-    if multiprocessing.parent_process() is not None or find_job(os.environ) is not None:
-        raise RuntimeError(
-            'zerobench.run: this process is a rank; in a script call it below `if __name__ == "__main__":`,'
-            " and in a job of torchrun, srun or mpirun use the command line"
-        )
-    if (line := _unguarded_line()) is not None:
-        raise RuntimeError(
-            f"zerobench.run: line {line} of {Path(sys.modules['__main__'].__file__ or '').name} calls it without"
-            ' `if __name__ == "__main__":`; ranks import the script and would call it again, so put the call below'
-            " that line"
-        )
+    _check_caller()
     if flags := [choice for choice in choices if choice.startswith("-")]:
         raise ValueError(f"zerobench.run: {flags[0]} is a flag of the command line; write choices as KEY=VALUE")
     words = ["-m", *choices, *(f"{key}={_written(value)}" for key, value in keys.items())]
@@ -76,6 +66,21 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
     found = merge([load(folder) for folder in folders if Path(folder).is_dir()]).of(row["run_id"] for row in rows)
     invalid = [row for row in rows if row["status"] == "invalid"]
     return replace(found, runs=to_frame([found.runs, frame_of(invalid, RunRow)], RunRow)) if invalid else found
+
+
+def _check_caller() -> None:
+    """Raises RuntimeError in a process that is a rank, and in a script whose import by a rank would run this again."""
+    if multiprocessing.parent_process() is not None or find_job(os.environ) is not None:
+        raise RuntimeError(
+            'zerobench.run: this process is a rank; in a script call it below `if __name__ == "__main__":`,'
+            " and in a job of torchrun, srun or mpirun use the command line"
+        )
+    if (line := _unguarded_line()) is not None:
+        raise RuntimeError(
+            f"zerobench.run: line {line} of {Path(sys.modules['__main__'].__file__ or '').name} calls it without"
+            ' `if __name__ == "__main__":`; ranks import the script and would call it again, so put the call below'
+            " that line"
+        )
 
 
 def _unguarded_line() -> int | None:
