@@ -42,6 +42,7 @@ def test_results_come_back_in_order(tmp_path: Path) -> None:
         (workers.exits_content, "crash", "rank 0 raised SystemExit: 0"),
         (workers.kills_server, "crash", "was lost with the fork server of all ranks, process"),
         (workers.out_of_memory, "oom", "can't allocate memory"),
+        (workers.starts_threads_in_limited_memory, "oom", "KiB (ulimit -v)"),
     ],
 )
 def test_a_rank_that_fails_ends_the_pass_at_once(tmp_path: Path, worker, status: str, words: str) -> None:
@@ -71,6 +72,11 @@ def test_a_rank_that_runs_on_after_its_server_is_killed(tmp_path: Path) -> None:
             "rank 1 was killed",
         ),
         ([("crash", "was lost"), ("oom", "raised OutOfMemoryError: out of memory")], "oom", "rank 1 raised OutOf"),
+        (
+            [("crash", "raised RuntimeError: the connection broke while"), ("crash", "raised ValueError: no")],
+            "crash",
+            "rank 1 raised ValueError",
+        ),
         ([("timeout", "still ran"), ("crash", "raised ValueError: no")], "crash", "rank 1 raised ValueError"),
         ([("stopped", "still ran"), ("crash", "raised RuntimeError: gloo said so")], "crash", "rank 1 raised Runtime"),
         (

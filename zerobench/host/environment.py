@@ -16,7 +16,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ..cluster.interface import interface_toward, reachable
+from ..cluster.interface import GLOO_AT, check_gloo_interface, interface_toward, reachable
 from ..zero.comm.backends import FAKE as FAKE_GROUP
 
 SIMULATED = "simulated"
@@ -62,10 +62,10 @@ def rank_environment(
     place = rendezvous if isinstance(rendezvous, JobRendezvous) else JobRendezvous("", 0, "", rank, one_machine=True)
     if place.one_machine:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault(GLOO_AT, loopback)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
     elif (interface := interface_toward(place.address)) is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault(GLOO_AT, interface)
     torch.set_num_threads(threads)
     _keep_pages()
     here = torch.device("cpu")
@@ -95,8 +95,10 @@ def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timede
     """Returns the store in which torch finds the other ranks. A file is opened by its path, as bytes, since a name need
     not be UTF-8; a URL would end at # or ?.
 
-    RANK and similar variables are set, so that libraries that read them see this world, not the job.
+    RANK and similar variables are set, so that libraries that read them see this world, not the job. Raises
+    RuntimeError if gloo's network interface is missing.
     """
+    check_gloo_interface()
     if isinstance(rendezvous, str):
         store: dist.Store = dist.FileStore(os.fsencode(rendezvous), world_size)  # type: ignore[arg-type]
         store.set_timeout(timeout)

@@ -22,6 +22,7 @@ from ..config.cell import Cell, CellConfig
 from ..fake_execution import execute
 from ..host.environment import SIMULATED
 from ..host.others import OtherProcesses
+from ..launch.follower import interruption
 from ..launch.over_cluster import launch, places, why_not
 from ..predict import activations
 from ..predict.estimate import simulated_ranks
@@ -112,7 +113,7 @@ def write_lost(
 def _fill(
     row: RunRow, cell: Cell, aside: Path, on_progress: Progress
 ) -> tuple[KeyboardInterrupt | None, dict[str, list[Any]]]:
-    """Runs the cell in the folder `aside` and fills its row. Returns the user's interrupt, if any, and the tables."""
+    """Runs the cell in the folder `aside` and fills its row. Returns the interrupt, if any, and the tables."""
     begun = time.monotonic()
     written: dict[str, list[Any]] = {}
     interrupted: KeyboardInterrupt | None = None
@@ -126,7 +127,7 @@ def _fill(
                 row.reason = "" if row.backend == SIMULATED else aggregate.divergence(records)
                 row.status = "diverged" if row.reason else "ok"
     except KeyboardInterrupt as stop:
-        row.status, row.reason, interrupted = "interrupted", "stopped by the user", stop
+        row.status, row.reason, interrupted = "interrupted", str(stop) or interruption(), stop
     except Exception as error:  # an error of this process: the sweep goes on, and the row has the reason
         row.status, row.reason = "crash", f"the harness raised {type(error).__name__}: {error}"
         written = {}
