@@ -51,8 +51,10 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
     if flags := [choice for choice in choices if choice.startswith("-")]:
         raise ValueError(f"zerobench.run: {flags[0]} is a flag of the command line; write choices as KEY=VALUE")
     if bare := [choice for choice in choices if "=" not in choice and not choice.startswith("~")]:
-        words = f"{bare[0]!r} is not KEY=VALUE, such as strategy=ddp,zero1; strategies are {', '.join(specs())}"
-        raise ValueError(f"zerobench.run: {words}")
+        names = ", ".join(specs())
+        raise ValueError(
+            f"zerobench.run: {bare[0]!r} is not KEY=VALUE, such as strategy=ddp,zero1; strategies are {names}"
+        )
     words = ["-m", *choices, *(f"{key}={_written(value)}" for key, value in keys.items())]
     recorded = mock.patch.object(sys, "argv", ["zerobench", *words])  # as the command, in the runs' provenance
     with recorded, silence() if quiet else nullcontext():

@@ -24,13 +24,13 @@ from . import megatron
 from .comm.out_of_step import launches_of
 from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import MegatronStage
-from .modules import meta_init
 from .modules.guards import check_gradients, check_memory, check_module, check_units, mark
 from .modules.wrapping import in_normal_mode
 from .offload.policy import NvmeOffload, Offload
 from .optim.muon import AdafactorWithAdamW, MuonWithAdamW
 from .optim.segments import ELEMENTWISE, check_groups, check_optimizer, check_type
 from .options import BUCKETED, MODES, TILE_BYTES, Options, check_owned, spelled_out
+from .parameters import meta_init
 from .precision import LossScaling
 from .stage1 import Stage1
 from .stage2 import Stage2
@@ -93,7 +93,7 @@ def initialize(
     `options`: the fields of `Options` (options.py); some also accept a short form, such as offload="cpu".
 
     Afterwards every rank has rank 0's values. A model on the meta device gets the values of a plain construction with
-    rank 0's seed, unit by unit, on `device` (modules/meta_init.py).
+    rank 0's seed, unit by unit, on `device` (parameters/meta_init.py).
 
     Raises ValueError for a model or optimizer that cannot be sharded, and for invalid options.
     """

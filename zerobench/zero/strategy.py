@@ -30,13 +30,13 @@ from .checkpoint.state_dict import StateFace
 from .comm.base import Comm
 from .gradients.access import GradientFace
 from .gradients.flow import GradientFlow
-from .modules import meta_init
 from .modules.wrapping import Hook, in_normal_mode
 from .offload import placement_for
 from .optim.delayed_update import UpdateSchedule
 from .optim.owned import owners_of
 from .optim.update import Update
 from .options import Options
+from .parameters import meta_init
 from .parameters.absent import as_they_are
 from .precision import LossScaler
 from .units.unit import Unit

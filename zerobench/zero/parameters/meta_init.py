@@ -25,8 +25,8 @@ from torch import nn
 
 from ..comm.base import Comm
 from ..layout import MemoryOrder
-from ..parameters.absent import Hiding
 from ..precision import Counted
+from .absent import Hiding
 
 Initializer = Callable[[nn.Module], Any]
 Store = Callable[[nn.Parameter, torch.Tensor], None]
