@@ -304,7 +304,7 @@ def test_a_cell_of_the_name_that_does_other_work_is_told_by_its_keys(monkeypatch
     ("content", "words"),
     [
         ("a: [", "it is no yaml"),
-        ("enviroments: {}", "enviroments is none of command, environments; did you mean environments?"),
+        ("enviroments: {}", "enviroments is none of command, results_dir, environments; did you mean environments?"),
         ("environments: {cpu: {cells: {c: {limits: {peak_byte: 3}}}}}", "did you mean peak_bytes?"),
         ("environments: {cpu: {cells: {c: {limits: {peak_bytes: x}}}}}", "c: peak_bytes: 'x' is no limit"),
         ("environments: {cpu: {cells: [c]}}", "must be a mapping"),

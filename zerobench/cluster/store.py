@@ -36,6 +36,7 @@ from errno import EADDRNOTAVAIL
 from itertools import count
 from typing import Any
 
+from ..sizes import printable
 from .interface import LISTEN_AT, listening_socket
 
 PIECE_CHARS = 4 * 2**20
@@ -144,7 +145,7 @@ def attempts(patience_s: float, missing: str) -> Iterator[None]:
         if waited >= NOTE_S and not noted:
             noted = True
             left = f"after {waited:.0f} s; this process tries for another {patience_s - waited:.0f} s"
-            print(f"zerobench: {missing} {left}", file=sys.stderr, flush=True)
+            print(printable(f"zerobench: {missing} {left}"), file=sys.stderr, flush=True)
         time.sleep(POLL_S)
 
 

@@ -166,19 +166,20 @@ def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed | Non
         if not line.proposes:
             with insist():
                 sweep(composed, composed.collect)
-            composed.cells[:] = _distinct(composed.cells)
+            composed.cells[:] = _distinct(composed.cells, by_id=bool(check.elsewhere))
         return composed
 
 
-def _distinct(cells: Sequence[Cell]) -> list[Cell]:
-    """Returns the cells without repetitions: a value given twice, or keys that do not apply to some of them."""
-    by_id: dict[str, list[Cell]] = {}
-    distinct = []
+def _distinct(cells: Sequence[Cell], by_id: bool) -> list[Cell]:
+    """Returns the cells without repetitions: a value given twice, or, `by_id`, keys that do not apply to some of them.
+    A default is not the equal value that was given: on another device it is another one.
+    """
+    seen: dict[str, list[Cell]] = {}
     for cell in cells:
-        if cell not in (alike := by_id.setdefault(cell.cell_id, [])):
+        alike = seen.setdefault(cell.cell_id, [])
+        if not any(by_id or (cell == other and cell.config.left_open == other.config.left_open) for other in alike):
             alike.append(cell)
-            distinct.append(cell)
-    return distinct
+    return [cell for cell in cells if any(cell is kept for kept in seen[cell.cell_id])]
 
 
 def sweep(composed: Composed, run: Run) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class Ledger(GraphMode, labels.Observer):
     def label_states(self, optimizer: torch.optim.Optimizer) -> None:
         """Labels an optimizer's states, which are in their parameter's tier."""
         for parameter, state in optimizer.state.items():
-            tier = self.tier_of(parameter) if not contains_others(parameter) else None
+            tier = self.tier_of(next(parts_of(parameter)))
             for name, value in state.items() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
                     label_parts(value, labels.OPTIMIZER, str(name), tier if value.device == parameter.device else None)

@@ -114,7 +114,8 @@ class Writes:
         number, comm = self.take_lost(), self._engine.comm
         if collective and comm.size > 1 and any(unit.may_lose for unit in self._units):
             device = comm.flags_device or self._units[0].device
-            flag = torch.tensor([-1 if number is None else number], dtype=torch.int32, device=device)
+            with torch.inference_mode(False):  # a communicator keeps the last value that it sent
+                flag = torch.tensor([-1 if number is None else number], dtype=torch.int32, device=device)
             comm.maximum(flag)
             number = int(flag) if flag >= 0 else None
         if number is not None:

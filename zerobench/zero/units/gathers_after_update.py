@@ -66,7 +66,8 @@ class OverlappedParamGathers:
         self._holes: dict[nn.Parameter, torch.Tensor] = {}
         if overlap and comm.size > 1:
             # here, not at the first launch: a watch would count the NaN of an earlier engine, and not its own
-            self._holes = {parameter: placeholder(parameter) for parameter in self._units}
+            with torch.inference_mode(False):  # an engine may be made in that mode, and trained outside of it
+                self._holes = {parameter: placeholder(parameter) for parameter in self._units}
         if overlap:
             for module, read in waiting_modules(root):
                 mine = {unit: None for p in read for unit in self._units.get(p, [])}
