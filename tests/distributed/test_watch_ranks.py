@@ -3,6 +3,7 @@ certificates name failures between ranks.
 """
 
 import gc
+import inspect
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from tests.ranks import run_ranks
 from zerobench import ExpectedTraining, worker
 from zerobench.config.cell import CellConfig
 from zerobench.predict.build import build_model
+from zerobench.probes.source_lines import shown_path
 from zerobench.sweep.aggregate import join
 from zerobench.sweep.cell import _blank_row
 from zerobench.watching import WatchError
@@ -331,10 +333,14 @@ def judged(rank: int, n: int, reference: Path) -> dict[str, list[str]]:
     unlike = ExpectedTraining(unlike=made["fsdp2, no delay"])
     made["ignored option"] = certificate_of(rank, unlike, sharded, syncs=True)
     made["live option"] = certificate_of(rank, unlike, sharded)
-    return {
+    found = {
         name: [f"{row.subject}: {row.found}; {row.why}" for row in one.different] if one else []
         for name, one in made.items()
     }
+    for name in ("ddp", "own loop"):
+        rows = made[name].rows if made[name] else ()
+        found[f"{name}, lines"] = [row.source for row in rows if "per step and rank" in row.subject]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -352,6 +358,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", [*STRATEGIES, "mixed", "live option", "own loop", "own parameter", "rounded first"])
 def test_an_honest_loop_gets_no_accusation(name: str, found: dict[str, list[str]]) -> None:
     assert found[name] == []
+
+
+def test_collectives_are_named_by_the_line_of_the_loop(found: dict[str, list[str]]) -> None:
+    lines, first = inspect.getsourcelines(train_in_parts)
+    backward, average = (
+        next(number for number, line in enumerate(lines, first) if words in line)
+        for words in (".backward(loss)", "dist.all_reduce")
+    )
+    where = f"{shown_path(__file__)}:{{}} in train_in_parts"
+    assert found["ddp, lines"] == [where.format(backward)]
+    assert found["own loop, lines"] == [where.format(average)]
 
 
 def test_failures_between_ranks_are_named(found: dict[str, list[str]]) -> None:

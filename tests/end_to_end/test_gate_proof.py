@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -99,9 +100,11 @@ def watched(file: Path, ranks: int = 1, to: str = "watched") -> Path:
 def check(file: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
     """Exit code of the check, and the sentences of its regressions."""
     capsys.readouterr()
-    code = budget(["check", str(file), "--runs", str(runs)])
-    out = capsys.readouterr().out
-    return code, [line for line in out.splitlines() if line.startswith("regression: ")]
+    report = runs.with_suffix(".xml")
+    code = budget(["check", str(file), "--runs", str(runs), "--junit", str(report)])
+    causes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("regression: ")]
+    assert len(causes) == bool(code), "one fault is one headline"
+    return code, [failure.get("message", "") for failure in ElementTree.parse(report).iter("failure")]
 
 
 def only_row(runs: Path) -> dict[str, Any]:

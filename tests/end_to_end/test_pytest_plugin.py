@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch._dynamo  # noqa: F401  (a session in this process would load it again, which torch refuses)
 import yaml
+from _pytest.runner import runtestprotocol
 from torch import nn
 
 import zerobench.gate.ranks
@@ -337,6 +338,52 @@ def test_ranks(toy: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = recorded(toy, "test_ranks")
     assert list(cells) == ["test_holds[1]"]
     assert cells["test_holds[1]"]["limits"]["volume_psi"] == 2
+
+
+RERUN = """
+import pathlib
+import pytest, torch
+from torch import nn
+
+STATE = pathlib.Path(__file__).with_name("attempts")
+
+
+@pytest.mark.zerobench(leaks=0, ranks=1)
+def test_second_attempt_passes(zerobench_watch):
+    STATE.write_text(STATE.read_text() + "|" if STATE.exists() else "|")
+    assert STATE.read_text() != "|", "the first attempt fails"
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with zerobench_watch(model, optimizer):
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+class Rerun:
+    """A plugin that runs each test twice, as plugins run failed tests again."""
+
+    def __init__(self) -> None:
+        self.attempts: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> bool:
+        for _ in range(2):
+            item._initrequest()
+            reports = runtestprotocol(item, log=False, nextitem=nextitem)
+            self.attempts.append("; ".join(str(one.longrepr) for one in reports if one.failed))
+        return True
+
+
+def test_rerun_test_of_ranks_can_pass(toy: pytest.Pytester) -> None:
+    toy.makepyfile(test_rerun=RERUN)
+    plugin = Rerun()
+    toy.inline_run(plugins=[plugin])
+    first, second = plugin.attempts
+    assert "the first attempt fails" in first
+    assert second == ""
 
 
 @pytest.mark.thorough

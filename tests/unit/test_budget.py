@@ -13,8 +13,26 @@ from zerobench.commands.budget import exit_code
 from zerobench.config.compose import compose_cells
 from zerobench.config.identity import work_id
 from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
-from zerobench.judging.budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
-from zerobench.judging.judge import MAXIMA, RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
+from zerobench.judging.budget_file import (
+    BudgetFile,
+    CellBudget,
+    Environment,
+    environment_of,
+    folder_below,
+    read_budget,
+    write_budget,
+)
+from zerobench.judging.judge import (
+    MAXIMA,
+    NOT_TENSORS,
+    RECORDED,
+    Finding,
+    Limit,
+    judge_cell,
+    parse_limit,
+    recorded,
+    show_limit,
+)
 from zerobench.judging.recording import Wanted, record_cell
 from zerobench.judging.reports import check_body, write_junit
 from zerobench.sizes import parse_bytes, show_bytes
@@ -86,7 +104,7 @@ def test_verdicts_go_both_ways(metric: str, limit: Limit, value: float, verdict:
 def test_what_is_recorded_of_a_cell_is_held_and_a_change_of_it_caught(tmp_path: Path, metric: str) -> None:
     """Each through the file, as `record` writes it and `check` reads it."""
     config = cell("zero3", 4, offload=CpuOffload(), node_size=2, zeropp=AllOfZeropp()).config
-    about = dict.fromkeys(("commit", "torch_version", "processor"), "") | {"cores": 2}
+    about = dict.fromkeys(("commit", "torch_version", "processor", "source_hash", "data"), "") | {"cores": 2}
     measured = row(**{metric: 0.5 if metric.endswith(("psi", "share")) else 2**22}, **about)
     measured |= {"name": "c", "work": "0", "environment": "cpu, torch 2.13"}
     file = BudgetFile(tmp_path / "b.yaml")
@@ -327,3 +345,22 @@ def test_sizes() -> None:
     for wrong in ("", "x MiB", "3 furlongs", "-1 MiB"):
         with pytest.raises(ValueError, match="is no size"):
             parse_bytes(wrong)
+
+
+def test_messages_have_tolerances_as_the_file_and_a_meaning_without_a_line() -> None:
+    limits = {"allocator_peak_bytes": Limit(100 * MIB, "", 0.005), "heap_bytes": Limit(0.0)}
+    values = {"allocator_peak_bytes": 110 * MIB, "heap_bytes": 4 * MIB}
+    peak, heap = judge_cell("c", limits, row(**values))
+    assert "above its budget of 104,857,600 B (100.0 MiB) ± 0.5 %" in peak.sentence
+    assert heap.sentence.endswith("above its budget of 0 B; " + NOT_TENSORS["heap_bytes"])
+
+
+def test_file_names_results_folder_below_working_directory(tmp_path: Path) -> None:
+    path = tmp_path / "b.yaml"
+    write_budget(BudgetFile(path, ["model=gpt_tiny"], {}, "runs/budget"))
+    assert read_budget(path).results_dir == "runs/budget"
+    for folder in ("/tmp/x", "../x", "a/../../x", ".git/x", "a b", "${oc.env:HOME}"):
+        assert folder_below(folder) == ""
+        path.write_text(f"command: [model=gpt_tiny]\nresults_dir: '{folder}'\nenvironments: {{}}\n")
+        with pytest.raises(ValueError, match=r"results_dir is .*; it is a folder below the working directory"):
+            read_budget(path)

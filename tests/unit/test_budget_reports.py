@@ -123,6 +123,32 @@ def test_a_hostile_name_is_no_markdown(tmp_path: Path) -> None:
     assert escaped("Block.__init__ of peak_bytes") == "Block.\\_\\_init\\_\\_ of peak_bytes"
 
 
+def test_limits_broken_by_one_cause_are_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(metric: str, by: float, line: int = 0, cell: str = "c") -> Finding:
+        return replace(
+            finding(cell=cell, metric=metric, file="a.py" * bool(line), line=line), limit=Limit(0.0), value=by
+        )
+
+    findings = [
+        broken("peak_bytes", 4, 7), broken("growth_bytes", 8, 7), broken("max_activations_bytes", 4, 7),
+        broken("backward_peak_bytes", 4), broken("max_optimizer_bytes", 2, 9), broken("heap_bytes", 3),
+        broken("volume_psi", 1), broken("volume_all_gather_psi", 1), broken("wire_bytes", 5),
+        broken("peak_bytes", 4, 7, "d"),
+    ]  # fmt: skip
+    print_findings(findings)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == [
+        "regression: c: growth_bytes moved",
+        "  the same cause: peak_bytes +4 B, max_activations_bytes +4 B, backward_peak_bytes +4 B",
+        "regression: c: volume_psi moved",
+        "  the same cause: volume_all_gather_psi +1 ψ, wire_bytes +5 B",
+        "regression: c: max_optimizer_bytes moved",
+        "regression: c: heap_bytes moved",
+        "regression: d: peak_bytes moved",
+        "0 of 10 limits hold",
+    ]
+
+
 def test_findings_of_a_line_are_one_annotation_and_a_level_has_ten(monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     same = [finding(metric=metric, file="pyproject.toml", line=2) for metric in ("peak_bytes", "states_bytes")]

@@ -45,6 +45,10 @@ def test_what_is_outside_the_ledger_stands_on_top_of_it() -> None:
     assert tops(axes)[0.2] == pytest.approx(2 * sum(NUMBERS.values()) / MIB + 7)
     shown = [text.get_text() for text in axes.texts]
     assert f"{2 * sum(NUMBERS.values()) / MIB:.1f}" in shown, "a bar's number is the ledger's peak, as in the table"
+    for size, is_drawn in ((7 * MIB, True), (1, False), (0, False)):
+        figure = figure_of("memory", results_of([run("ddp", 2, outside_ledger_bytes=size)]))
+        assert ("outside the ledger" in legend_of(figure)) == is_drawn
+        assert ("Hatched, outside the ledger: memory that" in figure.caption) == is_drawn
 
 
 def test_volume_bars_are_the_parts_by_collective() -> None:

@@ -24,10 +24,18 @@ class Heard(labels.Observer):
 
     def __init__(self) -> None:
         self.moved: Counter[str] = Counter()
-        self.files: Counter[str] = Counter()
+        self._files: dict[tuple[str, str, str], int] = {}
 
-    def on_file(self, name: str, category: str, grown: int) -> None:
-        self.files[category] += grown
+    @property
+    def files(self) -> Counter[str]:
+        """Bytes by category."""
+        sizes: Counter[str] = Counter()
+        for (_, _, category), size in self._files.items():
+            sizes[category] += size
+        return sizes
+
+    def on_file(self, path: str, name: str, category: str, size: int) -> None:
+        self._files[path, name, category] = size
 
     def on_transfer(self, kind: str, size: int, name: str) -> None:
         self.moved[kind] += size

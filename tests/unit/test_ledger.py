@@ -239,12 +239,12 @@ def most(probe: AccountedPass) -> dict[tuple[str, str], int]:
 def test_bytes_are_told_apart_by_tier() -> None:
     with AccountedPass(CPU) as probe, probe.step(measured=True), probe.phase("update"):
         kept = labels.label(torch.zeros(100), labels.MASTER, "m", tier=labels.HOST)
-        labels.file("optimizer", labels.OPTIMIZER, 4000)
+        labels.file("states.bin", "optimizer", labels.OPTIMIZER, 4000)
         with labels.on_tier(labels.HOST):
             torch.zeros(50)
         torch.zeros(10)
-        labels.file("optimizer", labels.OPTIMIZER, -1000)
-        labels.file("optimizer", labels.OPTIMIZER, 500)
+        labels.file("states.bin", "optimizer", labels.OPTIMIZER, 3000)
+        labels.file("states.bin", "optimizer", labels.OPTIMIZER, 3500)
     assert most(probe) == {
         ("device", "temporary"): 40,
         ("device", "total"): 40,

@@ -81,7 +81,7 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> Ledger:
         state = weight[:50] * 2
         on_host = torch.ones(40)
         ledger.on_tensor(on_host, labels.OPTIMIZER, "offloaded", labels.HOST)
-        ledger.on_file("swap", labels.MASTER, 4096)
+        ledger.on_file("states.bin", "swap", labels.MASTER, 4096)
         del gone
         weight.untyped_storage().resize_(0)
         ledger.enter_phase(ASIDE)
@@ -90,7 +90,7 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> Ledger:
         weight.untyped_storage().resize_(800)
         ledger.on_tensor(state, labels.GRADIENTS, "first")
         ledger.on_tensor(state, labels.MASTER, "then")
-        ledger.on_file("swap", labels.MASTER, -4096)
+        ledger.on_file("states.bin", "swap", labels.MASTER, 0)
         large = torch.ones(300)
         del large, left
         ledger.enter_phase("update")

@@ -1,6 +1,7 @@
 """Lines of code that made storages, in forward, backward, hooks and recomputation; a leak, named to the byte."""
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,56 @@ def test_what_grows_is_named_to_the_byte_and_all_rows_add_up() -> None:
     assert [source.split(" in")[0] for source in grown.source] == [line_of("line of the second").removesuffix(" in")]
     assert lines[lines["at"] == "peak"].bytes.sum() == run.peak_bytes
     assert watched(Net()).runs.growth_bytes.item() == 0
+
+
+class Log:
+    """What a logger of a user's keeps."""
+
+    def __init__(self) -> None:
+        self.seen_losses: list[torch.Tensor] = []
+        self.by_step: dict[int, Any] = {}
+
+    def note(self, step: int, loss: torch.Tensor) -> None:
+        self.seen_losses += [loss]  # line that adds a loss
+
+    def note_pair(self, step: int, loss: torch.Tensor) -> None:
+        self.by_step[step] = (step, loss)  # line that adds a pair
+
+    def note_twice(self, step: int, loss: torch.Tensor) -> None:
+        twice = self.twice = getattr(self, "twice", [])
+        twice.append(loss)
+        twice.append(loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "keeper", "comment"),
+    [
+        ("note", "the list Log.seen_losses", "line that adds a loss"),
+        ("note_pair", "the dict Log.by_step", "line that adds a pair"),
+        ("note_twice", "the list Log.twice", ""),
+    ],
+)
+def test_growth_names_its_keeper(way: str, keeper: str, comment: str) -> None:
+    log, model = Log(), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with zerobench.watch(model, optimizer) as watch:
+        for step in range(3):
+            loss = model(torch.randn(8, HIDDEN)).square().sum()
+            loss.backward(retain_graph=True)
+            getattr(log, way)(step, loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    line = f" ({line_of(comment).removesuffix(' in')})" if comment else ""
+    rows = watch.results.lines
+    kept_by = rows[rows["at"] == "growth"].set_index("category").kept_by
+    # the loss has a tensor in the container; other activations are in its graph alone
+    assert set(kept_by["activations"]) == {f"{keeper}{line}", f"a graph, by {keeper}{line}"}
+    assert set(rows[rows["at"] == "peak"].kept_by) == {""}
+
+
+def test_instruments_exist() -> None:
+    assert [one for one in source_lines.INSTRUMENTS if not Path(one).exists()] == []
 
 
 def test_paths_are_those_that_a_reader_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

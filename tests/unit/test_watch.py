@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 import zerobench
+from zerobench.commands.account import setting_of
 from zerobench.probes import AccountedPass
 from zerobench.probes.outside_dispatch import RAW
 from zerobench.watching import WatchError
@@ -178,6 +179,11 @@ def test_a_late_watch_sees_what_an_instrument_sees_that_was_there_from_the_start
     assert unseen.losses == seen.losses
     for mine, other in zip(unseen.model.parameters(), seen.model.parameters(), strict=True):
         assert torch.equal(mine, other)
+
+
+def test_account_has_no_setting_that_a_watch_cannot_know() -> None:
+    row = watched(Loop(), warmup=0, steps=1).runs.iloc[0].to_dict()
+    assert dict(setting_of(row))["training"] == 'fp32, adamw (implementation="auto"); data watched'
 
 
 def test_without_warmup_what_the_first_step_leaves_is_growth() -> None:

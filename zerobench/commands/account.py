@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from ..config.cell import CellConfig
+from ..config.identity import WATCHED
 from ..host.environment import SIMULATED
 from ..host.files import read_text
 from ..host.terminal import print_on, stdout_console
@@ -76,7 +77,8 @@ def setting_of(row: Row) -> Iterator[tuple[str, str]]:
     yield "batch", f"{show_samples(row['batch'], row['sequence'])} a step: {parts}"
     clip = "" if config.clip is None else f", clipped at {config.clip:g} (norm {config.clip_norm})"
     how = f"{row['precision']}, {_words(config.section('optimizer'))}{clip}"
-    yield "training", f"{how}; data {row['data']}, seed {row['seed']}"
+    seed = "" if row["data"] == WATCHED else f", seed {row['seed']}"  # a watch knows no seed of the loop's
+    yield "training", f"{how}; data {row['data']}{seed}"
     yield "steps", f"{config.measure.steps} measured after {config.measure.warmup} to warm up"
     yield "command", row["command"]
     when = row["started"].replace("T", " ")[:19]
@@ -89,7 +91,9 @@ def setting_of(row: Row) -> Iterator[tuple[str, str]]:
 
 def _words(section: Row) -> str:
     """A section of the config: "zero2 (bucket_bytes=26214400)"."""
-    rest = [f"{key}={json.dumps(value)}" for key, value in section.items() if key not in ("name", "kind")]
+    unknown = [key for key in ("lr",) if section.get(key) is None]  # of a watched loop, which may change it
+    shown = {key: value for key, value in section.items() if key not in ("name", "kind", *unknown)}
+    rest = [f"{key}={json.dumps(value)}" for key, value in shown.items()]
     return f"{section['name']} ({', '.join(rest)})" if rest else str(section["name"])
 
 

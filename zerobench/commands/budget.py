@@ -92,6 +92,8 @@ def record(arguments: list[str]) -> int:
         raise ValueError(f"{first}; name another --file for other cells, or remove it")
     rows = finished_rows(chosen, selection.standing) if chosen.runs else run_rows(cells)
     file.command = kept or file.command
+    folder = next((part.partition("=")[2] for part in reversed(command) if part.startswith("results_dir=")), "")
+    file.results_dir = (budget_file.folder_below(folder) if kept else "") or file.results_dir
     names = {row["name"] for row in rows}
     changes, noisy = [], []
     for row in rows:
@@ -235,7 +237,8 @@ def _check_file(
         if not file.command:
             raise judge.UnjudgedError(f"{file.path} was recorded from runs and names no command; give --runs")
         # one failure must not hide the other cells
-        cells = [cell.changed(fail_fast=False) for cell in compose_cells([*file.command, *more])]
+        folder = [f"results_dir={file.results_dir}"] if file.results_dir else []
+        cells = [cell.changed(fail_fast=False) for cell in compose_cells([*file.command, *folder, *more])]
         for device in dict.fromkeys(device_class(cell.config.device) for cell in cells):
             _require(file, budget_file.environment_of(device, version("torch")))
         rows = run_rows(cells)

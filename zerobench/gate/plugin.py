@@ -28,6 +28,8 @@ HELP = (
     " a limit, what pytest --zerobench-record has recorded; ranks=N runs the test in N fresh processes of a gloo group."
 )
 
+USED: pytest.StashKey[bool] = pytest.StashKey()
+"""Key of a test's stash: if it takes the fixture; a test in ranks loses its list of fixtures at its first setup."""
 REQUEST: pytest.StashKey[Request] = pytest.StashKey()
 WATCHES: pytest.StashKey[Watches] = pytest.StashKey()
 TOLD: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
@@ -54,7 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Reads the marker, and fails a test that has only one of marker and fixture."""
-    marked, used = item.get_closest_marker(MARKER), FIXTURE in getattr(item, "fixturenames", ())
+    used = item.stash.setdefault(USED, FIXTURE in getattr(item, "fixturenames", ()))
+    marked = item.get_closest_marker(MARKER)
     if not marked and not used:
         return
     problem = _problem(item, bool(marked), used)
@@ -62,6 +65,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(problem, pytrace=False)
     from .limits import read
 
+    if TOLD in item.stash:  # of an attempt before, under a plugin that reruns failed tests
+        del item.stash[TOLD]
     try:
         item.stash[REQUEST] = read(item.iter_markers(MARKER))
     except ValueError as error:

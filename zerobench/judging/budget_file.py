@@ -1,6 +1,7 @@
 """Budget files: yaml, committed, written by `zerobench budget record` and by people::
 
 command: [-m, "strategy=zero1,zero2", model=gpt_tiny]     # what makes the cells; budget check runs it
+results_dir: runs/budget                                  # optional: where, below the folder of the check
 environments:
   cpu, torch 2.13:                                        # device class and torch's minor version; or: any
     cells:
@@ -16,9 +17,10 @@ environments:
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -55,11 +57,14 @@ class Environment:
 
 @dataclass
 class BudgetFile:
-    """A budget file. `command`: the arguments that compose the cells; empty if they were recorded from runs."""
+    """A budget file. `command`: the arguments that compose the cells; empty if they were recorded from runs.
+    `results_dir`: the results folder of the runs, below the working directory; empty for the default.
+    """
 
     path: Path
     command: list[str] = field(default_factory=list)
     environments: dict[str, Environment] = field(default_factory=dict)
+    results_dir: str = ""
 
     def of(self, environment: str) -> list[tuple[str, CellBudget]]:
         """Returns the cells with a budget in this environment, by name. Limits for any environment apply in addition,
@@ -81,11 +86,22 @@ def read_budget(path: Path) -> BudgetFile:
     if not path.is_file():
         raise ValueError(f"{path}: there is no such budget file")
     content = read_yaml(path) or {}
-    _check_keys(path, "the file", content, ("command", "environments"))
-    command = _command(path, content)
+    _check_keys(path, "the file", content, ("command", "results_dir", "environments"))
+    command, folder = _command(path, content), content.get("results_dir") or ""
+    if folder and not (isinstance(folder, str) and folder_below(folder)):
+        raise ValueError(
+            f"{path}: results_dir is {folder!r:.80}; it is a folder below the working directory, as runs/budget"
+        )
     environments = content.get("environments") or {}
     _check_keys(path, "environments", environments, None)
-    return BudgetFile(path, command, {str(k): _environment(path, str(k), v) for k, v in environments.items()})
+    return BudgetFile(path, command, {str(k): _environment(path, str(k), v) for k, v in environments.items()}, folder)
+
+
+def folder_below(folder: str) -> str:
+    """Returns a folder that a budget file may name, because it is below the working directory; else empty."""
+    parts = PurePosixPath(folder).parts
+    is_below = re.fullmatch(r"[\w./+-]+", folder) and not folder.startswith("/") and ".." not in parts
+    return folder if is_below and all(not part.startswith(".") for part in parts) else ""
 
 
 def _command(path: Path, content: dict[str, Any]) -> list[str]:
@@ -157,6 +173,7 @@ def write_budget(budget: BudgetFile) -> None:
     """Writes the file atomically."""
     content = {
         "command": budget.command,
+        **({"results_dir": budget.results_dir} if budget.results_dir else {}),
         "environments": {
             name: {"about": one.about, "cells": {k: _plain(v) for k, v in one.cells.items()}}
             for name, one in budget.environments.items()

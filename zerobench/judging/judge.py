@@ -79,6 +79,12 @@ PEAKS = ("peak_bytes", "allocator_peak_bytes", "timed_allocator_peak_bytes")
 METER = "the meter: "
 """Beginning of a message in `unexplained` on the meter of traffic itself."""
 
+NOT_TENSORS = {
+    "heap_bytes": "memory of malloc's that torch did not ask for: NumPy's, a library's or Python's objects",
+    "outside_ledger_bytes": "memory of torch's allocator that no tensor has: scratch of kernels",
+}
+"""Metric -> its meaning, where no line of code and no category can explain a difference."""
+
 OF_KERNELS = ("allocator_peak_bytes", "timed_allocator_peak_bytes", "outside_ledger_bytes")
 """Metrics that include the scratch memory of kernels, which depends on the processor: oneDNN's kernels for bf16 need
 150 KiB more on processors with AMX tiles.
@@ -170,7 +176,12 @@ def show_limit(metric: str, limit: Limit) -> Any:
     number: Any = int(limit.value) if metric.endswith("_bytes") else limit.value
     if not limit.bound and not limit.tolerance:
         return number
-    return f"{limit.bound} {number}".strip() + (f" ± {limit.tolerance * 100:g} %" if limit.tolerance else "")
+    return f"{limit.bound} {number}".strip() + show_tolerance(limit)
+
+
+def show_tolerance(limit: Limit) -> str:
+    """Formats a limit's tolerance as a budget file has it: " ± 0.5 %"; empty if it has none."""
+    return f" ± {limit.tolerance * 100:g} %" if limit.tolerance else ""
 
 
 def show_value(metric: str, value: float) -> str:
@@ -217,13 +228,13 @@ def _judge_limit(cell: str, metric: str, limits: dict[str, Limit], row: dict[str
         return Finding(OK, cell, metric, "", (), limit, value)
     by_line, places = _by_line(metric, limit, row, lines)
     moved = f"; {reason}" if reason else what_moved(metric, limits, row) + by_line
+    moved = moved or (f"; {NOT_TENSORS[metric]}" if metric in NOT_TENSORS else "")
     where = "above" if value > limit.value else "below"
     off = abs(value / limit.value - 1) if limit.value else 0.0
     share = f", {off:.2%}" if LEAST_SHARE <= off < MOST_SHARE else ""
     kind = {"<=": "its ceiling", ">=": "its floor"}.get(limit.bound, "its budget")
-    tolerance = f" ± {limit.tolerance:.3g}" if limit.tolerance else ""
     by = show_value(metric, abs(value - limit.value))
-    budget = f"{kind} of {show_value(metric, limit.value)}{tolerance}"
+    budget = f"{kind} of {show_value(metric, limit.value)}{show_tolerance(limit)}"
     words = f"{cell}: {metric} is {show_value(metric, value)}: {by}{share} {where} {budget}{moved}"
     return Finding(verdict, cell, metric, words, places, limit, value)
 
@@ -318,6 +329,20 @@ def part_name(part: str) -> str:
     if part not in (*MAXIMA, *PARTS):
         return ""
     return part.removeprefix("max_").removeprefix("volume_").removesuffix("_bytes").removesuffix("_psi")
+
+
+def shares_cause(finding: Finding, first: Finding) -> bool:
+    """Returns True if a broken limit of a cell has the cause of the cell's `first` one: a line of code in common, or,
+    for a peak that no line explains, the direction; of traffic the parts of a volume, and their bytes.
+    """
+    if finding.kind != first.kind:
+        return False
+    if first.metric == "volume_psi":
+        return finding.metric in (*PARTS, "wire_bytes", "payload_bytes", *BETWEEN)
+    if finding.places:
+        own, others = ({(one.file, one.line) for one in side.places} for side in (finding, first))
+        return bool(own & others)
+    return bool(first.places) and finding.metric in (*BETWEEN_STEPS, *PHASE_PEAKS, *PEAKS)
 
 
 class UnjudgedError(ValueError):

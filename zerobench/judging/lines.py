@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -47,6 +47,7 @@ class Line:
     bytes: int
     storages: int
     name: str = ""
+    kept_by: str = field(default="", compare=False)
 
     @property
     def path(self) -> str:
@@ -104,7 +105,8 @@ def lines_of(lines: pd.DataFrame) -> Lines:
 
 
 def _line(row: Any) -> Line:
-    return Line(row.category, row.module or "", row.source or "", int(row.bytes), int(row.storages), row.name or "")
+    words = (row.category, row.module or "", row.source or "", int(row.bytes), int(row.storages), row.name or "")
+    return Line(*words, kept_by=row.kept_by or "")
 
 
 def ordered(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -246,6 +248,7 @@ class MovedLine:
     after: int
     name: str = ""
     is_rest: bool = False
+    kept_by: str = ""
 
     @property
     def difference(self) -> int:
@@ -270,7 +273,8 @@ class MovedLine:
     def words(self) -> str:
         """The line and its difference: "model.py:31 in forward: +12.0 MiB (blocks.3, logits)"."""
         signed = f"{'+' if self.difference > 0 else '−'}{show_bytes(abs(self.difference))}"
-        return f"{self.line}: {signed}" + (f" ({self.about})" if self.about else "")
+        kept = f", kept by {self.kept_by}" if self.kept_by else ""
+        return f"{self.line}: {signed}" + (f" ({self.about})" if self.about else "") + kept
 
     @property
     def place(self) -> Place:
@@ -338,6 +342,7 @@ def _within_rest(lines: list[Line], other: LineTable) -> list[Line]:
 def _by_line(pairs: Iterable[tuple[Line | None, Line | None]]) -> list[MovedLine]:
     """Merges pairs of the same line over the paths at which it changed."""
     changes: dict[tuple[str, str, str, bool, bool], list[tuple[str, int, int]]] = {}
+    keepers: dict[tuple[str, str, str, bool, bool], str] = {}
     for was, now in pairs:
         before, after = (side.bytes if side else 0 for side in (was, now))
         shown = now or was
@@ -345,11 +350,14 @@ def _by_line(pairs: Iterable[tuple[Line | None, Line | None]]) -> list[MovedLine
             name = shown.name if shown.module else ""
             key = (shown.category, shown.source, name, after > before, now is None)
             changes.setdefault(key, []).append((shown.path, before, after))
+            keepers[key] = keepers.get(key) or shown.kept_by
     moved = []
-    for (category, source, name, *_), rows in changes.items():
+    for key, rows in changes.items():
+        category, source, name, *_ = key
         least = SHARE * max(abs(after - before) for _, before, after in rows)
         paths = tuple(path for path, before, after in rows if abs(after - before) >= least)
-        moved.append(MovedLine(category, paths, source, sum(row[1] for row in rows), sum(row[2] for row in rows), name))
+        before, after = (sum(row[side] for row in rows) for side in (1, 2))
+        moved.append(MovedLine(category, paths, source, before, after, name, kept_by=keepers[key]))
     return moved
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ..config.cell import CellConfig
+from ..config.identity import WATCHED
 from ..host.terminal import print_on, stdout_console
 from ..results.grid import Grid
+from ..results.provenance import commit_of
 from ..results.summary import LEAST_LAUNCHES
 from . import judge
 from .budget_file import BudgetFile, CellBudget, Environment
@@ -116,7 +119,8 @@ def record_cell(
     twins = [environment.cells.pop(name) for name in same_work if name not in taken]
     environment.about |= {
         "recorded": datetime.now(UTC).date().isoformat(),
-        "commit": row["commit"],
+        "commit": row["commit"] if row["data"] == WATCHED else commit_of(Path.cwd()),  # of the user's code
+        "zerobench": row["source_hash"],
         "torch": row["torch_version"],
         "cores": int(row["cores"]),
         "command": [*file.command],

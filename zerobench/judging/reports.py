@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 from ..host.terminal import print_on, stdout_console
 from ..results.grid import Grid
 from ..results.grid import markdown_text as escaped
-from .judge import MORE_IS_BETTER, OK, Finding, show_limit, show_value
+from .judge import MORE_IS_BETTER, OK, Finding, shares_cause, show_limit, show_tolerance, show_value
 from .recording import HEADER, LimitChange
 
 STYLES = {"regression": "bold red", "missing": "bold red", "unjudged": "bold yellow", "improvement": "green"}
@@ -36,12 +36,35 @@ def held_words(findings: Sequence[Finding]) -> str:
     return f"{len(findings) - len(broken(findings))} of {sum(finding.limits for finding in findings)} limits hold"
 
 
+FIRST = ("growth_bytes", "peak_bytes", "volume_psi")
+"""Metrics whose message names a cause best, for limits that are broken by one."""
+
+
+def by_cause(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Groups broken limits by cell and cause; of each group the first is the headline."""
+    ranks = {metric: number for number, metric in enumerate(FIRST)}
+    groups: dict[str, list[list[Finding]]] = {}
+    for finding in sorted(broken(findings), key=lambda one: ranks.get(one.metric, len(ranks))):
+        of_cell = groups.setdefault(finding.cell, [])
+        same = next((group for group in of_cell if shares_cause(finding, group[0])), None)
+        if same is None:
+            of_cell.append([finding])
+        else:
+            same.append(finding)
+    return [group for of_cell in groups.values() for group in of_cell]
+
+
 def print_findings(findings: Sequence[Finding]) -> None:
-    """Prints a message per broken limit, and the number of limits that hold."""
+    """Prints a message per cause of broken limits, with the other limits that it breaks below; then the number of
+    limits that hold.
+    """
     console = stdout_console()
-    for finding in broken(findings):
-        console.print(finding.kind, style=STYLES[finding.kind], end=": ")
-        print_on(console, finding.sentence)
+    for first, *others in by_cause(findings):
+        console.print(first.kind, style=STYLES[first.kind], end=": ")
+        print_on(console, first.sentence)
+        if others:
+            words = ", ".join(f"{one.metric} {_row(one)[-1]}" for one in others)
+            print_on(console, f"  the same cause: {words}", "dim")
     console.print(held_words(findings), highlight=False)
     if any(finding.kind == "improvement" for finding in findings):
         console.print("Improvements are not in the budget yet: zerobench budget record writes it again.")
@@ -89,7 +112,7 @@ def write_benchmark(path: Path, findings: Sequence[Finding]) -> None:
             "value": int(value) if value.is_integer() else value,
         }
         if limit.tolerance:
-            row["range"] = f"± {limit.tolerance * 100:g} %"
+            row["range"] = show_tolerance(limit).strip()
         rows.append({**row, "extra": finding.sentence or f"limit: {show_limit(metric, limit)}"})
     write(path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 
@@ -135,8 +158,7 @@ def _row(finding: Finding) -> list[str]:
     metric, limit, value = finding.metric, finding.limit, finding.value
     if limit is None or value is None:
         return [KINDS[finding.kind], finding.cell, metric or "–", "–", "–", "–"]
-    tolerance = f" ± {limit.tolerance * 100:g} %" if limit.tolerance else ""
-    held = f"{limit.bound} {show_value(metric, limit.value)}{tolerance}".strip()
+    held = f"{limit.bound} {show_value(metric, limit.value)}{show_tolerance(limit)}".strip()
     by = value - limit.value
     signed = f"{'+' if by > 0 else '−'}{show_value(metric, abs(by))}"
     return [KINDS[finding.kind], finding.cell, metric, held, show_value(metric, value), signed]

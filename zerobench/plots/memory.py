@@ -30,9 +30,10 @@ OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
 LEAST_OUTSIDE = 0.001
 """Fraction of the peak below which that part is not drawn."""
 
-CAPTION = (
-    "Left bar: model states at their maximum. Right bar: everything at the peak. Numbers leave out what is outside the"
-    " ledger."
+CAPTION = "Left bar: model states at their maximum. Right bar: everything at the peak."
+CAPTION_OUTSIDE = (
+    " Hatched, outside the ledger: memory that the allocator held at its peak and no tensor had, such as scratch of"
+    " kernels; the numbers leave it out."
 )
 
 
@@ -53,7 +54,9 @@ def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = Non
     settings = comparisons(results)
     largest = max([results.runs["peak_bytes"].max(), capacity], key=lambda size: 0 if pd.isna(size) else size)
     name, unit = unit_of(largest)
-    figure, places = sheet(settings, panels, (3.2, 2.5), CAPTION)
+    drawn = (cell for cells in settings[:panels] for cell in cells[cells["status"] == "ok"].itertuples())
+    is_beyond = any(_outside(cell) for cell in drawn)
+    figure, places = sheet(settings, panels, (3.2, 2.5), CAPTION + (CAPTION_OUTSIDE if is_beyond else ""))
     for axes, cells in places:
         bars(axes, cells, lambda axes, place, cell: _draw_cell(axes, place, cell, results, unit))
         axes.set_ylabel(f"{name}, largest rank")
@@ -66,9 +69,7 @@ def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = Non
     ]
     if capacity is not None:
         lines.append(rule(f"capacity of a rank: {show_bytes(capacity)}", "--", lw=1.4, color=VERMILION))
-    beside = (
-        [Patch(label="outside the ledger", **OUTSIDE)] if results.runs["outside_ledger_bytes"].notna().any() else []
-    )
+    beside = [Patch(label="outside the ledger", **OUTSIDE)] if is_beyond else []
     key(figure, [*patches(seen(figure, CATEGORIES)), *beside, *lines])
     return figure
 
@@ -85,11 +86,16 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -
         sizes = rank.set_index("category")[column]
         parts = {name: int(sizes[name]) / unit for name in (STATES if total == "states" else CATEGORIES)}
         height, above = stack(axes, place + shift, parts, CATEGORIES, 0.36), 0.0
-        outside = cell.outside_ledger_bytes  # of the allocator's peak: kernels, libraries, rounding
-        if total == "total" and not pd.isna(outside) and outside >= LEAST_OUTSIDE * cell.peak_bytes:
-            above = float(outside / unit)
+        if total == "total" and (outside := _outside(cell)):
+            above = outside / unit
             axes.bar(place + shift, above, 0.36, bottom=height, **OUTSIDE)
         number(axes, place + shift, height + above, show(height))  # of the ledger, as in tables
     for states, line, wide in ((cell.predicted_states_bytes, "-", 1.8), (cell.floor_states_bytes, ":", 1.4)):
         if not pd.isna(states):  # theory predicts no states of a peer
             axes.hlines(states / unit, place - 0.4, place, color="black", lw=wide, linestyles=line)
+
+
+def _outside(cell: Any) -> float:
+    """Returns the bytes of a cell's allocator at its peak beyond the ledger's; 0 if they are too few to be drawn."""
+    outside = cell.outside_ledger_bytes
+    return 0.0 if pd.isna(outside) or outside < LEAST_OUTSIDE * cell.peak_bytes else float(outside)

@@ -197,11 +197,7 @@ class AccountedPass(Probe):
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Labels optimizer states; for ZeroRedundancyOptimizer, the states of the optimizer inside it."""
-        for parameter, state in getattr(optimizer, "optim", optimizer).state.items():
-            tier = self.ledger.tier_of(parameter) if not contains_others(parameter) else None
-            for name, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    label_parts(value, labels.OPTIMIZER, name, tier)
+        self.ledger.label_states(getattr(optimizer, "optim", optimizer))
 
     def found(self, rank: int, folder: Path) -> PassRecords:
         """Returns the rows of the measured steps, and the order of events in the last one."""
@@ -246,7 +242,8 @@ class AccountedPass(Probe):
         """
         step = self.ledger.sums.extremes["step"]
         states = rows_by_line(rank, "states", step.alive_states) if isinstance(self.ledger, ShapesOnly) else ()
-        return [*rows_by_line(rank, "peak", step.alive), *rows_by_line(rank, "growth", self._grown), *states]
+        keepers = {} if isinstance(self.ledger, ShapesOnly) else self.ledger.keepers(self._grown)
+        return [*rows_by_line(rank, "peak", step.alive), *rows_by_line(rank, "growth", self._grown, keepers), *states]
 
     def traffic_rows(self, rank: int) -> list[TrafficRow]:
         """Returns every operation of the measured steps, with equal operations of a step combined."""

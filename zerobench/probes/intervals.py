@@ -11,7 +11,7 @@ history     kept for a snapshot, if requested; a *birth* is one storage on a GPU
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -297,8 +297,12 @@ def extremes_rows(rank: int, phase: str, extremes: Extremes) -> Iterator[MemoryR
     yield MemoryRow(rank, phase, "total", extremes.peak, sum(at_states.values()), extremes.peak)
 
 
-def rows_by_line(rank: int, at: str, storages: Iterable[tuple[int, StorageRecord, str]]) -> Iterator[LineRow]:
+def rows_by_line(
+    rank: int, at: str, storages: Iterable[tuple[int, StorageRecord, str]],
+    keepers: Mapping[StorageRecord, str] | None = None,
+) -> Iterator[LineRow]:  # fmt: skip
     """Yields a row per line of code, module and category, the largest first; `storages`: size, storage, category.
+    `keepers`: the objects that keep storages alive.
 
     Storages that no module made have a row per label: parameters would otherwise be one row, with the first one's name.
     """
@@ -310,4 +314,5 @@ def rows_by_line(rank: int, at: str, storages: Iterable[tuple[int, StorageRecord
     for key in sorted(groups, key=lambda key: (-abs(sums[key]), key)):
         if sums[key]:
             largest = max(groups[key], key=lambda one: abs(one[0]))[1]
-            yield LineRow(rank, at, *key[:3], sums[key], len(groups[key]), largest.name, largest.shown_shape)
+            kept_by = (keepers or {}).get(largest, "")
+            yield LineRow(rank, at, *key[:3], sums[key], len(groups[key]), largest.name, largest.shown_shape, kept_by)

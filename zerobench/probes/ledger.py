@@ -34,7 +34,8 @@ from ..zero import labels
 from .collective_operators import NAMESPACES
 from .in_transit import InTransit
 from .intervals import Birth, Event, History, Interval, IntervalSums, StorageRecord
-from .labeling import contains_others, holds_others, parts_of
+from .keepers import keepers_of
+from .labeling import contains_others, holds_others, label_parts, parts_of
 from .outside_dispatch import optimizer_steps_watched, resizes_watched
 from .source_lines import SourceLines
 
@@ -68,7 +69,7 @@ class Ledger(GraphMode, labels.Observer):
         self.kept: dict[StorageRecord, int] = {}
         """Storages on the device that survived a whole interval although they are activations or temporary."""
         self._device = device
-        self._files: dict[tuple[str, str], StorageRecord] = {}
+        self._files: dict[tuple[str, str, str], StorageRecord] = {}
         self.lines = SourceLines()
         self._live: dict[int, StorageRecord] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
@@ -155,13 +156,21 @@ class Ledger(GraphMode, labels.Observer):
         stored.name = name or stored.name
         stored.first_name = stored.first_name or name
 
-    def on_file(self, name: str, category: str, grown: int) -> None:
+    def on_file(self, path: str, name: str, category: str, size: int) -> None:
         """Records a file's bytes, which are in no storage."""
         stored = self._files.setdefault(
-            (name, category), StorageRecord(0, category, name, "", self.phase, True, labels.NVME)
+            (path, name, category), StorageRecord(0, category, name, "", self.phase, True, labels.NVME)
         )
-        stored.bytes += grown
+        grown, stored.bytes = size - stored.bytes, size
         self._events.append(Event(self.phase, time.perf_counter(), stored, grown=grown))
+
+    def label_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Labels an optimizer's states, which are in their parameter's tier."""
+        for parameter, state in optimizer.state.items():
+            tier = self.tier_of(parameter) if not contains_others(parameter) else None
+            for name, value in state.items() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor):
+                    label_parts(value, labels.OPTIMIZER, str(name), tier if value.device == parameter.device else None)
 
     def record_of(self, tensor: torch.Tensor) -> StorageRecord | None:
         """Returns the record of a tensor's storage, if it has been met; does not count it."""
@@ -292,6 +301,10 @@ class Ledger(GraphMode, labels.Observer):
         """Returns the storages currently alive on the device, with their sizes."""
         living = list(self._live.values())  # at once: other threads free tensors too
         return {stored: stored.bytes for stored in living if stored.tier == labels.DEVICE and stored.bytes}
+
+    def keepers(self, grown: Sequence[tuple[int, StorageRecord, str]]) -> dict[StorageRecord, str]:
+        """Returns the objects that keep storages alive that have grown by a number of bytes (keepers.py)."""
+        return keepers_of(dict(self._live), {stored for by, stored, _ in grown if by > 0})
 
     def begin(self) -> None:
         """Begins an interval: drops the events so far."""

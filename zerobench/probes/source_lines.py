@@ -27,7 +27,7 @@ BACKWARD_OF = "backward of "
 
 INSTRUMENTS = tuple(
     str(Path(__file__).parents[1] / name)
-    for name in ("probes", "loops", "fake", "zero/labels.py", "models/compiled.py")
+    for name in ("probes", "watching", "fake", "zero/labels.py", "models/compiled.py")
 )
 GENERATED = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(Path(tempfile.gettempdir()) / "torchinductor_")
 """Beginning of the paths of inductor's code."""

@@ -179,6 +179,9 @@ class LineRow:
     """Label of the largest of them."""
     shape: str = ""
     """Sizes of the largest of them, as in the table of tensors."""
+    kept_by: str = ""
+    """growth: the list, dict or attribute that keeps the largest of them alive, and the line that adds to it, as far as
+    Python's garbage collector can tell."""
 
 
 @dataclass

@@ -14,7 +14,6 @@ beginning are counted only if the loop uses them: as parameters, states, inputs 
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +24,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..probes.keepers import living_tensors
 from ..probes.labeling import label_parts, parts_of
 from ..probes.ledger import Ledger
 from ..zero import labels
@@ -136,10 +136,7 @@ class HeldTensors:
                     label_parts(parameter.data, labels.MASTER, f"master {number}")
                 if not self._engines and parameter.grad is not None:
                     label_parts(parameter.grad, labels.GRADIENTS, f"gradient {number}")
-            for state in optimizer.state.values():
-                for name, value in state.items() if isinstance(state, dict) else ():
-                    if isinstance(value, torch.Tensor):
-                        label_parts(value, labels.OPTIMIZER, str(name))
+            self._ledger.label_states(optimizer)
 
 
 _apart: dict[int, StorageWeakRef] = {}
@@ -160,16 +157,3 @@ def leave_out() -> Iterator[None]:
         yield
     finally:
         _apart.clear()
-
-
-def living_tensors() -> Iterator[torch.Tensor]:
-    """Yields every tensor that the garbage collector knows."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some objects warn when their class is asked for
-        kinds: dict[type, bool] = {}
-        for one in gc.get_objects():
-            kind = type(one)
-            if kind not in kinds:
-                kinds[kind] = issubclass(kind, torch.Tensor) and not kind.__name__.startswith("Fake")
-            if kinds[kind]:
-                yield one

@@ -9,7 +9,16 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from . import labels
 from .engine import ShardedEngine
+
+SHOWN = {
+    labels.PARAMETERS: "parameters",
+    labels.GRADIENTS: "gradients",
+    labels.MASTER: "masters",
+    labels.OPTIMIZER: "optimizer states",
+}
+"""Category of an engine's tensors -> its name in the engine's description."""
 
 
 class ModuleFace(ShardedEngine):
@@ -83,24 +92,13 @@ class ModuleFace(ShardedEngine):
 
 def sizes_of(engine: ShardedEngine) -> dict[str, int]:
     """Returns the bytes of this rank's model states in memory, in all tiers, by category; each storage counts once."""
-    units = [*engine.units, *(unit for unit in engine.holders() if unit not in engine.units)]
     states = [value for state in engine.optimizer.state.values() if isinstance(state, dict) for value in state.values()]
-    parts: dict[str, list[Any]] = {
-        "parameters": [
-            *(u.full_parameters for u in units),
-            *(u.parameter_shard for u in units if not u.dtypes.keeps_masters),
-            *engine.module.parameters(),
-        ],
-        "gradients": [t for u in engine.units for t in (u.gradients.shard, u.gradients.full)],
-        "masters": [one.master for one in engine.placement.all_ranges()],
-        "optimizer states": states,
-    }
-    seen: set[int] = set()
+    tensors: list[tuple[Any, str]] = [(one, labels.PARAMETERS) for one in engine.module.parameters()]
+    tensors += [(one.tensor, one.category) for one in engine.held_tensors()] + [
+        (one, labels.OPTIMIZER) for one in states
+    ]
+    category_of = {one.untyped_storage(): category for one, category in tensors if isinstance(one, torch.Tensor)}
     sizes: Counter[str] = Counter()
-    for name, tensors in parts.items():
-        for tensor in tensors:
-            storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
-            if storage is not None and storage.nbytes() and storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                sizes[name] += storage.nbytes()
-    return {name: sizes[name] for name in parts}
+    for storage, category in category_of.items():
+        sizes[category] += storage.nbytes()
+    return {name: sizes[category] for category, name in SHOWN.items()}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
+from . import labels
 from .comm.base import Comm
 from .layout import MemoryOrder
 from .offload.placement import Placement
@@ -73,6 +74,10 @@ class ShardedEngine:
     def holders(self) -> list[Unit]:
         """Returns the units whose parameters must be made whole before they can be read."""
         return []
+
+    def held_tensors(self) -> Iterator[labels.Held]:
+        """Yields the tensors of the engine, without the optimizer's states. Of a storage the last label is right."""
+        raise NotImplementedError
 
     @contextmanager
     def whole(self, unit: Unit) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -29,6 +29,15 @@ BUFFERS = "buffers"
 
 READ, WRITE = "read", "write"
 """Kinds of transfers between host memory and files, which no torch operator shows."""
+
+
+class Held(NamedTuple):
+    """A tensor that an engine holds between steps, with its label: the arguments of `label`."""
+
+    tensor: torch.Tensor
+    category: str
+    name: str
+    tier: str | None = None
 
 
 class EngineThread(threading.Thread):
@@ -54,8 +63,8 @@ class Observer:
         before).
         """
 
-    def on_file(self, name: str, category: str, grown: int) -> None:
-        """Records that the bytes of `category` in files under `name` have grown by `grown`, or shrunk if negative."""
+    def on_file(self, path: str, name: str, category: str, size: int) -> None:
+        """Records that the file at `path` holds `size` bytes of `category` under `name`."""
 
     def on_transfer(self, kind: str, size: int, name: str) -> None:
         """Records that `size` bytes were read from a file, or written to one."""
@@ -101,10 +110,10 @@ def label(tensor: torch.Tensor, category: str, name: str = "", tier: str | None 
     return tensor
 
 
-def file(name: str, category: str, grown: int) -> None:
-    """Reports to observers that files hold `grown` more bytes of `category` under `name`."""
+def file(path: str, name: str, category: str, size: int) -> None:
+    """Reports to observers that the file at `path` holds `size` bytes of `category` under `name`."""
     for observer in _observers:
-        observer.on_file(name, category, grown)
+        observer.on_file(path, name, category, size)
 
 
 def transfer(kind: str, size: int, name: str = "") -> None:

@@ -204,17 +204,21 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         finally:
             self.gradients.synchronizing = before
 
-    def label_held(self) -> None:
-        """Labels all tensors of the engine again, for an observer that registered after `initialize`.
-
-        Masters in files are not included: their bytes are known when they are written.
-        """
+    def held_tensors(self) -> Iterator[labels.Held]:
         for parameter in [] if self.holders() else self.frozen:  # that no unit holds
-            labels.label(parameter.data, labels.PARAMETERS, "frozen")
+            yield labels.Held(parameter.data, labels.PARAMETERS, "frozen")
+        for segment, gradient in self.schedule.pending_gradients():
+            name = f"{self.names[segment.segment.parameter]} pending"
+            yield labels.Held(gradient, labels.GRADIENTS, name, segment.tier)
         for unit in self.holders() or self.units:
-            unit.label_held()
-        for shard_range in self.placement.all_ranges():
-            shard_range.label_held()
+            yield from unit.held_tensors()
+        yield from self.placement.held_tensors()
+
+    def label_held(self) -> None:
+        """Labels all tensors of the engine again, for an observer that registered after `initialize`."""
+        for one in self.held_tensors():
+            labels.label(*one)
+        self.placement.label_files()
 
     def extra_state(self) -> dict[str, Any]:
         scaler = {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaling.scaler.state()}

@@ -141,7 +141,7 @@ class CheckpointLoad:
             if not isinstance(new[key], torch.Tensor) or new[key].shape != shape or new[key].dtype != dtype:
                 like = segment.tensor
                 new[key] = torch.empty_like(like, dtype=dtype) if block == 1 else like.new_empty(shape, dtype=dtype)
-            labels.label(new[key], labels.OPTIMIZER, f"{name} {key}")
+            labels.label(new[key], labels.OPTIMIZER, f"{name} {key}", tier=segment.tier)
         if f"pending.{name}" in self._saved.tensors:
             dtype = self._saved.tensors[f"pending.{name}"].dtype
             gradient = torch.empty(segment.segment.numel, dtype=dtype, device=segment.tensor.device)

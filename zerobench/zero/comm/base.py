@@ -15,13 +15,14 @@ comm/out_of_step.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from .. import labels
 from .streams import Handle
 
 T = TypeVar("T")
@@ -202,6 +203,10 @@ class Source:
 
     def released(self, full: torch.Tensor, unit: str) -> None:
         """`full` is about to lose its memory: a source that keeps a copy takes it now."""
+
+    def held_tensors(self, unit: str) -> Iterator[labels.Held]:
+        """Yields the tensors that it keeps for `unit`."""
+        return iter(())
 
     def updated(self) -> None:
         """Some rank's shard has been updated."""

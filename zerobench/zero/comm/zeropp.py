@@ -35,6 +35,7 @@ where a block's bound is half a step (comm/quantize.py), m/14 with m the block's
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -195,6 +196,10 @@ class SecondaryShard(Source):
             with torch.inference_mode(False), torch.no_grad():
                 block = self._block(full).clone()
             self._shard = labels.label(block, labels.PARAMETERS, f"{unit} secondary")
+
+    def held_tensors(self, unit: str) -> Iterator[labels.Held]:
+        if self._shard is not None:
+            yield labels.Held(self._shard, labels.PARAMETERS, f"{unit} secondary")
 
     def stale(self) -> None:
         """Drops the copy."""

@@ -146,12 +146,20 @@ class HostGradients(GradientSink):
         end, self._end = self._end, None
         wait_for(end)
 
+    def held_tensors(self) -> Iterator[labels.Held]:
+        for one in (self._kept, self._spare):
+            if one is not None:
+                yield labels.Held(one, labels.GRADIENTS, self._unit.name, self.tier)
+
     def put_aside(self) -> None:
         """See HostPlacement.put_gradients_aside. Two tensors alternate, so that a step allocates nothing."""
         self.settle()
         kept = self._kept
         self._kept = self._spare if self._spare is not None else self._new(kept.numel(), kept.dtype)
         self._spare = kept
+
+
+ON_THEIR_WAY_UP = "on their way up"
 
 
 class Upload:
@@ -166,6 +174,11 @@ class Upload:
         self._next = 0
         self._most = 2**20
 
+    def held_tensors(self) -> Iterator[labels.Held]:
+        """Yields the pinned buffers."""
+        for rounded, _ in self._pinned.values():
+            yield labels.Held(rounded, labels.PARAMETERS, ON_THEIR_WAY_UP, labels.HOST)
+
     def send(self, place: torch.Tensor, master: torch.Tensor) -> Any:
         """place := master, rounded. Returns the event after which `master` may change, or None if it may change now."""
         if place.dtype == master.dtype:
@@ -176,7 +189,7 @@ class Upload:
             self._next += 1
             rounded, end = self._pinned.get(key, (None, None))
             if rounded is None:
-                rounded = host_tensor(self._most, place.dtype, self.device, labels.PARAMETERS, "on their way up")
+                rounded = host_tensor(self._most, place.dtype, self.device, labels.PARAMETERS, ON_THEIR_WAY_UP)
             wait_for(end)
             part = rounded.narrow(0, 0, piece.stop - piece.start)
             part.copy_(master[piece])
@@ -189,6 +202,10 @@ class NoUpload:
 
     def __init__(self, streams: CopyStreams) -> None:
         self._streams = streams
+
+    def held_tensors(self) -> Iterator[labels.Held]:
+        """Yields nothing: it needs no buffers."""
+        return iter(())
 
     def send(self, place: torch.Tensor, master: torch.Tensor) -> Any:
         """place := master, rounded."""
@@ -238,6 +255,10 @@ class TieredPlacement(Placement):
         self._streams = CopyStreams(device)
         self.keeps_parameters = not policy.parameters
         self._upload = NoUpload(self._streams) if policy.parameters else Upload(device, self._streams)
+
+    def held_tensors(self) -> Iterator[labels.Held]:
+        yield from super().held_tensors()
+        yield from self._upload.held_tensors()
 
     def offloaded_numel(self, unit: UnitTensors) -> int:
         return self._policy.part_of(unit.shard_numel, unit.layout.align)

@@ -39,6 +39,8 @@ from .policy import LEAST_BUFFERS, NvmeOffload
 MASTER = "master"
 """The master's name among the names of the optimizer's states."""
 
+IN_THE_FILE = "in the file"
+
 
 class FileRange(ShardRange):
     """Elements [start, stop) of a unit's shard, its chunk number `chunk`, whose master and states are in the file.
@@ -72,6 +74,10 @@ class FileRange(ShardRange):
     @property
     def is_present(self) -> bool:
         return self._tier.is_in_memory
+
+    def held_tensors(self) -> Iterator[labels.Held]:
+        """Yields nothing: the master is in the file."""
+        return iter(())
 
     def make_master(self) -> None:
         master = self.kept[MASTER].open(self.chunk)
@@ -273,6 +279,15 @@ class FilePlacement(TieredPlacement):
                 unit.parameter_shard = self.absent(kept.numel, kept.dtype)
             self.swapper.end_step()
 
+    def held_tensors(self) -> Iterator[labels.Held]:
+        yield from super().held_tensors()
+        yield self.swapper.pool.slab
+        for nan in self._absent.values():
+            yield labels.Held(nan, labels.OPTIMIZER, IN_THE_FILE, labels.HOST)
+
+    def label_files(self) -> None:
+        self.swapper.label_files()
+
     def settle(self) -> None:
         """Ends the update: waits until all is written. Raises its errors."""
         self._streams.join()
@@ -284,7 +299,7 @@ class FilePlacement(TieredPlacement):
         """Returns NaNs of that size, without memory, so that reads of swapped-out state yield NaN."""
         if dtype not in self._absent:
             nan = torch.full((), float("nan"), dtype=dtype)
-            self._absent[dtype] = labels.label(nan, labels.OPTIMIZER, "in the file", tier=labels.HOST)
+            self._absent[dtype] = labels.label(nan, labels.OPTIMIZER, IN_THE_FILE, tier=labels.HOST)
         return self._absent[dtype].expand(numel)
 
     def restore_absent(self) -> None:

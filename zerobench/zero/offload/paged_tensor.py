@@ -166,6 +166,10 @@ class Swapper:
         step = self._block_bytes // max(4, dtype.itemsize)
         return PagedTensor(self._store, self.pool, numel, step, dtype, category, name)
 
+    def label_files(self) -> None:
+        """Reports the file's bytes again."""
+        self._store.label_files()
+
     def fetch(self, kept: PagedTensor, place: torch.Tensor) -> None:
         """place := the whole tensor; starts reading the tensor that followed it in the last step."""
         if len(self._fetched) >= MOST_FETCHED:  # an evaluation has no end of steps

@@ -52,6 +52,10 @@ class GradientSink(Protocol):
     def settle(self) -> None:
         """Waits until all gradients that were taken can be read."""
 
+    def held_tensors(self) -> Iterator[labels.Held]:
+        """Yields its tensors in memory."""
+        return iter(())
+
 
 def follow_written(master: torch.Tensor, written: torch.Tensor) -> None:
     """master := `written`, except elements that are rounded to `written`, which keep bits that it cannot represent."""
@@ -84,10 +88,10 @@ class ShardRange:
             labels.label(self.master, labels.MASTER, self.unit.name)
             self._placement.read(self.unit, self.start, self.master)
 
-    def label_held(self) -> None:
-        """Labels the master again, for observers that registered after it was made."""
-        if not self.is_parameters and isinstance(getattr(self, "master", None), torch.Tensor):
-            labels.label(self.master, labels.MASTER, self.unit.name, tier=self.tier)
+    def held_tensors(self) -> Iterator[labels.Held]:
+        """Yields the master, unless it is the parameters."""
+        if not self.is_parameters:
+            yield labels.Held(self.master, labels.MASTER, self.unit.name, self.tier)
 
     @property
     def is_parameters(self) -> bool:
@@ -242,6 +246,14 @@ class Placement:
     def all_ranges(self) -> list[ShardRange]:
         """Returns the shard ranges of all units, in order."""
         return [one for ranges in self.ranges.values() for one in ranges]
+
+    def held_tensors(self) -> Iterator[labels.Held]:
+        """Yields the tensors placed here, without gradients."""
+        for one in self.all_ranges():
+            yield from one.held_tensors()
+
+    def label_files(self) -> None:
+        """Reports the bytes in files again, for an observer that registered after they were written."""
 
     def attach(self, optimizer: optim.Optimizer, segments: Sequence[PlacedSegment]) -> None:
         """Registers the `optimizer` whose states are placed here, and its `segments`."""

@@ -22,7 +22,7 @@ At N = 1, without a sink, `full` and `shard` are one tensor, which has memory fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -172,6 +172,14 @@ class GradientBucket:
             self.unit.heap.give_back(full)
         else:  # once a copy to another tier has read from it
             self.sink.release(partial(self.unit.heap.give_back, full))
+
+    def held_tensors(self) -> Iterator[labels.Held]:
+        """Yields its tensors between backwards: the shard, a sum that no_sync has kept, and the sink's."""
+        for one in (self.shard, self.full):
+            if one is not None:
+                yield labels.Held(one, labels.GRADIENTS, self.unit.name)
+        if self.sink is not None:
+            yield from self.sink.held_tensors()
 
     # -- for the optimizer ----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ A module group has a unit per dtype and device, with frozen and owned parameters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -101,6 +101,10 @@ class GatheredUnit(Unit):
         if not self.stays:
             self.parameter_shard = placement.keep_parameters(self, self.parameter_shard)
         self.reshard(keeps=False)
+
+    def held_tensors(self) -> Iterator[labels.Held]:
+        yield from super().held_tensors()
+        yield from self.source.held_tensors(self.name)
 
     def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
         return zip(self.parameters, self._views, strict=True)

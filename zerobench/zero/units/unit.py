@@ -22,7 +22,7 @@ With one rank the full tensors are the shards, but for masters that are rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import nn, optim
@@ -63,15 +63,14 @@ class Unit(UnitTensors):
         super().__init__(name, layout, comm, dtypes)
         self.placement = placement
 
-    def label_held(self) -> None:
-        """Labels its tensors again, for observers that registered after they were made."""
-        labels.label(self.full_parameters, labels.PARAMETERS, self.name)
-        if isinstance(self.parameter_shard, torch.Tensor):
-            tier = labels.DEVICE if self.placement.keeps_parameters else labels.HOST
-            labels.label(self.parameter_shard, self.shard_category, self.name, tier=tier)
+    def held_tensors(self) -> Iterator[labels.Held]:
+        """Yields its tensors, without those of its placement."""
+        yield labels.Held(self.full_parameters, labels.PARAMETERS, self.name)
+        tier = labels.DEVICE if self.placement.keeps_parameters else labels.HOST
+        yield labels.Held(self.parameter_shard, self.shard_category, self.name, tier)
         gradients = getattr(self, "gradients", None)  # a frozen unit has none
         if gradients is not None:
-            labels.label(gradients.shard, labels.GRADIENTS, self.name)
+            yield from gradients.held_tensors()
 
     def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
         """Returns each parameter of a unit that is not always whole, with its view of the full buffer."""

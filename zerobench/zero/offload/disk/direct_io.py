@@ -225,7 +225,8 @@ class Pool:
         slab = torch.empty(size + (0 if pinned else ALIGN_BYTES), dtype=torch.uint8, pin_memory=pinned)
         if pinned and slab.data_ptr() % ALIGN_BYTES:
             slab = torch.empty(size + ALIGN_BYTES, dtype=torch.uint8, pin_memory=True)
-        labels.label(slab, labels.COMMUNICATION, "nvme pool", tier=labels.HOST)
+        self.slab = labels.Held(slab, labels.COMMUNICATION, "nvme pool", labels.HOST)
+        labels.label(*self.slab)
         begin = -slab.data_ptr() % ALIGN_BYTES
         if not pinned:
             _in_large_pages(slab.data_ptr() + begin, size)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import ctypes
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -126,13 +127,23 @@ class FileStore:
         self.channel = Channel(Path(folder) / f"states-{uuid.uuid4().hex[:8]}.bin", direct, block_bytes, depth)
         self.carriers = Carriers(depth + (CHECKERS if checksums else 0), "states")
         self._under_way: list[IoHandle] = []
+        self._sizes: Counter[tuple[str, str]] = Counter()  # by name and category
         self._end = at_end(self, _shut, self.carriers, self.channel)
 
     def allocate(self, nbytes: int, category: str = labels.OPTIMIZER, name: str = "") -> Region:
         """Reserves a region of `nbytes` on the disk. Raises DiskError if the disk is full."""
         region = Region(self, self.channel.grow(aligned(nbytes)), nbytes, name)
-        labels.file(name, category, nbytes)
+        self._sizes[name, category] += nbytes
+        self._label(name, category)
         return region
+
+    def label_files(self) -> None:
+        """Reports the bytes again, for an observer that registered after `allocate`."""
+        for name, category in self._sizes:
+            self._label(name, category)
+
+    def _label(self, name: str, category: str) -> None:
+        labels.file(str(self.channel.path), name, category, self._sizes[name, category])
 
     def drain(self) -> None:
         """Waits for all requests. Raises the first error that `wait` has not raised yet."""
