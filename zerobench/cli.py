@@ -1,7 +1,7 @@
 """The command line: a Hydra app, plus verbs.
 
     zerobench KEY=VALUE ...        one run            zerobench -m KEY=V1,V2 ...     a sweep
-    zerobench VERB ...             see help.txt
+    zerobench VERB ...             see help.txt       zerobench                      help.txt
 
 Exit code: 0 all cells ok, 1 a cell failed, 2 the command is invalid or no cell can run, 130 interrupted.
 """
@@ -143,6 +143,8 @@ def _act(arguments: list[str]) -> int:
     """Runs a command line; if interrupted without a message of its own, prints a last line."""
     try:
         return _run(arguments)
+    except fork_server.NoFolderError as error:
+        return refuse(error)
     except KeyboardInterrupt:
         verb = arguments[0] if arguments[:1] and arguments[0] in VERBS else ""
         words = f" {verb}: interrupted" if verb else ": interrupted; no launch was under way"
@@ -242,7 +244,7 @@ def _sweep(arguments: list[str]) -> int:
     arguments, columns = take_value(arguments, COLUMNS)
     arguments, dollars = take_value(arguments, PRICE)
     flags, words, extra_dirs = split_arguments(arguments)
-    if {"-h", "--help"} & set(flags) or words[:1] == ["help"]:
+    if not arguments or {"-h", "--help"} & set(flags) or words[:1] == ["help"]:
         return _help([word for word in words if word != "help"], extra_dirs)
     if problems := not_a_verb(arguments, tuple(VERBS)) or unknown_flags(flags):
         return refuse(ValueError("; ".join(problems)))

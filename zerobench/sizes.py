@@ -28,6 +28,20 @@ def parse_bytes(text: str | int) -> int:
     return round(float(found[1]) * SIZES[unit])
 
 
+def parse_memory(text: str | int, name: str = "") -> int:
+    """Parses the memory of a device, a host or a disk as `parse_bytes` does. Raises ValueError for a number below 1 MiB
+    without a unit: "80" means 80 GiB to whoever writes it, and as bytes it would be answered, too.
+    `name`: begins the message.
+    """
+    try:
+        size, number = parse_bytes(text), str(text).strip()
+    except ValueError as error:
+        raise ValueError(f"{name}{error}") from None
+    if 0 < size < SIZES["mib"] and not number[-1].isalpha():
+        raise ValueError(f"{name}{number} without a unit is {number} bytes; did you mean {number} GiB?")
+    return size
+
+
 def show_bytes(size: float | None) -> str:
     """Formats bytes in the largest binary unit that fits: "1.50 GiB", "96.0 MiB", "512 B"; None as a dash."""
     if not isinstance(size, Real) or size != size:
@@ -41,6 +55,13 @@ def show_bytes(size: float | None) -> str:
 def show_ms(seconds: float | None) -> str:
     """Formats seconds as "205.3 ms"; NaN or None as a dash."""
     return "–" if seconds is None or seconds != seconds else f"{seconds * 1000:.1f} ms"
+
+
+def show_left(seconds: float) -> str:
+    """Formats remaining seconds: "about 40 s left", "about 3 min left", "about 1.8 h left"."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s left"
+    return f"about {seconds / 60:.0f} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"
 
 
 def show_count(count: int, noun: str) -> str:

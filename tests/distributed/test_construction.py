@@ -28,6 +28,27 @@ class Mixed(nn.Module):
         nn.init.normal_(self.scale)
 
 
+class Parent(nn.Module):
+    """Sets its children's parameters: in whole, by `.data`, by their own method, from one another, and by a factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(9, 9) for _ in range(4))
+        self.scale = nn.Parameter(torch.empty(3))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        constant, copied, drawn, scaled = self.layers
+        nn.init.ones_(self.scale)
+        nn.init.constant_(constant.weight, 0.3)
+        copied.bias.data.normal_(std=0.02)
+        drawn.reset_parameters()
+        with torch.no_grad():
+            copied.weight.copy_(drawn.weight)
+            scaled.weight.mul_(0.5)
+            scaled.bias.data /= 4
+
+
 def gpt(tied: bool = True, **more: int) -> nn.Module:
     return GPT(3, 48, 4, 61, 16, tied, False, **more)
 
@@ -39,6 +60,7 @@ BUILDERS: dict[str, Any] = {
     "adapters": lambda: gpt(lora=4),
     "mlp": lambda: MLP(3, 24, 50),
     "mixed": Mixed,
+    "parent": Parent,
     "channels last": lambda: Mixed().to(memory_format=torch.channels_last),
 }
 
@@ -118,6 +140,16 @@ class Part(nn.Linear):
             self.weight[0].zero_()
 
 
+class Scaled(nn.Linear):
+    def reset_parameters(self) -> None:
+        self.weight.data.mul_(0.5)
+
+
+class Replaced(nn.Linear):
+    def reset_parameters(self) -> None:
+        self.weight = nn.Parameter(torch.ones(3, 3))
+
+
 class Buffered(nn.Linear):
     def __init__(self) -> None:
         super().__init__(3, 3)
@@ -133,6 +165,8 @@ class Own(nn.Linear):
     [
         (Silent, "Silent: Silent has parameters and no reset_parameters"),
         (lambda: Part(3, 3), "Part.weight: an initializer writes to a part of it"),
+        (lambda: Scaled(3, 3), "Scaled.weight: an initializer writes to a part of it, or changes its values"),
+        (lambda: Replaced(3, 3), "Replaced.weight: an initializer replaces this parameter"),
         (Buffered, "table: nothing has restored its values"),
         (lambda: Own(3, 3), "Own: it initializes itself in _init_weights"),
     ],

@@ -135,6 +135,15 @@ def test_a_name_that_is_loopback_at_home_is_its_outer_address(monkeypatch: pytes
     assert [interface.reachable(name) for name in names] == ["10.0.0.1", "node2", "127.0.1.1", "localhost", "::1"]
 
 
+def test_missing_interface_of_gloo_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interface, "_addresses_of_interfaces", lambda: {"eth0": ["10.0.0.1"]})
+    monkeypatch.setenv(interface.GLOO_AT, "eth0,lo")
+    with pytest.raises(RuntimeError, match=r"=eth0,lo: no network interface lo with .*an address are eth0"):
+        interface.check_gloo_interface()
+    monkeypatch.setenv(interface.GLOO_AT, "eth0")
+    interface.check_gloo_interface()
+
+
 def test_the_interface_toward_an_address() -> None:
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     assert interface.interface_toward("127.0.0.1") == loopback

@@ -39,7 +39,7 @@ WARMUP, STEPS = 2, 2
 STRATEGIES = ("ddp", "zero_redundancy", "zero1", "zero2", "zero3", "fsdp2")
 EXACT = ("parameters", "gradients", "master", "optimizer", "communication", "activations", "states")
 MOVED = ("rank", "phase", "operator", "collective", "kind", "unit", "group_size", "control")
-OWN = {"zero1": [160], "zero2": [160], "zero3": [4, 160], "fsdp2": [4, 8]}
+OWN = {"zero1": [4, 160], "zero2": [4, 160], "zero3": [4, 160], "fsdp2": [4, 8]}
 """Bytes that an engine keeps beside the model's states, counted as temporary by the harness, too: flags of the ranks'
 agreement, and the NaN in place of an absent parameter, which outlives its engine; FSDP2's mesh.
 """

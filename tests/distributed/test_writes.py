@@ -264,6 +264,22 @@ def lost_inside_forward(rank: int, n: int, folder: str) -> None:
             engine.step()
         handle.remove()
         engine.step()
+        raise_on_all_ranks(engine, holder)
+
+
+def write_first(module: nn.Module, _inputs: Any) -> None:
+    module.weight.data.view(-1)[0] = 0.25
+
+
+def raise_on_all_ranks(engine: Any, holder: str) -> None:
+    """Only the first rank has the element that was written, and whatever comes next finds it: all raise one message."""
+    for call in (engine.step, lambda: engine.clip_grad_norm_(1.0), engine.full_state_dict):
+        handle = engine.module[1].register_forward_pre_hook(write_first)
+        engine.backward(engine(torch.ones(2, zoo.WIDTH)).square().mean())
+        handle.remove()
+        with pytest.raises(RuntimeError, match=rf"^1: a forward wrote to its parameters .* where {holder}"):
+            call()
+        engine.step()
 
 
 def to_param_groups(rank: int, n: int, folder: str, every: int) -> None:

@@ -218,6 +218,21 @@ def test_a_misspelled_choice_of_a_verb_is_suggested(capsys) -> None:
         assert f"; did you mean {meant}?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["plan --gpus 2", "estimate", "predict --cluster h100-3200", "replay"])
+def test_no_cells_at_a_time_are_refused(verb: str, capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.run([*verb.split(), "--jobs", "0"])
+    assert "argument --jobs: '0' must be a number of cells, at least 1" in capsys.readouterr().err
+
+
+def test_equal_cells_are_listed_once(capsys) -> None:
+    words = ["-m", "strategy=ddp,ddp", "optimizer.lr=1e-3,0.001", "world_size=1", "model=mlp", "--dry-run"]
+    assert cli.run(words) == 0
+    assert "1 cell: 1 to run" in capsys.readouterr().out
+    assert cli.run([*words, "results_dir=a,b"]) == 0
+    assert "2 cells: 2 to run" in capsys.readouterr().out
+
+
 def test_a_glob_says_which_choices_it_takes(capsys) -> None:
     """`zero*` is the name of a peer, too; `zero?` is our stages."""
     assert cli.run(["-m", "strategy=glob(zero*)", "world_size=2", "model=mlp", "--dry-run"]) == 0

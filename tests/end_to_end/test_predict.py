@@ -49,8 +49,9 @@ def test_a_prediction_prints_what_it_predicts_and_parts_that_add_up(
     printed = capsys.readouterr().out
     assert printed.startswith(setting)
     assert "$/M tokens" not in printed
-    assert predict(["--cluster", "h100-3200", *MODEL, "strategy=fsdp2", "sequence=128", "--format", "json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    out = tmp_path / "new/folder/step.json"
+    assert predict(["--cluster", "h100-3200", *MODEL, "strategy=fsdp2", "sequence=128", "--out", str(out)]) == 0
+    (row,) = json.loads(out.read_text())
     assert (row["model"], row["batch"], row["sequence"], row["precision"]) == ("gpt", 32, 128, "bf16")
     exposed = sum(row[f"exposed_{phase}_s"] for phase in ("forward", "backward", "update"))
     assert row["compute_s"] + exposed + row["host_s"] == pytest.approx(row["step_s"], rel=1e-3)

@@ -33,6 +33,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "index cut": (lambda f: os.truncate(f / INDEX, 400), "not the index of a checkpoint, or a damaged one"),
     "another json": (lambda f: (f / INDEX).write_text("[1]"), "not the index of a checkpoint, or a damaged one"),
     "newer": (lambda f: edit_index(f, version=9), "of version 9, and this zerobench reads .* of version 4"),
+    "index of 2 GiB": (
+        lambda f: os.truncate(f / INDEX, 2**31),
+        r"it has 2,147,483,648 bytes; for a model of \d+ tensors",
+    ),
+    "a key twice": (lambda f: (f / INDEX).write_text('{"facts": 1, "facts": 2}'), "it has 'facts' twice"),
     "another format": (lambda f: edit_index(f, format="tea"), "its format is 'tea' of version 4"),
 }
 
@@ -48,20 +53,24 @@ def forge(change: Callable[[dict], object]) -> Callable[[Path], object]:
     return apply
 
 
-def forge_file(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
-    """A file with other tensors, and an index that has its size."""
+def forge_file(
+    change: Callable[[dict[str, torch.Tensor]], object], index: Callable[[dict], object] = lambda whole: None
+) -> Callable[[Path], object]:
+    """A file with other tensors, and an index that has its size, and other facts."""
 
     def apply(folder: Path) -> None:
         path = data_file(folder)
         tensors = load_file(path)
         change(tensors)
         save_file(tensors, path)
+        forge(index)(folder)
         edit_index(folder, files={path.name: path.stat().st_size})
 
     return apply
 
 
 WEIGHT = "master.0.weight[0:]"
+STATE = "optimizer.0.weight.exp_avg[0:]"
 
 
 def link_outside(name: Callable[[Path], Path]) -> Callable[[Path], object]:
@@ -97,6 +106,21 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a shape that is true": (forge(lambda c: c["facts"]["parameters"]["0.weight"].update(shape=[True, 35])), "shape"),
     "groups a list": (forge(lambda c: c["facts"]["optimizer"].update(groups=[])), "a damaged one"),
     "lr that is true": (forge(lambda c: group_of(c).update(lr=True)), "lr of group 0 is True"),
+    "betas of one": (forge(lambda c: group_of(c).update(betas={"tuple": [0.9]})), "a step with the options and states"),
+    "betas of three": (
+        forge(lambda c: group_of(c).update(betas={"tuple": [0.9, 0.9, 0.9]})),
+        "a step with the options and states",
+    ),
+    "amsgrad without its states": (forge(lambda c: group_of(c).update(amsgrad=True)), "raises KeyError"),
+    "lr of 400 digits": (forge(lambda c: group_of(c).update(lr=10**400)), "a step with the options and states"),
+    "no step": (forge(lambda c: c["facts"]["optimizer"]["states"]["0.weight"].pop("step")), "raises KeyError"),
+    "a state of another dtype": (
+        forge_file(
+            lambda t: t.update({STATE: t[STATE].half()}),
+            lambda c: c["facts"]["optimizer"]["states"]["0.weight"]["exp_avg"].update(elements="float16"),
+        ),
+        "a step with|its state exp_avg is float16",
+    ),
     "lr null": (forge(lambda c: group_of(c).update(lr=None)), "lr of group 0 is None"),
     "lr a half tensor": (forge(lambda c: group_of(c).update(lr={"tensor": 1})), "a damaged one"),
     "a state in words": (

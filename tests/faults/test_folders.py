@@ -20,7 +20,7 @@ from zerobench import cli
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
 from zerobench.host import files
-from zerobench.host.temporary import LEASE, temporary_folder
+from zerobench.host.temporary import LEASE, Aside, temporary_folder
 from zerobench.launch import fork_server
 from zerobench.results import folders, rescue
 from zerobench.results.folders import amend_row
@@ -70,6 +70,49 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_rank(temporary: Path
     assert len(told) == 3
     assert all(NOWHERE in line or "/proc is no folder" in line for line in told)
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("of", ["results folder", "working folder"])
+def test_folder_whose_name_is_not_utf8_is_refused_before_any_rank(of: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe d"))
+    odd.mkdir()
+    results = tmp_path / "link"
+    if of == "working folder":
+        monkeypatch.chdir(odd)
+        results = Path("results/runs")
+    else:
+        results.symlink_to(odd)
+    assert cli.run(["world_size=1", f"+results_dir={results}", "model=gpt_tiny"]) == 2
+    told = capsys.readouterr().err
+    assert f"zerobench: results_dir={results}: it cannot be written to (its path, b'{tmp_path}/" in told
+    assert "\\xff\\xfe d" in told
+    assert "is not UTF-8); name another folder\n" in told
+    assert len(told.splitlines()) == 1
+    assert list(odd.iterdir()) == []
+
+
+@pytest.mark.parametrize("broken", ["the results folder", "every folder"])
+def test_error_of_any_kind_on_writing_ends_as_a_full_disk(broken: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    def write(aside: Aside, *more: Any) -> Path:
+        if broken == "every folder" or aside.path.parent == tmp_path / "runs":
+            raise TypeError("no bytes")
+        return folders.write_run(aside, *more)
+
+    monkeypatch.setattr(rescue, "write_run", write)
+    monkeypatch.setattr(rescue, "temporary_place", lambda: tmp_path / "temporary")
+    words = ["world_size=2", "backend=simulated", "model=gpt_tiny", "model.layers=1", "measure=quick", "device=cpu"]
+    assert cli.run([*words, f"results_dir={tmp_path}/runs"]) == 1
+    told = capsys.readouterr().err
+    assert f"zerobench: 1 run could not be written to {tmp_path}/runs (TypeError: no bytes); it is" in told
+    kept = tmp_path / "runs-rescued"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == []
+    if broken == "every folder":
+        assert "it is in the table above alone" in told
+        return
+    assert f"it is kept in {kept} instead" in told
+    assert zerobench.load(kept).runs.status.tolist() == ["ok"]
+    (log,) = kept.glob("*/logs/harness.log")
+    assert "TypeError: no bytes" in log.read_text()
 
 
 def test_a_run_that_fits_nowhere_is_a_row_all_the_same(temporary: Path, monkeypatch) -> None:

@@ -42,6 +42,7 @@ def test_results_come_back_in_order(tmp_path: Path) -> None:
         (workers.exits_content, "crash", "rank 0 raised SystemExit: 0"),
         (workers.kills_server, "crash", "was lost with the fork server of all ranks, process"),
         (workers.out_of_memory, "oom", "can't allocate memory"),
+        (workers.starts_threads_in_limited_memory, "oom", "KiB (ulimit -v)"),
     ],
 )
 def test_a_rank_that_fails_ends_the_pass_at_once(tmp_path: Path, worker, status: str, words: str) -> None:
@@ -71,6 +72,11 @@ def test_a_rank_that_runs_on_after_its_server_is_killed(tmp_path: Path) -> None:
             "rank 1 was killed",
         ),
         ([("crash", "was lost"), ("oom", "raised OutOfMemoryError: out of memory")], "oom", "rank 1 raised OutOf"),
+        (
+            [("crash", "raised RuntimeError: the connection broke while"), ("crash", "raised ValueError: no")],
+            "crash",
+            "rank 1 raised ValueError",
+        ),
         ([("timeout", "still ran"), ("crash", "raised ValueError: no")], "crash", "rank 1 raised ValueError"),
         ([("stopped", "still ran"), ("crash", "raised RuntimeError: gloo said so")], "crash", "rank 1 raised Runtime"),
         (
@@ -198,3 +204,32 @@ def test_a_killed_commands_temporary_files_go_with_the_next_command(tmp_path_fac
         assert name.startswith("zerobench-temp-")
         assert lease == f"{name}.lease"
         assert sorted(os.listdir(home)) == ([name, lease] if word else [])
+
+
+LONG_TMPDIR = """
+import sys
+from zerobench.launch import fork_server
+fork_server.PRELOAD.clear()
+fork_server.SHORT_PARENTS = sys.argv[1:]
+fork_server.start()
+print(fork_server.forkserver._forkserver._forkserver_address)
+"""
+
+
+def test_long_tmpdir_has_its_socket_in_a_short_folder(tmp_path: Path) -> None:
+    """A socket's path has at most 107 bytes; job folders of clusters are longer."""
+    home = tmp_path / ("d" * 90)
+    home.mkdir()
+    environment = {**os.environ, "TMPDIR": str(home)}
+
+    def start(*short: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", LONG_TMPDIR, *short]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    done = start(str(tmp_path / "none"), "/tmp")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("/tmp/zerobench-temp-")
+    assert not Path(done.stdout).parent.exists()
+    refused = start(str(tmp_path / "none"))
+    assert f"NoFolderError: TMPDIR={home}: the socket" in refused.stderr
+    assert os.listdir(home) == []

@@ -1,12 +1,15 @@
 """Ranks that go wrong, for the launcher's tests."""
 
 import os
+import resource
 import signal
 import sys
+import threading
 import time
 from functools import partial
 from typing import Any
 
+import psutil
 import torch
 
 
@@ -53,6 +56,13 @@ def hangs(job: int, tell: Any) -> int:
 
 def out_of_memory(job: int, tell: Any) -> None:
     torch.empty(2**50)
+
+
+def starts_threads_in_limited_memory(job: int, tell: Any) -> None:
+    limit = psutil.Process().memory_info().vms + 2**26
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    while True:
+        threading.Thread(target=time.sleep, args=[600], daemon=True).start()
 
 
 def says_pid_and_sleeps(job: Any, tell: Any) -> None:

@@ -143,7 +143,7 @@ def _colors(folder: Path, path: Path) -> None:
 
 
 def _weights(folder: Path, path: Path) -> None:
-    for tensor in find_weights(path).tensors.values():
+    for tensor in find_weights(path, 100).tensors.values():
         tensor.part(tensor.order, 0, min(4, prod(tensor.order.shape)))
 
 

@@ -35,7 +35,7 @@ from zerobench.judging.judge import (
 )
 from zerobench.judging.recording import Wanted, record_cell
 from zerobench.judging.reports import check_body, write_junit
-from zerobench.sizes import parse_bytes, show_bytes
+from zerobench.sizes import parse_bytes, parse_memory, show_bytes
 
 MIB = 2**20
 
@@ -341,6 +341,11 @@ def test_sizes() -> None:
     assert parse_bytes("96 MiB") == 96 * MIB == parse_bytes("96mib")
     assert parse_bytes("1.5GB") == 1_500_000_000
     assert parse_bytes(17) == 17
+    assert parse_memory("80 GiB") == parse_memory(80 * 2**30) == 80 * 2**30
+    assert [parse_memory(text) for text in ("0", "80 B", 2**20)] == [0, 80, 2**20], "no device, said, and enough"
+    for text in ("80", 80, " 1048575 ", "79.5"):
+        with pytest.raises(ValueError, match=f"size: {str(text).strip()} without a unit is .* did you mean .* GiB"):
+            parse_memory(text, "size: ")
     assert [show_bytes(n) for n in (512, 1536, 96 * MIB, 3 * 2**30)] == ["512 B", "1.5 KiB", "96.0 MiB", "3.00 GiB"]
     for wrong in ("", "x MiB", "3 furlongs", "-1 MiB"):
         with pytest.raises(ValueError, match="is no size"):

@@ -90,6 +90,15 @@ def test_an_edit_above_moves_no_line() -> None:
     assert moved_lines(before, after) == []
 
 
+@pytest.mark.parametrize("new", [30, 32, 35])
+def test_new_line_among_equal_ones_is_named_by_shift_of_its_function(new: int) -> None:
+    """Before: lines 30 and 32, with as many bytes; then a line above and a new line, which is new."""
+    before = table(line(30, MIB), line(32, MIB), line(33, 512, "head"))
+    after = table(*(line(n, MIB) for n in (31, 33, new)), line(34, 512, "head"))
+    assert shown(moved_lines(before, after)) == [(f"model.py:{new} in Block.forward", 0, MIB)]
+    assert shown(moved_lines(after, before)) == [(f"model.py:{new} in Block.forward", MIB, 0)]
+
+
 @pytest.mark.parametrize(
     ("after", "moved"),
     [
@@ -159,7 +168,7 @@ def test_a_line_outside_of_a_short_table_is_named_as_its_rest() -> None:
 def test_the_fullest_rank_and_launch_count() -> None:
     rows = [
         {"run_id": run, "rank": rank, "at": at, "category": "gradients", "module": None, "source": source,
-         "bytes": size, "storages": 1, "name": ""}
+         "bytes": size, "storages": 1, "name": "", "kept_by": ""}
         for run, rank, at, source, size in (
             ("a", 0, "peak", "x.py:1 in f", 5), ("a", 0, "peak", "x.py:2 in f", 5), ("a", 1, "peak", "x.py:1 in f", 9),
             ("b", 0, "growth", "x.py:3 in f", -4), ("b", 1, "growth", "x.py:3 in f", 0),

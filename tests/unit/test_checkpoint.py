@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
@@ -164,6 +165,17 @@ def test_an_asynchronous_save_keeps_the_user_state_of_its_call(tmp_path: Path, m
     changed.set()
     handle.wait()
     assert engine.load(tmp_path / "a") == {"losses": [1.0], "scheduler": {"step": 1}}
+
+
+def test_partial_folder_of_another_save_in_progress_stays(tmp_path: Path) -> None:
+    engine, path = engine_of(net()), tmp_path / "good"
+    with ExitStack() as held:
+        other = Path(storage.begin(path, held))
+        engine.save(path)
+        assert other.is_dir()
+    assert other.is_dir()
+    engine.save(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["good"]
 
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:

@@ -192,3 +192,20 @@ def test_initial_values_are_drawn_where_the_config_says(draw_on: str, expected: 
     on_meta = cell("zero3", 2, draw_on=draw_on, strategy={"construct": "meta"}).config
     assert construction.initial_options(on_meta, CPU) == ({} if draw_on == "cpu" else {"initial_device": CPU})
     assert construction.initial_options(config, CPU) == {}
+
+
+@pytest.mark.slow
+def test_attention_of_transformers_can_be_chosen() -> None:
+    words = ["model=huggingface", "huggingface.architecture=llama", "huggingface.layers=1", "precision=fp32"]
+    losses, tokens = {}, torch.arange(32).view(2, 16)
+    for name in ("sdpa", "eager"):
+        (one,) = compose_cells([*words, f"huggingface.options.attn_implementation={name}"])
+        assert one.problems == ()
+        torch.manual_seed(0)
+        model = construction.build_model(one.config)
+        assert model.model.config._attn_implementation == name
+        losses[name] = model(tokens, tokens).item()
+    assert losses["eager"] == pytest.approx(losses["sdpa"], rel=1e-5)
+    (wrong,) = compose_cells([*words, "huggingface.options.attn_implementation=flash_attention_2"])
+    (problem,) = wrong.problems
+    assert problem.startswith("huggingface.options.attn_implementation=flash_attention_2: must be one of sdpa, eager")

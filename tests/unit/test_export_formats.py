@@ -145,18 +145,17 @@ def test_wandb_lines_are_the_steps(tmp_path: Path, capsys: Any) -> None:
     assert json.loads((run / "wandb-metadata.json").read_text())["startedAt"] == row["started"]
 
 
-def test_an_export_says_what_it_wrote_and_makes_no_folder_for_a_file(
+def test_an_export_says_what_it_wrote_and_makes_its_folder(
     folder: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert export([str(folder), "--out", "nowhere/runs.csv"]) == 2
-    assert "--out nowhere/runs.csv: there is no folder nowhere to write into" in capsys.readouterr().err
-    assert export([str(folder), "--out", "runs.csv"]) == 0
+    assert export([str(folder), "--out", "new/folder/runs.csv"]) == 0
     assert export([str(folder), "--format", "parquet", "--out", "all"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"runs.csv: the table runs of {folder} as csv", "all: 1 run, a table each as parquet; zerobench.load reads it",
+        f"new/folder/runs.csv: the table runs of {folder} as csv",
+        "all: 1 run, a table each as parquet; zerobench.load reads it",
     ]  # fmt: skip
-    assert {path.name for path in tmp_path.iterdir()} == {"runs.csv", "all"}
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.csv")} == {"new/folder/runs.csv"}
 
 
 def test_files_for_other_programs_need_a_place(capsys: pytest.CaptureFixture[str]) -> None:

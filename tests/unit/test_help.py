@@ -12,6 +12,7 @@ from zerobench.config.compose import checker
 from zerobench.config.keys import GROUPS, KEYS
 from zerobench.config.schema import SCHEMAS, SECTIONS, Config
 from zerobench.config.unknown_keys import IDENTITY
+from zerobench.launch import fork_server
 from zerobench.registry import MODELS
 
 TOP = [one.name for one in fields(Config) if one.default is not MISSING and one.name not in SCHEMAS]
@@ -49,6 +50,11 @@ def test_every_group_and_choice_has_a_line() -> None:
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert cli.run(list(arguments)) == 0
     return capsys.readouterr().out
+
+
+def test_no_arguments_print_the_help_and_start_nothing(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(fork_server, "start", lambda: pytest.fail("a run would be started"))
+    assert shown(capsys) == shown(capsys, "--help") == shown(capsys, "--quiet")
 
 
 def test_top_level_help_has_each_group_and_key_with_its_default(capsys) -> None:

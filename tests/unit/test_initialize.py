@@ -1,17 +1,21 @@
 """Refusals of `initialize`, by name and with the reason."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 from torch.nn.parameter import is_lazy
 
 import zerobench
+from zerobench.zero import STAGES
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -32,6 +36,30 @@ def test_optimizers_that_cannot_be_sharded(optimizer, words: str) -> None:
     model = nn.Linear(4, 4)
     with pytest.raises(ValueError, match=words):
         zerobench.initialize(model, optimizer(model), "zero2")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda m: None, r"it is None; for inference alone freeze the model .* such as torch\.optim\.SGD"),
+        (lambda m: [adam(m)], "it is a list; give one torch.optim optimizer .* with a parameter group for each"),
+        (lambda m: torch.optim.AdamW, r"it is a class; give an optimizer of it, such as AdamW\(model\.parameters"),
+        (lambda m: torch.optim.lr_scheduler.ConstantLR(adam(m)), "it is a ConstantLR; give one torch.optim optimizer"),
+        (lambda m: adam, "it is a function; call it yourself"),
+    ],
+)
+def test_anything_but_one_optimizer_is_named(make, words: str) -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=f"^optimizer: {words}"):
+        zerobench.initialize(model, make(model), "zero3")
+
+
+def test_module_without_trainable_parameters_takes_an_optimizer_over_frozen_ones() -> None:
+    for strategy in STAGES:
+        model = nn.Sequential(nn.Linear(4, 4)).requires_grad_(False)
+        expected = model(torch.ones(4))
+        engine = zerobench.initialize(model, torch.optim.SGD(model.parameters()), strategy)
+        assert torch.equal(engine(torch.ones(4)), expected)
 
 
 def test_an_optimizer_that_has_stepped() -> None:
@@ -106,6 +134,51 @@ def test_modules_that_cannot_be_taken_are_named_and_left_alone(what: str, strate
     with pytest.raises(ValueError, match=words):
         zerobench.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy)
     assert before == [(type(p), None if is_lazy(p) else p.data_ptr()) for p in model.parameters()]
+
+
+class Wrapper(torch.Tensor):
+    """A weight as a quantized one is stored: without elements of its own."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return NotImplemented if function.overloadpacket.__name__ != "detach" else args[0]
+
+
+def wrapper() -> torch.Tensor:
+    return torch.Tensor._make_wrapper_subclass(Wrapper, (4, 4))
+
+
+def dtensor() -> torch.Tensor:
+    return distribute_tensor(torch.ones(4, 4), init_device_mesh("cpu", (1,)))
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("strategy", STAGES)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: torch.eye(4).to_sparse(), "of layout torch.sparse_coo, not dense"),
+        (wrapper, "a Wrapper, a tensor subclass that wraps others"),
+        (dtensor, "a DTensor"),
+    ],
+)
+def test_parameters_and_buffers_that_are_not_dense_are_named(make, words: str, strategy: str, group_of_one) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    first = model[0].weight.data_ptr()
+    model.register_parameter("strange", nn.Parameter(make(), requires_grad=False))
+    with pytest.raises(ValueError, match=f"^strange: it is {words}"):
+        zerobench.initialize(model, adam(model), strategy)
+    del model.strange
+    model.register_buffer("strange", make())
+    with pytest.raises(ValueError, match=f"^strange: this buffer is {words}"):
+        zerobench.initialize(model, adam(model), strategy)
+    assert model[0].weight.data_ptr() == first
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])

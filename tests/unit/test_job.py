@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,8 @@ from zerobench.cluster.job import Job, JobContext, JobError, Membership, RankInf
 from zerobench.cluster.serialize import rebuild, to_plain
 from zerobench.cluster.store import Heartbeat, HeartbeatMonitor, JobStore, LostError
 from zerobench.launch import follower, over_cluster
-from zerobench.launch.over_cluster import INTERRUPTED, place, why_not
+from zerobench.launch.follower import interruption
+from zerobench.launch.over_cluster import place, why_not
 from zerobench.launch.start_ranks import Interrupted, Outcome
 from zerobench.probes.nvidia_smi import GpuState
 from zerobench.probes.probe import EventOrder
@@ -255,6 +257,19 @@ def test_a_pulse_that_stands_still_is_heard(store: TCPStore, monkeypatch: pytest
 
 
 @pytest.mark.slow
+def test_rank_without_store_prints_one_line_and_no_stack(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zerobench.cluster.store.NOTE_S", 0.2)
+    port = free_port()
+    with pytest.raises(LostError, match=rf"^there is no store at 127.0.0.1:{port} \(Connection refused\); do all"):
+        JobStore("127.0.0.1", port, "test", patience_s=1)
+    (line,) = capfd.readouterr().err.splitlines()
+    expected = rf"zerobench: there is no store at 127.0.0.1:{port} after \d s; this process tries for another [01] s"
+    assert re.fullmatch(expected, line)
+
+
+@pytest.mark.slow
 def test_a_store_that_is_not_there_is_a_sentence(store: TCPStore) -> None:
     with pytest.raises(LostError, match=r"MASTER_PORT=\d+: rank 0 cannot keep the job's store there"):
         JobStore("127.0.0.1", store.port, "test", host=True)
@@ -387,9 +402,9 @@ def test_a_sweep_goes_on_with_the_ranks_that_are_left(tmp_path: Path, monkeypatc
         contexts[0].store.post("order/2", {"living": [0, 2, 3], "jobs": []})
         with pytest.raises(LostError, match="rank 0 counts this process as lost"):
             follower._next_order(contexts[1])
-        contexts[3].leave(INTERRUPTED)
-        with pytest.raises(Interrupted):
-            place(two)  # whichever process was stopped by the user
+        contexts[3].leave(f"was {interruption()}")
+        with pytest.raises(Interrupted, match="rank 3 of the job was stopped by the user"):
+            place(two)
     finally:
         dismiss(contexts, threads)
 

@@ -73,7 +73,7 @@ BRITISH = re.compile(
 )
 
 BRITISH_ON_PURPOSE = {
-    "zerobench/zero/modules/meta_init.py": 'getattr(model, "initialisers", None)',
+    "zerobench/zero/parameters/meta_init.py": 'getattr(model, "initialisers", None)',
     "tests/unit/test_language.py": "",
 }
 """File -> what stands in a line that may be so: models of users have a method of that name; this list."""

@@ -25,6 +25,7 @@ COMPARED = ("ddp", "zero1", "zero2", "zero3")
 """The strategies of the committed runs."""
 OF = {
     "activation": ("zero2", "zero3"),
+    "partition": ("zero1", "zero2"),
     "arena": ("zero1", "zero2", "zero3"),
     "buffers": ("zero2",),
     "tiling": ("zero3",),

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cells import cell
@@ -10,6 +11,7 @@ from tests.unit.test_clock import Clock
 from zerobench import cli
 from zerobench.commands.folder_contents import look
 from zerobench.config.compose import compose_cells
+from zerobench.host.environment import exported_threads
 from zerobench.host.terminal import stdout_console
 from zerobench.results.board import BoardLaunch, BoardWriter, board_folders, read_board
 from zerobench.results.folders import claim_folder
@@ -80,6 +82,26 @@ def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(clock: C
     reporter.end(good[2], {"status": "crash", "reason": "no"}, False)
     reporter.skip(good[3])
     assert seconds_left(reporter.entries, 1, clock.now) == 0
+
+
+@pytest.mark.parametrize("seconds", [0.0, 4.0])
+def test_failed_launch_counts_only_the_steps_that_it_did(seconds: float, clock: Clock, tmp_path: Path) -> None:
+    """One that fails in its first step would otherwise count as all its steps in no time."""
+    launches = launches_in(tmp_path, "ddp", "zero1", "zero2")
+    reporter = Reporter()
+    reporter.expect(launches)
+    steps = reporter.entries[0].steps * len(reporter.entries[0].passes)
+    assert steps > 2
+    reporter.start(launches[0])
+    clock.now += seconds
+    reporter.progress({"mode": "timed", "step": 1, "steps": 10, "loss": None})
+    reporter.end(launches[0], {"status": "oom", "reason": "no"}, False)
+    left = seconds_left(reporter.entries, 1, clock.now)
+    assert left == (2 * steps * seconds if seconds else None)
+    reporter.submit(launches[1:2], "job 1")
+    reporter.end(launches[1], {"status": "crash", "reason": "no", "seconds": 0.0}, False)
+    left = seconds_left(reporter.entries, 1, clock.now)
+    assert left == (steps * seconds if seconds else None), "its steps were not seen"
 
 
 @pytest.mark.slow
@@ -199,3 +221,33 @@ def test_launches_that_run_side_by_side_are_all_in_sight() -> None:
     assert "cell 20 " in said
     assert "cell 39 " not in said
     assert "1 of 40 launches done, 2 running, 1 wait for the launcher; about 9 s left" in said
+
+
+@pytest.mark.parametrize(("exported", "threads"), [("3", 3), ("5,2", 5), ("", None), ("all", None), ("0", None)])
+def test_exported_thread_count_is_used_and_reported_once(
+    exported: str, threads: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", exported)
+    launches = list(rounds(compose_cells(["-m", "device=cpu", "model=mlp", "world_size=1,2"])))
+    cores = os.cpu_count() or 1
+    wanted = [threads or cores, threads or max(1, cores // 2)]
+    assert [one.cell.config.launch.threads for one in launches] == wanted
+    Reporter().expect(launches)
+    words = f"OMP_NUM_THREADS={exported} is exported: a rank has {threads} threads; launch.threads=N takes precedence\n"
+    assert capsys.readouterr().err == (words if threads else "")
+    given = compose_cells(["device=cpu", "model=mlp", "launch.threads=4", "world_size=1"])
+    assert given[0].config.launch.threads == 4
+    Reporter().expect(list(rounds(given)))
+    assert capsys.readouterr().err == ""
+
+
+def test_thread_count_that_torchrun_sets_itself_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    environments = {"torchrun": {}, "user": {"OMP_NUM_THREADS": "1"}}
+    found = {}
+    for who, environment in environments.items():
+        monkeypatch.setattr(psutil.Process, "environ", lambda process, of=environment: of)
+        found[who] = exported_threads()
+    assert found == {"torchrun": None, "user": 1}

@@ -17,9 +17,11 @@ from zerobench.commands.predict import costs_of
 from zerobench.commands.replay import page
 from zerobench.commands.replay.clock import TICKS, ticks_of
 from zerobench.commands.replay.page import NUMBERS, WORDS, data_of
-from zerobench.commands.replay.worlds import ReplayWorld, executed_worlds, recorded_worlds
+from zerobench.commands.replay.worlds import ReplayWorld, at, executed_worlds, recorded_worlds
+from zerobench.fake_execution import CUDA
 from zerobench.records import CATEGORIES
 from zerobench.results.events import live_bytes
+from zerobench.timing.prediction import execute_schedules, reduced, step_time
 
 RECORDED = Path(__file__).parents[2] / "results/replay"
 DATA = re.compile(r'(?<=id="data">)(.*?)(?=</script>)', re.DOTALL)
@@ -112,8 +114,8 @@ def test_a_page_that_is_too_large_is_not_written(world: ReplayWorld, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--worlds", "2,x"], "--worlds 2,x: 'x' is no number from 2 to 1,024"),
-        (["--worlds", "4096"], "'4096' is no number from 2 to 1,024"),
+        (["--worlds", "2,x"], "--worlds 2,x: 'x' is no number from 1 to 1,024"),
+        (["--worlds", "4096"], "'4096' is no number from 1 to 1,024"),
         (["--ranks", "0,7", "--worlds", "none"], "--ranks 7: DDP at N=2 has recorded ranks 0, 1"),
         (["--where", "strategy=zero9"], "--where strategy=zero9: no such run"),
     ],
@@ -172,3 +174,18 @@ def test_a_step_can_be_shown_at_its_predicted_times(world: ReplayWorld) -> None:
     assert 0 < begins.iloc[-1] < 0.1, "a small model on an H100, in the time of neither this machine nor its instrument"
     assert not {"compute", "order"} & set(events["kind"])
     assert data_of([made], {})["worlds"][0]["panels"][0]["label"] == "ZeRO-3"
+
+
+@pytest.mark.slow
+def test_predicted_times_on_one_gpu_are_those_of_predict(world: ReplayWorld) -> None:
+    """A cluster's rates would leave out the time in which the host delays kernels."""
+    cluster, panel = costs_of("h100-3200", None), world.panels[0]
+    (made,) = executed_worlds([panel], [1], jobs=1, costs=cluster)
+    ((_, events),) = made.panels[0].streams.items()
+    (schedule,) = execute_schedules("one", [reduced(at(panel.config, 1))], CUDA, 1)
+    wanted = [
+        seconds
+        for event, seconds in zip(schedule.events[-1], step_time(schedule, cluster).timeline.at, strict=True)
+        if event.kind == "phase"
+    ]
+    assert events[events["kind"] == "phase"]["seconds"].tolist() == wanted

@@ -1,6 +1,7 @@
 """Results as Python sees them: `zerobench.run`, typed frames, the long form, what they show; which runs are taken."""
 
 import argparse
+import runpy
 import shutil
 import sys
 from dataclasses import asdict, fields, replace
@@ -409,7 +410,8 @@ def test_what_is_no_choice_is_a_sentence(composed: list[Any], monkeypatch: pytes
     for choices, keys, sentence in (
         ((), {"strateg": "ddp"}, "strateg: no such key; did you mean strategy"),
         (("--dry-run",), {}, "--dry-run is a flag of the command line; write choices as KEY=VALUE"),
-        (("status",), {}, "status: "),
+        (("status",), {}, "'status' is not KEY=VALUE, such as strategy=ddp"),
+        (("zero9",), {}, "'zero9' is not KEY=VALUE, .*; strategies are ddp, .*zero1, zero2, zero3"),
     ):
         with pytest.raises(ValueError, match=sentence):
             zerobench.run(*choices, **keys)
@@ -417,6 +419,24 @@ def test_what_is_no_choice_is_a_sentence(composed: list[Any], monkeypatch: pytes
     with pytest.raises(RuntimeError, match='below `if __name__ == "__main__":`'):
         zerobench.run(strategy="ddp")
     assert all(not isinstance(one, int) for one in composed), "nothing ran"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("import zerobench\nzerobench.run(\n    strategy='ddp'\n)\n", "line 2 of s.py calls it without `if __name__"),
+        ("import zerobench\ndef go():\n    zerobench.run(strategy='ddp')\ngo()\n", "line 4 of s.py calls it without"),
+        ("import zerobench\nif __name__ == '__main__':\n    zerobench.run(strategy='ddp')\n", None),
+    ],
+)
+def test_script_without_main_guard_is_refused_before_ranks(
+    composed: list[Any], tmp_path: Path, script: str, error: str | None
+) -> None:
+    (tmp_path / "s.py").write_text(script)
+    with pytest.raises(RuntimeError if error else KeyboardInterrupt, match=error):
+        runpy.run_path(str(tmp_path / "s.py"), run_name="__main__")
+    assert (composed == []) is bool(error)
 
 
 @pytest.mark.slow

@@ -5,12 +5,16 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.cells import sound
 from zerobench import cli
 from zerobench.config import compose
 from zerobench.host.signals import ENDING, HANG_UP, INTERRUPT, TERMINATE, heed, insist, interrupt_on, unclaimed
+from zerobench.launch import follower
+from zerobench.sweep import cell
 
 
 def test_a_lost_interruption_is_raised_again_until_its_command_ends() -> None:
@@ -51,6 +55,30 @@ def test_a_command_is_ended_in_the_midst_of_code_that_loses_it(tmp_path: Path, m
     assert late == []
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("number", "launcher", "reason"),
+    [
+        (INTERRUPT, "torchrun", "stopped by the user"),
+        (HANG_UP, "", "stopped by SIGHUP: its terminal was closed"),
+        (TERMINATE, "", "stopped by SIGTERM, from kill or a scheduler"),
+        (TERMINATE, "torchrun", "stopped by SIGTERM, from torchrun, which ends all ranks after one has failed"),
+        (TERMINATE, "srun", "stopped by SIGTERM, from scancel, a time limit, srun after it lost a rank or a node"),
+    ],
+)
+def test_reason_of_interrupted_row_names_signal_and_its_senders(
+    number: signal.Signals, launcher: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = SimpleNamespace(job=SimpleNamespace(launched_by=launcher))
+    monkeypatch.setattr(follower, "current_job", lambda: job if launcher else None)
+    monkeypatch.setattr(cell, "_run_passes", lambda *_: signal.raise_signal(number))
+    row = cell._blank_row(sound("zero1", 2))
+    with interrupt_on([INTERRUPT, TERMINATE, HANG_UP]):
+        stop, _ = cell._fill(row, sound("zero1", 2), tmp_path, lambda _: None)
+    assert isinstance(stop, KeyboardInterrupt)
+    assert row.status == "interrupted"
+    assert row.reason.startswith(reason)
 
 
 def test_once_interrupted_a_command_comes_to_its_end_whatever_follows(monkeypatch, capsys) -> None:

@@ -287,6 +287,23 @@ def test_show_finds_a_cell_whose_name_other_cells_have_made_longer(tmp_path: Pat
     assert "seed=7" in told
 
 
+def test_damaged_run_replaces_no_whole_one(tmp_path: Path, capsys) -> None:
+    """Neither as a newer attempt of its launch, nor as a run by newer code."""
+    whole = [make(tmp_path), make(tmp_path, "ddp", source_hash="0" * 12)]
+    damaged = [make(tmp_path), make(tmp_path, "ddp")]
+    for folder in damaged:
+        (folder / "steps.parquet").write_bytes(b"x")
+    assert prune(tmp_path, "--older-code", "--yes") == 0
+    shown = capsys.readouterr().out
+    assert "nothing to prune" in shown
+    assert all(f"kept: {folder} has a damaged table" in shown for folder in damaged)
+    assert names(tmp_path) == {folder.name for folder in (*whole, *damaged)}
+    assert {*load(tmp_path).runs["run_id"]} == {folder.name for folder in whole}
+    newest = make(tmp_path)
+    assert prune(tmp_path, "--yes") == 0
+    assert names(tmp_path) == {newest.name, whole[1].name, damaged[1].name}
+
+
 def test_prune_removes_superseded_and_failed_runs_and_leftovers(tmp_path: Path, capsys) -> None:
     old, new = make(tmp_path), make(tmp_path)
     repeat = make(tmp_path, repeat=1)

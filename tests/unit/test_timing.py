@@ -405,6 +405,40 @@ def test_a_prediction_for_one_gpu_says_that_no_published_run_is_on_one() -> None
     assert alone.low < node.low < 1 < node.high < alone.high
 
 
+@pytest.mark.parametrize(
+    "name", ["h20-3200", "h800-3200", "l40-400", "gh200-400", "b300-6400", "mi355x-3200", "rtx4090-100"]
+)
+def test_prediction_for_a_device_without_runs_says_never_compared(name: str) -> None:
+    cluster = hardware.cluster(name)
+    found = interval_of(GpuCosts(hardware.device(cluster.device), cluster), cell("zero1", 16).config)
+    kind = f"{name.partition('-')[0]}, several nodes"
+    assert found.words.startswith(f"not validated: never compared with a run on {kind}; a roofline")
+    assert (found.low, found.high) == (0.5, 2.0)
+
+
+def test_unknown_cluster_names_those_that_begin_alike() -> None:
+    with pytest.raises(ValueError, match="cluster h20 is not described; did you mean h20-3200 or h200-3200"):
+        hardware.cluster("h20")
+
+
+MISTRAL = ("model=huggingface", "huggingface.architecture=mistral", "sequence=32", "strategy=ddp", "precision=bf16")
+
+
+@pytest.mark.slow
+def test_sliding_window_is_counted_in_full_and_its_time_is_not_validated() -> None:
+    """torch's kernel gets a mask, and skips nothing of it; flash attention, whose rates are known, takes none."""
+    found = []
+    for window in ("16", "null"):
+        question = ask([*MISTRAL, f"huggingface.options.sliding_window={window}", "world_size=8"], "cuda")
+        config = question.cells[0].config
+        (schedule,) = execute_schedules("window", [reduced(config)], question.target, 1)
+        found.append((step_flops(config), schedule.without_formula))
+    (windowed, masked), (whole, plain) = found
+    assert windowed == whole
+    assert masked == [f"_scaled_dot_product_efficient_attention{suffix}" for suffix in ("", "_backward")]
+    assert plain == []
+
+
 MODEL = ("model=gpt", "model.layers=2", "model.hidden=64", "model.heads=2", "model.vocabulary=128", "sequence=32")
 
 

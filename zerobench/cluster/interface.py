@@ -16,6 +16,9 @@ from ipaddress import ip_address
 LISTEN_AT = "ZEROBENCH_INTERFACE"
 """Variable with rank 0's interface, or its address, if MASTER_ADDR is not an address of its machine (NAT)."""
 
+GLOO_AT = "GLOO_SOCKET_IFNAME"
+"""Variable with the interface of gloo's sockets."""
+
 ELSEWHERE = "198.51.100.1"
 """An address for documentation (RFC 5737), on no network: its route is the default route. Nothing is sent to it."""
 
@@ -58,6 +61,17 @@ def interface_toward(address: str) -> str | None:
     """Returns the name of the interface through which this machine reaches `address`; None if it has no route."""
     mine = _own_address(reachable(address))
     return next((name for name, known in _addresses_of_interfaces().items() if mine in known), None)
+
+
+def check_gloo_interface() -> None:
+    """Raises RuntimeError if gloo cannot use the interfaces that GLOO_SOCKET_IFNAME names."""
+    known, name = _addresses_of_interfaces(), os.environ.get(GLOO_AT, "")
+    if missing := [one for one in name.split(",") if one and one not in known]:
+        others = f"those with an address are {', '.join(known)}" if known else "no interface has an address"
+        raise RuntimeError(
+            f"{GLOO_AT}={name}: no network interface {missing[0]} with an address on this machine, and gloo connects"
+            f" the ranks through it; start it (ip link set {missing[0]} up) or name another ({others})"
+        )
 
 
 def _own_address(peer: str) -> str | None:

@@ -11,7 +11,6 @@ living         said of a rank that is not lost. A world of N ranks uses the firs
 from __future__ import annotations
 
 import socket
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from typing import Any
 from .interface import reachable
 from .launchers import Ask, ask, launcher_of
 from .serialize import rebuild, to_plain
-from .store import JOIN_S, Greeter, Heartbeat, HeartbeatMonitor, JobStore, LostError, enter
+from .store import JOIN_S, Greeter, Heartbeat, HeartbeatMonitor, JobStore, LostError, attempts, enter
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -194,15 +193,13 @@ class JobContext:
 
     def wait_for_all(self, patience_s: float = JOIN_S) -> list[Any]:
         """Returns the infos that all ranks post when they join. Raises JobError if one does not join."""
-        infos: list[Any] = []
-        for rank in range(self.job.world_size):
-            deadline = time.monotonic() + patience_s
-            while (info := self.store.read(f"info/{rank}")) is None:
-                if time.monotonic() > deadline:
-                    raise JobError(f"rank {rank} of the job did not come within {patience_s:.0f} s")
-                time.sleep(0.1)
-            infos.append(info)
-        return infos
+        return [self._wait_for(rank, patience_s) for rank in range(self.job.world_size)]
+
+    def _wait_for(self, rank: int, patience_s: float) -> Any:
+        for _ in attempts(patience_s, f"rank {rank} of the job has not come to the store at {self.store.address}"):
+            if (info := self.store.read(f"info/{rank}")) is not None:
+                return info
+        raise JobError(f"rank {rank} of the job did not come within {patience_s:.0f} s")
 
     @property
     def living(self) -> Membership:

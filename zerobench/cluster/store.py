@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
+import sys
 import threading
 import time
 import zlib
@@ -32,7 +34,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from errno import EADDRNOTAVAIL
 from itertools import count
-from socket import gaierror
 from typing import Any
 
 from .interface import LISTEN_AT, listening_socket
@@ -48,6 +49,11 @@ SILENCE_S = 30.0
 """Seconds without a heartbeat after which a process counts as lost. This covers every way to die, since a machine
 without power closes no connection. It is long enough for a process on a busy machine.
 """
+
+NOTE_S = 10.0
+"""Seconds of waiting for other processes after which a process says so."""
+
+POLL_S = 0.1
 
 _TRY_S = 10.0
 
@@ -126,21 +132,44 @@ class JobStore:
             raise LostError(f"the job's store at {self.address} does not answer") from error
 
 
+def attempts(patience_s: float, missing: str) -> Iterator[None]:
+    """Yields every POLL_S until `patience_s` are over, at least once. After NOTE_S it prints a line, once: what is
+    `missing`, and how long this process will try.
+    """
+    begun, noted = time.monotonic(), False
+    while True:
+        yield
+        if (waited := time.monotonic() - begun) > patience_s:
+            return
+        if waited >= NOTE_S and not noted:
+            noted = True
+            left = f"after {waited:.0f} s; this process tries for another {patience_s - waited:.0f} s"
+            print(f"zerobench: {missing} {left}", file=sys.stderr, flush=True)
+        time.sleep(POLL_S)
+
+
 def _connect(address: str, port: int, host: bool, patience_s: float) -> Any:
-    """Connects with short attempts: torch's own attempt returns only after its timeout, and would block signals."""
+    """Connects with short attempts: torch's own attempt returns only after its timeout, would block signals, and prints
+    its C++ stack for every refused connection.
+    """
     from torch.distributed import DistError, TCPStore
 
     if host:
         return _host(address, port)
-    deadline = time.monotonic() + patience_s
-    while True:
+    patience, cause = min(_TRY_S, patience_s), Exception()
+    missing = f"there is no store at {address}:{port}"
+    for _ in attempts(patience_s, missing):
         try:
-            patience = timedelta(seconds=min(_TRY_S, patience_s))
-            return TCPStore(address, port, timeout=patience, wait_for_workers=False)
-        except DistError as error:
-            if time.monotonic() > deadline:
-                words = f"there is no store at {address}:{port}; do all processes have rank 0's MASTER_ADDR and port?"
-                raise LostError(words) from error
+            socket.create_connection((address, port), timeout=patience).close()
+            return TCPStore(address, port, timeout=timedelta(seconds=patience), wait_for_workers=False)
+        except (OSError, DistError) as error:
+            cause = error
+    words = f"{missing} ({_first_line(cause)}); do all processes have rank 0's MASTER_ADDR and MASTER_PORT?"
+    raise LostError(words) from cause
+
+
+def _first_line(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _host(address: str, port: int) -> Any:
@@ -150,8 +179,8 @@ def _host(address: str, port: int) -> Any:
     try:
         listener = listening_socket(address, port)
     except OSError as error:
-        first = error.strerror or str(error)
-        if error.errno == EADDRNOTAVAIL or isinstance(error, gaierror):
+        first = _first_line(error)
+        if error.errno == EADDRNOTAVAIL or isinstance(error, socket.gaierror):
             words = f"MASTER_ADDR={address}: is no address of rank 0's machine ({first})"
             advice = f"give one that it has, or name in {LISTEN_AT} its interface to which the others' packets come"
             raise LostError(f"{words}; {advice}") from error
@@ -163,8 +192,8 @@ def _host(address: str, port: int) -> Any:
             master_listen_fd=listener.detach(),
         )  # fmt: skip
     except DistError as error:
-        first = str(error).strip().splitlines()[0]
-        raise LostError(f"MASTER_PORT={port}: rank 0 cannot keep the job's store there: {first}") from error
+        words = f"MASTER_PORT={port}: rank 0 cannot keep the job's store there: {_first_line(error)}"
+        raise LostError(words) from error
 
 
 class _Repeated:
@@ -221,9 +250,6 @@ class HeartbeatMonitor:
         return now - heard.came > self._silence_s
 
 
-POLL_S = 0.1
-
-
 class Greeter(_Repeated):
     """Rank 0's side: starts a new round, and admits the others until it is stopped. `number`: of the round."""
 
@@ -244,10 +270,9 @@ class Greeter(_Repeated):
 
 def enter(store: JobStore, rank: int) -> int:
     """Returns the number of the round to which rank 0 admits this process. Raises LostError if it does not."""
-    name, deadline = secrets.token_hex(8), time.monotonic() + JOIN_S
+    name = secrets.token_hex(8)
     store.post(f"hello/{rank}", name)
-    while (number := store.take(f"welcome/{name}")) is None:
-        if time.monotonic() > deadline:
-            raise LostError(f"rank 0 of the job did not come within {JOIN_S:.0f} s")
-        time.sleep(POLL_S)
-    return int(number)
+    for _ in attempts(JOIN_S, f"rank 0 of the job has not come to the store at {store.address}"):
+        if (number := store.take(f"welcome/{name}")) is not None:
+            return int(number)
+    raise LostError(f"rank 0 of the job did not come within {JOIN_S:.0f} s")

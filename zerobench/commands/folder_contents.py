@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..registry import DATA, MODELS
 from ..results.leftovers import abandoned, partials
 from ..results.provenance import source_of
 from ..results.selection import CODE, Moment, moments, split
-from ..results.tables import SEARCHES, collections_in, load, read_row, run_folders
+from ..results.tables import SEARCHES, collections_in, is_whole, load, read_row, run_folders
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,15 @@ class FolderContents:
 
 
 def look(where: Path) -> FolderContents:
-    """Reads only the rows of a results folder, a run or a collection, no other table.
-
-    Raises FileNotFoundError if there is no such folder.
+    """Reads only the rows of a results folder, a run or a collection, and other tables only of runs that replace
+    another one. Raises FileNotFoundError if there is no such folder.
     """
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder; `zerobench experiment=stages` makes one")
     runs: list[RunInFolder] = []
-    found: list[tuple[Path, dict[str, Any]]] = []
-    unreadable = []
-    for folder in run_folders(where):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            row = read_row(folder)
-        found += [(folder, row)] if row is not None else []
-        unreadable += [str(warning.message) for warning in caught]
+    unreadable: list[str] = []
+    with _warnings_to(unreadable):
+        found = [(folder, row) for folder in run_folders(where) if (row := read_row(folder)) is not None]
     found.sort(key=lambda one: split(one[1]["run_id"]))
     runs += _held([row for _, row in found], [folder for folder, _ in found])
     collections = collections_in(where)
@@ -97,10 +91,40 @@ def look(where: Path) -> FolderContents:
         rows: list[dict[str, Any]] = load(collection).runs.to_dict("records")  # type: ignore[assignment]
         runs += _held(rows, [None] * len(rows))
     runs.sort(key=lambda run: run.began)
+    with _warnings_to(unreadable):
+        damaged_runs = _damaged(runs)
+    runs = [run for run in runs if run.folder not in damaged_runs]
     leftovers = abandoned(where)
     writing = [path for path in partials(where) if path not in leftovers]
     named, damaged = _read_searches(where / SEARCHES)
     return FolderContents(where, runs, collections, unreadable, writing, leftovers, named, damaged)
+
+
+@contextmanager
+def _warnings_to(messages: list[str]) -> Iterator[None]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    messages += [str(warning.message) for warning in caught]
+
+
+def _damaged(runs: Sequence[RunInFolder]) -> set[Path]:
+    """Returns, with a warning each, the folders of ok runs that have a damaged table and would replace a run of their
+    launch, or older code. `runs`: in the order in which they began.
+    """
+    damaged: set[Path] = set()
+    for key, replaced in ((_launch, "run_id"), (_place, "source_hash")):
+        groups: dict[tuple[Any, ...], list[RunInFolder]] = {}
+        for run in runs:
+            groups.setdefault(key(run.row), []).append(run)
+        for group in groups.values():
+            for run in reversed([run for run in group if run.row["status"] == "ok"]):
+                if all(run.row[replaced] == other.row[replaced] for other in group):
+                    break
+                if run.folder is None or (run.folder not in damaged and is_whole(run.folder)):
+                    break
+                damaged.add(run.folder)
+    return damaged
 
 
 def _held(rows: list[dict[str, Any]], folders: Sequence[Path | None]) -> list[RunInFolder]:

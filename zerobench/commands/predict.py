@@ -139,8 +139,6 @@ def _check(chosen: argparse.Namespace) -> None:
         raise ValueError(f"--cluster: name one of {', '.join(hardware.names('cluster'))}; or give --calibration DIR")
     if chosen.cluster is not None and chosen.calibration is not None:
         raise ValueError("--cluster, --calibration: each names the hardware; give one")
-    if chosen.jobs is not None and chosen.jobs < 1:
-        raise ValueError(f"--jobs {chosen.jobs}: must be at least 1")
     if chosen.node_gbit_s is not None and not chosen.node_gbit_s > 0:
         raise ValueError(f"--node-gbit-s {chosen.node_gbit_s:g}: must be above 0")
 
@@ -264,8 +262,13 @@ def _give(rows: Sequence[PredictionRow], chosen: argparse.Namespace) -> None:
     if chosen.out is None:
         print(text, end="")
         return
-    replace_text(chosen.out, text)
+    _write(chosen.out, text)
     print_note(f"{chosen.out}: {len(rows)} cells")
+
+
+def _write(out: Path, text: str) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(out, text)
 
 
 def _show(rows: Sequence[PredictionRow], columns: Sequence[str] | None) -> None:
@@ -315,5 +318,5 @@ def _write_trace(out: Path, told: Sequence[tuple[str, StepSchedule, StepTime]]) 
     for number, (name, schedule, found) in enumerate(told, 1):
         events = [replace(event, seconds=at) for event, at in zip(schedule.events[-1], found.timeline.at, strict=True)]
         entries += process(number, f"{name}, predicted", pd.DataFrame([asdict(event) for event in events]))
-    replace_text(out, json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}, default=lambda one: one.item()))
+    _write(out, json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}, default=lambda one: one.item()))
     print_note(f"{out}: {len(told)} steps; open it at https://ui.perfetto.dev")

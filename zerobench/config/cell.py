@@ -32,7 +32,8 @@ class CellConfig(Config):
     `model_name`: the choice of the group, such as "gpt_tiny"; `text_hash`: hash of the training text, None for other
     data; `nodes`: machines of a distributed job; `ranks_per_gpu`: above 1 if ranks share a GPU. `huggingface`: None
     except for model=huggingface. Sizes are per rank (`micro_batch`, in samples) or over all ranks (`batch`).
-    `left_open`: keys that were not given and whose default depends on the device; not part of the identity.
+    `left_open`: keys that were not given and whose default depends on the device or the machine; not part of the
+    identity.
     """
 
     if TYPE_CHECKING:  # resolved: no longer None

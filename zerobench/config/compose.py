@@ -166,10 +166,19 @@ def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed | Non
         if not line.proposes:
             with insist():
                 sweep(composed, composed.collect)
-            if check.elsewhere:  # cells that differ only in keys that do not apply to them are one cell
-                alone = {cell.cell_id: cell for cell in reversed(composed.cells)}
-                composed.cells[:] = [*alone.values()][::-1]
+            composed.cells[:] = _distinct(composed.cells)
         return composed
+
+
+def _distinct(cells: Sequence[Cell]) -> list[Cell]:
+    """Returns the cells without repetitions: a value given twice, or keys that do not apply to some of them."""
+    by_id: dict[str, list[Cell]] = {}
+    distinct = []
+    for cell in cells:
+        if cell not in (alike := by_id.setdefault(cell.cell_id, [])):
+            alike.append(cell)
+            distinct.append(cell)
+    return distinct
 
 
 def sweep(composed: Composed, run: Run) -> dict[str, Any]:

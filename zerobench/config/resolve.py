@@ -14,7 +14,7 @@ from .. import strategies
 from ..data import TEXT_VOCABULARY, text_hash
 from ..models import gpt_moe, huggingface, huggingface_config, lora
 from ..registry import DATA, MODELS
-from ..sizes import parse_bytes
+from ..sizes import parse_memory
 from ..strategies import StrategyOptions, StrategySpec
 from ..zero.options import AUTO, MODES, REDUCE_WITH, SHARDS, Options
 from . import combinations, keys, world
@@ -23,8 +23,8 @@ from .launcher import LauncherChoice
 from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, GptMoe, Huggingface, Model, Synthetic, Text
 from .schema_training import NORMS, default_implementation
 
-BY_DEVICE = {"optimizer.implementation": "auto", "precision.tile_bytes": None}
-"""Key whose default depends on the device -> the value that leaves it open."""
+BY_DEVICE = {"optimizer.implementation": "auto", "precision.tile_bytes": None, "launch.threads": None}
+"""Key whose default depends on the device or the machine -> the value that leaves it open."""
 
 
 def resolve(config: Config, model_name: str, stray: list[str], launcher: LauncherChoice | None = None) -> Cell:
@@ -41,13 +41,13 @@ def resolve_draft(draft: Config, model_name: str, stray: list[str], launcher: La
     spec = strategies.spec_of(draft.strategy.name)
     draft.strategy = replace(draft.strategy, **spec.filled(draft.strategy.values()))
     problems += _problems_of_words(draft)
+    given = {key: getattr(getattr(draft, key.partition(".")[0]), key.partition(".")[2]) for key in BY_DEVICE}
+    left_open = frozenset(key for key, value in given.items() if value == BY_DEVICE[key])
     placed = world.resolve_ranks(draft, problems, None if launcher is None or launcher.is_here else launcher)
     _resolve_batch(draft, problems)
     found_hash = _resolve_data(draft, problems)
     _resolve_model(draft, problems)
     _resolve_strategy(draft.strategy, spec, draft.model.kind, problems)
-    given = {key: getattr(getattr(draft, key.partition(".")[0]), key.partition(".")[2]) for key in BY_DEVICE}
-    left_open = frozenset(key for key, value in given.items() if value == BY_DEVICE[key])
     _resolve_training(draft, problems)
     own: dict[str, Any] = {one.name: getattr(draft, one.name) for one in fields(draft)} | vars(placed)
     own = {key: value for key, value in own.items() if key not in OF_A_SWEEP}
@@ -119,7 +119,7 @@ def _resolve_batch(draft: Config, problems: list[str]) -> None:
 def _check_search(draft: Config, problems: list[str]) -> None:
     search = draft.search
     try:
-        parse_bytes(search.memory_limit or "")
+        parse_memory(search.memory_limit or "")
     except ValueError as error:
         problems.append(f"search.memory_limit: {error}")
     if draft.batch is None:

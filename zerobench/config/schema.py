@@ -247,7 +247,10 @@ class Launch(Section):
 
     timeout_s: float = Key("time limit of a pass", unit="seconds", limits=(0.001, 1e7), volatile=True)(1800.0)
     threads: int | None = Key(
-        "threads of each rank; null: the cores, divided by the ranks", unit="threads", limits=(1, 2**10), local=True
+        "threads of each rank; null: an exported OMP_NUM_THREADS, else the cores, divided by the ranks",
+        unit="threads",
+        limits=(1, 2**10),
+        local=True,
     )(None)
     retry: list[str] = Key(
         "statuses after which a launch is repeated, out of crash, timeout and oom, such as '[crash,timeout]'",

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from ..cluster import job
-from ..host.environment import FAKE, SIMULATED, nccl_version
+from ..host.environment import FAKE, SIMULATED, exported_threads, nccl_version
 from ..sections import known
 from ..sizes import show_count
 from ..strategies import names_with, spec_of
@@ -152,12 +152,18 @@ def _problems_of_save(cell: CellConfig) -> list[str]:
 
 
 def _resolve_threads(draft: Config, ranks: int, away: LauncherChoice | None = None) -> None:
-    if draft.launch.threads is None and away is None:
-        draft.launch.threads = max(1, (os.cpu_count() or 1) // max(1, ranks))
-    elif draft.launch.threads is None and away is not None:
+    """Sets launch.threads, unless it is given, from a launcher's cpus_per_task, OMP_NUM_THREADS, or this machine's
+    cores.
+    """
+    if draft.launch.threads is not None:
+        return
+    if away is not None and (cpus := away.asked.get("cpus_per_task")):
         task = known(draft.world_size) // nodes_of(away, known(draft.world_size), draft.node_size)
         task //= away.asked.get("tasks_per_node") or task
-        draft.launch.threads = max(1, int(away.asked.get("cpus_per_task") or 1) // max(1, task))
+        draft.launch.threads = max(1, int(cpus) // max(1, task))
+        return
+    cores = (os.cpu_count() or 1) if away is None else 1
+    draft.launch.threads = exported_threads() or max(1, cores // max(1, ranks))
 
 
 def _asked_gpus(draft: Config, away: LauncherChoice) -> int:

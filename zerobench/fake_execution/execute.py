@@ -221,7 +221,7 @@ def execute(
 ) -> Execution:
     """Simulates one rank of a resolved cell as on `target`: the one that has the peak. Any failure becomes an error
     message in the result. `tell` takes progress. `operators`: whether its events include every compute operator, for
-    times; then the rank is the one with the largest states, and a GPU's allocator is not asked.
+    times; then the rank is the one with the largest states.
     """
     config = replace(settled(target.defaults(config)), backend=SIMULATED, device="cpu", tensors=FAKE)
     facts, found = facts_if_any(config), list[Execution]()
@@ -231,7 +231,7 @@ def execute(
             try:
                 with target.stands_in() as allocations:
                     record = run_rank(RankJob(config, "accounted", rank, "", folder, operators=operators), tell)
-                memory = None if allocations is None or operators else allocations.memory()
+                memory = None if allocations is None else allocations.memory()
             except Exception as error:  # a model may be any code: the other cells are executed all the same
                 problem = sentence_of(error)
             finally:

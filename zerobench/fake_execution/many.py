@@ -57,11 +57,11 @@ def execute_all(
     jobs: int | None = None,
     tell: Told = lambda *_: None,
     limits: Limits = LIMITS,
-    operators: bool = False,
+    operators: bool | Sequence[bool] = False,
 ) -> list[Execution]:
     """Simulates one rank of each resolved cell, `jobs` in parallel (None: one per core that this process may use), and
     of those that `tell` adds to `configs` at the end of one. `operators`: whether their events include every compute
-    operator.
+    operator, of all or one by one.
 
     A crash, timeout or excess of memory becomes an error message in that execution's `problem`. Raises
     KeyboardInterrupt when the user interrupts, after all processes have ended. These processes build users' models as a
@@ -71,7 +71,9 @@ def execute_all(
     with temporary_folder() as folder:
 
         def add_new() -> None:
-            work.extend(_Job(config, target, limits, str(folder), operators) for config in configs[len(work) :])
+            for number, config in enumerate(configs[len(work) :], len(work)):
+                every = operators if isinstance(operators, bool) else operators[number]
+                work.append(_Job(config, target, limits, str(folder), every))
 
         def heard(number: int, news: Any) -> None:
             tell(number, _execution_of(configs[number], news, limits) if isinstance(news, Outcome) else news)

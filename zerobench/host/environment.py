@@ -16,7 +16,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ..cluster.interface import interface_toward, reachable
+from ..cluster.interface import GLOO_AT, check_gloo_interface, interface_toward, reachable
 from ..zero.comm.backends import FAKE as FAKE_GROUP
 
 SIMULATED = "simulated"
@@ -62,10 +62,10 @@ def rank_environment(
     place = rendezvous if isinstance(rendezvous, JobRendezvous) else JobRendezvous("", 0, "", rank, one_machine=True)
     if place.one_machine:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault(GLOO_AT, loopback)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
     elif (interface := interface_toward(place.address)) is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault(GLOO_AT, interface)
     torch.set_num_threads(threads)
     _keep_pages()
     here = torch.device("cpu")
@@ -92,12 +92,15 @@ def rank_environment(
 
 
 def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """Returns the store in which torch finds the other ranks. A file is opened by its path; a URL would end at # or ?.
+    """Returns the store in which torch finds the other ranks. A file is opened by its path, as bytes, since a name need
+    not be UTF-8; a URL would end at # or ?.
 
-    RANK and similar variables are set, so that libraries that read them see this world, not the job.
+    RANK and similar variables are set, so that libraries that read them see this world, not the job. Raises
+    RuntimeError if gloo's network interface is missing.
     """
+    check_gloo_interface()
     if isinstance(rendezvous, str):
-        store: dist.Store = dist.FileStore(rendezvous, world_size)
+        store: dist.Store = dist.FileStore(os.fsencode(rendezvous), world_size)  # type: ignore[arg-type]
         store.set_timeout(timeout)
         return dist.PrefixStore("default_pg", store)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rendezvous.local_rank))
@@ -166,6 +169,25 @@ def usable_cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:
         return psutil.cpu_count() or 1
+
+
+OMP_THREADS = "OMP_NUM_THREADS"
+
+
+def exported_threads() -> int | None:
+    """Returns the threads per process that the user exports in OMP_NUM_THREADS; None if there is no such number.
+
+    torchrun sets the variable to 1 if it is not exported. Only torchrun's own environment, the parent's, tells the two
+    apart.
+    """
+    first = os.environ.get(OMP_THREADS, "").partition(",")[0].strip()  # more numbers are of nested regions
+    if not (first.isdecimal() and int(first) > 0):
+        return None
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        with suppress(psutil.Error):
+            if OMP_THREADS not in psutil.Process(os.getppid()).environ():
+                return None
+    return int(first)
 
 
 def machine_bytes() -> int:

@@ -26,14 +26,19 @@ AGAIN_S = 0.25
 INTERRUPTED = 130
 """Exit code of a command that was interrupted."""
 
-_pending = threading.Event()
-"""Set from the signal until the interrupted command has ended."""
+_pending: list[signal.Signals] = []
+"""The signal that has interrupted the command, until the command has ended."""
 
 
 def heed() -> None:
     """Raises KeyboardInterrupt if a signal has interrupted the command."""
-    if _pending.is_set():
+    if _pending:
         raise KeyboardInterrupt
+
+
+def interrupted_by() -> signal.Signals:
+    """Returns the signal that has interrupted the command: SIGINT if Python's own handler raised KeyboardInterrupt."""
+    return _pending[0] if _pending else INTERRUPT
 
 
 @contextlib.contextmanager
@@ -64,9 +69,9 @@ def interrupt_on(numbers: Iterable[signal.Signals]) -> Iterator[None]:
     """Makes the first signal of `numbers` raise KeyboardInterrupt in this block. Does nothing in a thread."""
     numbers = list(numbers) if threading.current_thread() is threading.main_thread() else []
 
-    def interrupt(_signal: int, _frame: object) -> NoReturn:
+    def interrupt(number: int, _frame: object) -> NoReturn:
         ignore(numbers)
-        _pending.set()
+        _pending.append(signal.Signals(number))
         raise KeyboardInterrupt
 
     try:

@@ -44,10 +44,12 @@ class Aside:
 
 
 @contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Yields a temporary folder, removed at the end; first removes those of killed commands."""
+def temporary_folder(parent: str | None = None) -> Iterator[Path]:
+    """Yields a temporary folder, removed at the end; first removes those of killed commands. `parent`: default, the
+    system's temporary directory.
+    """
     mine = os.getpid()
-    aside = claim(Path(tempfile.gettempdir()), TEMPORARY, str(mine))
+    aside = claim(Path(parent or tempfile.gettempdir()), TEMPORARY, str(mine))
     try:
         yield aside.path
     finally:

@@ -7,14 +7,16 @@ folded   a row that represents equal modules, "blocks.0–4.mlp_in", so that a d
 rest     the sum of the lines that a short table does not list
 
 The number of a line changes with every edit above it, so lines are joined by category, module, function and label, and
-within a function by bytes, then in the order of their numbers. The differences of all changed lines add up to the
-difference of the two tables.
+within a function by bytes, then in the order of their numbers. If one of several equal lines is new, the old ones are
+those that moved as far as the rest of their function. The differences of all changed lines add up to the difference of
+the two tables.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -311,16 +313,47 @@ def moved_lines(before: LineTable, after: LineTable) -> list[MovedLine]:
 def _joined(before: list[Line], after: list[Line]) -> tuple[list[tuple[Line, Line]], list[Line], list[Line]]:
     """Returns pairs of a line and the same line after, and the lines that are on one side only."""
     pairs = list[tuple[Line, Line]]()
+    shifts: dict[Any, Counter[int]] = {}  # function or file -> how far the numbers of its paired lines have moved
     for key, agree in product(KEYS, AGREE):
-        waiting: dict[Any, deque[Line]] = {}
-        for line in _joinable(after, key):
-            waiting.setdefault((key(line), agree(line)), deque()).append(line)
-        for line in _joinable(before, key):
-            if same := waiting.get((key(line), agree(line))):
-                pairs.append((line, same.popleft()))
+        groups: dict[Any, tuple[list[Line], list[Line]]] = {}
+        for side, lines in enumerate((before, after)):
+            for line in _joinable(lines, key):
+                groups.setdefault((key(line), agree(line)), ([], []))[side].append(line)
+        # groups with equal numbers of lines first: they determine the shift of the others
+        for was, now in sorted(groups.values(), key=lambda sides: len(sides[0]) != len(sides[1])):
+            for line, same in _aligned(was, now, shifts):
+                pairs.append((line, same))
+                for where in (line.function[1:], line.function[1]):
+                    shifts.setdefault(where, Counter())[same.number - line.number] += 1
         paired = {id(line) for pair in pairs for line in pair}
         before, after = ([line for line in side if id(line) not in paired] for side in (before, after))
     return pairs, before, after
+
+
+def _aligned(was: list[Line], now: list[Line], shifts: dict[Any, Counter[int]]) -> list[tuple[Line, Line]]:
+    """Pairs the lines of the shorter side in their order, each with the line nearest to its number plus the shift of
+    its function, or else of its file.
+    """
+    if not was or not now:
+        return []
+    function = was[0].function
+    known = shifts.get(function[1:]) or shifts.get(function[1]) or Counter([0])
+    shift = known.most_common(1)[0][0]
+    expected, numbers = [line.number + shift for line in was], [line.number for line in now]
+    if len(was) > len(now):
+        return [(was[place], line) for place, line in zip(_nearest(numbers, expected), now, strict=True)]
+    return [(line, now[place]) for place, line in zip(_nearest(expected, numbers), was, strict=True)]
+
+
+def _nearest(few: list[int], many: list[int]) -> list[int]:
+    """Returns for each of `few` the place of its nearest number in `many`, in order and each place once."""
+    places: list[int] = []
+    for left, number in zip(range(len(few), 0, -1), few, strict=True):
+        first, last = len(places) and places[-1] + 1, len(many) - left
+        place = min(bisect_left(many, number, first, last), last)
+        is_below_nearer = place > first and number - many[place - 1] < many[place] - number
+        places.append(place - is_below_nearer)
+    return places
 
 
 def _joinable(lines: list[Line], key: Callable[[Line], Any]) -> list[Line]:
@@ -356,7 +389,7 @@ def _by_line(pairs: Iterable[tuple[Line | None, Line | None]]) -> list[MovedLine
         category, source, name, *_ = key
         least = SHARE * max(abs(after - before) for _, before, after in rows)
         paths = tuple(path for path, before, after in rows if abs(after - before) >= least)
-        before, after = (sum(row[side] for row in rows) for side in (1, 2))
+        before, after = sum(row[1] for row in rows), sum(row[2] for row in rows)
         moved.append(MovedLine(category, paths, source, before, after, name, kept_by=keepers[key]))
     return moved
 

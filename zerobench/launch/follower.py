@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from ..calibrate.collectives import calibrate_rank
-from ..cluster.job import TORCHRUN, Job, JobContext, JobError, joined
+from ..cluster.job import TORCHRUN, Job, JobContext, JobError, current_job, joined
 from ..cluster.serialize import rebuild, to_plain
 from ..cluster.store import SILENCE_S, LostError
 from ..host.pipes import print_note
-from ..host.signals import INTERRUPT, TERMINATE, end_with_parent, interrupt_on
+from ..host.signals import HANG_UP, INTERRUPT, TERMINATE, end_with_parent, interrupt_on, interrupted_by
 from ..host.temporary import temporary_folder
 from ..results.provenance import source_hash
 from ..worker import run_rank
@@ -24,8 +24,15 @@ from .start_ranks import STOPPED, Failure
 WORKERS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (run_rank, calibrate_rank)}
 """Functions that an order may name. Their signatures' types are used to rebuild jobs and results."""
 
-INTERRUPTED = "was stopped by the user"
-"""Reason of a process that leaves because of Ctrl-C or SIGTERM, which ends the whole command."""
+INTERRUPTED = "was stopped by "
+"""Beginning of the reason of a process that leaves because of Ctrl-C or SIGTERM, which ends the whole command."""
+
+SENDERS = {
+    TORCHRUN: "torchrun, which ends all ranks after one has failed, or from kill",
+    "srun": "scancel, a time limit, srun after it lost a rank or a node, or kill",
+    "mpirun": "mpirun, which ends all ranks after one has failed, or from kill",
+}
+"""Launcher -> the possible senders of SIGTERM; the signal itself does not name its sender."""
 
 POLL_S = 0.05
 
@@ -77,7 +84,7 @@ def follow(job: Job) -> int:
                     mine.store.post(f"end/{mine.passes}/{job.rank}", to_plain(_end_of(mine, order)))
             reason = "is done"
         except KeyboardInterrupt:
-            reason = INTERRUPTED
+            reason = f"was {interruption()}"
             raise
         finally:  # rank 0 should know that this process leaves, whatever the reason
             with contextlib.suppress(LostError):
@@ -88,6 +95,16 @@ def follow(job: Job) -> int:
         return in_job(job, act)
     except KeyboardInterrupt:
         return 130
+
+
+def interruption() -> str:
+    """Returns the cause of the interruption of this command, as far as it is known."""
+    number, mine = interrupted_by(), current_job()
+    if number == INTERRUPT:
+        return "stopped by the user"
+    if number == HANG_UP:
+        return "stopped by SIGHUP: its terminal was closed"
+    return f"stopped by SIGTERM, from {SENDERS.get(mine.job.launched_by if mine else '', 'kill or a scheduler')}"
 
 
 def _next_order(mine: JobContext) -> dict[str, Any] | None:

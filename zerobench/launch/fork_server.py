@@ -9,18 +9,28 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
+import tempfile
 from contextlib import ExitStack, suppress
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-from ..host.temporary import temporary_folder
+from ..host.temporary import TEMPORARY, temporary_folder
 
 PRELOAD = ["zerobench.launch.frozen"]
 """Modules preloaded for ranks."""
 
-LONGEST_FOLDER = 89
-"""Maximum bytes of a folder's path, so that the server's socket path, 18 bytes longer, fits a socket address."""
+LONGEST_FOLDER = 85
+"""Maximum bytes of a folder's path, so that the server's socket path, 18 bytes longer, fits a socket address (Linux
+107, macOS 103).
+"""
+
+SHORT_PARENTS = ("/tmp", "/var/tmp", "/dev/shm")
+"""Directories for the server's folder if TMPDIR is too long, in the order in which they are tried."""
+
+
+class NoFolderError(OSError):
+    """Raised if no directory can hold the server's socket."""
 
 
 def context() -> ForkServerContext:
@@ -34,17 +44,26 @@ def context() -> ForkServerContext:
 
 
 def _use_own_folder() -> None:
-    """Gives multiprocessing a folder for the server's socket that the next command removes if this one is killed.
-
-    multiprocessing's own folder would stay. Either is removed when the interpreter exits normally.
+    """Gives multiprocessing a folder for the server's socket that the next command removes if this one is killed, with
+    a path that is short enough. multiprocessing's own folder would stay, and is in TMPDIR whatever its length. Either
+    is removed when the interpreter exits normally.
     """
     settings: dict[str, Any] = mp.current_process()._config  # type: ignore[attr-defined]
-    if settings.get("tempdir") is None:
-        with suppress(OSError), ExitStack() as held:  # no folder can be made: multiprocessing says so
-            folder = str(held.enter_context(temporary_folder()))
+    if settings.get("tempdir") is not None:
+        return
+    usual = tempfile.gettempdir()
+    for parent in filter(os.path.isdir, (usual, *SHORT_PARENTS)):
+        with suppress(OSError), ExitStack() as held:
+            folder = str(held.enter_context(temporary_folder(parent)))
             if len(os.fsencode(folder)) <= LONGEST_FOLDER:
                 settings["tempdir"] = folder
                 util.Finalize(None, held.pop_all().close, exitpriority=-100)
+                return
+    most = LONGEST_FOLDER - len(f"/{TEMPORARY}4194304-01234567")  # a process id, and claim's number
+    raise NoFolderError(
+        f"TMPDIR={usual}: the socket of the ranks' server cannot be made in it, nor in {', '.join(SHORT_PARENTS)};"
+        f" name a directory that can be written to, with a path of at most {most} bytes"
+    )
 
 
 def start() -> ForkServerContext:

@@ -177,10 +177,11 @@ LATER = "the same command runs it in a new job"
 
 
 def look(mine: JobContext, ranks: Iterable[int] | None = None) -> None:
-    """Checks for lost ranks. Raises Interrupted if the user stopped one of them."""
+    """Checks for lost ranks. Raises Interrupted with the reason if a signal stopped one of them."""
     mine.look(ranks)
-    if INTERRUPTED in mine.lost.values():
-        raise Interrupted
+    for rank, reason in mine.lost.items():
+        if reason.startswith(INTERRUPTED):
+            raise Interrupted(f"rank {rank} of the job {reason}")
 
 
 def place(cell: Cell) -> Cell:

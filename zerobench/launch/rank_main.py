@@ -11,6 +11,7 @@ import gc
 import multiprocessing as mp
 import os
 import pickle
+import resource
 import signal
 import sys
 import threading
@@ -34,8 +35,11 @@ def once(result: Any) -> bool:
     return False
 
 
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-"""Messages of other allocators than torch's: the system, CUDA, cuBLAS, NCCL."""
+OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory", "ALLOC_FAILED", "bad_alloc")
+"""Messages of other allocators than torch's: the system, CUDA, cuBLAS, NCCL, C++."""
+
+NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
+"""Messages of Python and C++ for a thread that cannot be started. Under a limit of memory its stack does not fit."""
 
 
 def rank_main(worker: Worker, job: Any, pipe: Connection, log: str, goes_on: GoesOn = once) -> None:
@@ -109,4 +113,8 @@ def _classify(error: BaseException) -> tuple[str, str]:
     text = f"raised {type(error).__name__}: {str(error).strip() or 'no message'}"
     out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in text for w in OUT_OF_MEMORY)
     words = [text.splitlines()[0], *getattr(error, "__notes__", ())]
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and any(w in text for w in NO_THREAD):
+        out_of_memory = True
+        words.append(f"a thread's stack does not fit in the memory limit of {limit // 1024:,} KiB (ulimit -v)")
     return ("oom" if out_of_memory else "crash"), "; ".join(words)

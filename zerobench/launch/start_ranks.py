@@ -47,6 +47,9 @@ STOPPED = "stopped"
 
 STILL_RAN = "still ran"
 
+BROKEN = ("the connection broke while", "ended, or did not answer, while")
+"""Messages of the engine (zero/comm/out_of_step.py) on a rank that lost a peer."""
+
 HALTED = {
     psutil.STATUS_STOPPED: "was stopped by a signal (SIGSTOP, for example), and others may have waited for it",
     psutil.STATUS_TRACING_STOP: "was stopped by a debugger, and others may have waited for it",
@@ -123,7 +126,7 @@ def launch(
             ranks.append(start(context, worker, job, number, log_dir / f"rank{number}.log"))
         failures = _supervise(ranks, time.monotonic() + timeout_s, on_progress, watch)
     except KeyboardInterrupt as stop:
-        raise Interrupted from stop
+        raise Interrupted(*stop.args) from stop
     except (EOFError, ConnectionError):  # ranks were still being started
         server = f"process {ranks[0].server}" if ranks else "process unknown"
         words = f"rank {len(ranks)} was lost with the fork server of all ranks, {server}, before it began"
@@ -160,7 +163,7 @@ def explain(failures: Sequence[Failure], timeout_s: float) -> tuple[str, str]:
 
 
 def _lost_a_peer(failure: Failure) -> bool:
-    words = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo")
+    words = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", *BROKEN)
     return failure.status == "crash" and any(word in failure.text for word in words)
 
 

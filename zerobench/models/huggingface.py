@@ -66,7 +66,11 @@ SHAPE_KEYS = {
 }
 """transformers' names of options that have their own key here."""
 
-UNLISTED = ("head_dim",)
+ATTENTION = "attn_implementation"
+ATTENTIONS = ("sdpa", "eager")
+"""Values of the option ATTENTION: the ones that need no package of kernels for one kind of GPU."""
+
+UNLISTED = ("head_dim", ATTENTION)
 """Options that models of transformers read, although some of their configs do not list them."""
 
 
@@ -85,6 +89,10 @@ def problems_of(architecture: str, options: dict[str, Any]) -> list[str]:
     aliases = getattr(plain, "attribute_map", {})
     ours = {alias: SHAPE_KEYS[name] for name, alias in aliases.items() if name in SHAPE_KEYS} | SHAPE_KEYS
     strange = [name for name in options if not hasattr(plain, name) and name not in (*ours, *UNLISTED)]
+    attention = options.get(ATTENTION, ATTENTIONS[0])
+    if attention not in ATTENTIONS:
+        words = f"must be one of {', '.join(ATTENTIONS)}, which need no other package"
+        return [f"huggingface.options.{ATTENTION}={attention}: {words}"]
     return [f"huggingface.options.{name}: set {ours[name]} instead" for name in options if name in ours] + [
         f"huggingface.options.{name}: {architecture} has no such setting{_nearest(name, list(plain.to_dict()))}"
         for name in strange

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..results.tables import Results
-from ..sizes import parse_bytes
+from ..sizes import parse_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,8 @@ class Plots:
 
         `capacity`: memory of a rank, in bytes or as in "24 GiB", drawn as a line.
         """
-        return self._drawn("memory", capacity=None if capacity is None else parse_bytes(capacity), **options)
+        size = None if capacity is None else parse_memory(capacity, "capacity: ")
+        return self._drawn("memory", capacity=size, **options)
 
     def volume(self, **options: Any) -> Drawn:
         """Elements moved per step over ψ, by collective, with the prediction."""

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 
 from ..records import STATES
 from ..results.tables import Results
-from ..sizes import parse_bytes, show_bytes
+from ..sizes import parse_memory, show_bytes
 from .marks import absent, bars, show, unit_of
 from .page import key, sheet
 from .panels import MOST_PANELS, comparisons, rows_of, title
@@ -44,7 +44,7 @@ def add_capacity(parser: argparse.ArgumentParser) -> None:
 
 def _capacity(text: str) -> int:
     try:
-        return parse_bytes(text)
+        return parse_memory(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

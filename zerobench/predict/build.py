@@ -19,8 +19,8 @@ from ..models.gpt import GPT
 from ..models.tensor_parallel import TensorAxis
 from ..theory.shapes import ROOT, ParameterShape
 from ..zero.activations import policies as residual
-from ..zero.modules import meta_init
 from ..zero.modules.wrapping import default_units, unit_of_parameters
+from ..zero.parameters import meta_init
 from ..zero.units.root import is_read_anywhere, is_read_in_backward, owners
 
 

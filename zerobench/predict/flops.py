@@ -4,7 +4,8 @@
     hardware FLOPs   the same plus recomputed activations
     MFU, HFU         model, hardware FLOPs over the time of a step times the device's dense peak in the model's dtype
 
-A product of (m, k) and (k, n) is 2mkn. Causal attention counts in full, as in the paper.
+A product of (m, k) and (k, n) is 2mkn. Causal attention counts in full, as in the paper, and so does a sliding window:
+torch's kernels get a mask of S × S elements for it, and skip nothing.
 """
 
 from __future__ import annotations
@@ -40,6 +41,15 @@ class Peak:
 
 
 PEAKS = (
+    Peak("B300", 75e12, 2250e12, "NVIDIA HGX B300 datasheet, half of the sparse figure"),
+    Peak("GH200", 67e12, 990e12, "NVIDIA GH200 datasheet, half of the sparse figure"),
+    Peak("H800", 67e12, 989.4e12, "as H100 SXM, which has the same cores"),
+    Peak("H20", 44e12, 148e12, "NVIDIA H20 datasheet"),
+    Peak("MI355X", 157.3e12, 2517e12, "AMD Instinct MI355X datasheet"),
+    Peak("L40", 90.5e12, 181e12, "NVIDIA L40 datasheet, half of the sparse figure"),
+    Peak("RTX 3090", 35.6e12, 71e12, "NVIDIA GA102 whitepaper, accumulating in fp32"),
+    Peak("RTX 4090", 82.6e12, 165.2e12, "NVIDIA Ada whitepaper, accumulating in fp32"),
+    Peak("RTX 5090", 104.8e12, 209.5e12, "NVIDIA RTX Blackwell whitepaper, accumulating in fp32"),
     Peak("B200", 75e12, 2250e12, "NVIDIA Blackwell datasheet, HGX B200, half of the sparse figure"),
     Peak("H200 NVL", 60e12, 835.5e12, "NVIDIA H200 datasheet, NVL, half of the sparse figure"),
     Peak("H200", 67e12, 989.4e12, "NVIDIA H200 datasheet, SXM"),

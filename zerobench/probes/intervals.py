@@ -314,5 +314,5 @@ def rows_by_line(
     for key in sorted(groups, key=lambda key: (-abs(sums[key]), key)):
         if sums[key]:
             largest = max(groups[key], key=lambda one: abs(one[0]))[1]
-            kept_by = (keepers or {}).get(largest, "")
+            kept_by = keepers.get(largest, "") if keepers else ""
             yield LineRow(rank, at, *key[:3], sums[key], len(groups[key]), largest.name, largest.shown_shape, kept_by)

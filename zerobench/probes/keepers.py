@@ -12,7 +12,7 @@ import re
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -40,16 +40,15 @@ def living_tensors() -> Iterator[torch.Tensor]:
                 yield one
 
 
-def keepers_of(live: Mapping[int, StorageRecord], grown: set[StorageRecord]) -> dict[StorageRecord, str]:
-    """Returns storage -> its keeper, as "the list losses (train.py:12)". `live`: storages by address; `grown`: those
-    that are asked for.
-    """
-    keys = {key: stored for key, stored in live.items() if stored in grown}
+def keepers_of(
+    record_of: Callable[[torch.Tensor], StorageRecord | None], grown: set[StorageRecord]
+) -> dict[StorageRecord, str]:
+    """Returns storage -> its keeper, as "the list losses (train.py:12)". `grown`: the storages that are asked for."""
     found: dict[StorageRecord, str] = {}
     with_graph = ""
-    for tensor in list(living_tensors()) if keys else ():
-        stored = keys.get(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None
-        if stored is not None and stored not in found and (keeper := _keeper_of(tensor)):
+    for tensor in list(living_tensors()) if grown else ():
+        stored = record_of(tensor) if tensor.layout == torch.strided else None
+        if stored in grown and stored is not None and stored not in found and (keeper := _keeper_of(tensor)):
             found[stored] = keeper
             with_graph = with_graph or (keeper if tensor.grad_fn is not None else "")
     if with_graph:

@@ -304,7 +304,7 @@ class Ledger(GraphMode, labels.Observer):
 
     def keepers(self, grown: Sequence[tuple[int, StorageRecord, str]]) -> dict[StorageRecord, str]:
         """Returns the objects that keep storages alive that have grown by a number of bytes (keepers.py)."""
-        return keepers_of(dict(self._live), {stored for by, stored, _ in grown if by > 0})
+        return keepers_of(self.record_of, {stored for by, stored, _ in grown if by > 0})
 
     def begin(self) -> None:
         """Begins an interval: drops the events so far."""

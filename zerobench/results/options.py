@@ -115,9 +115,21 @@ def add_cells(parser: argparse.ArgumentParser, timeout: float) -> None:
     words = "accepted as in a sweep; several values always make several cells"
     add("-m", "--multirun", action="store_true", help=words)
     add("--config-dir", help="your own folder, which adds choices, as for a sweep")
-    add("--jobs", type=int, help="cells simulated at a time (default: one per core)")
+    add_jobs(parser)
     words = "seconds per cell (default: %(default)g)"
     add("--timeout", type=TIME_LIMIT, default=timeout, metavar="S", help=words)
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """Adds --jobs."""
+    parser.add_argument("--jobs", type=_jobs, metavar="N", help="cells simulated at a time (default: one per core)")
+
+
+def _jobs(text: str) -> int:
+    with suppress(ValueError):
+        if (found := int(text)) >= 1:
+            return found
+    raise argparse.ArgumentTypeError(f"{text!r} must be a number of cells, at least 1")
 
 
 def add_price(parser: argparse.ArgumentParser, where: str = "") -> None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -55,12 +56,12 @@ def _claim_in(place: Path, prefix: str) -> Aside:
 
 
 def claim(results_dir: Path, prefix: str) -> Aside:
-    """Claims a folder for a run, in the first place that works. Raises the first OSError if none does."""
+    """Claims a folder for a run, in the first place that works. Raises the first error if none does."""
     errors = []
     for place in places(results_dir):
         try:
             return _claim_in(place, prefix)
-        except OSError as error:
+        except Exception as error:
             errors.append(error)
     raise errors[0]
 
@@ -69,7 +70,9 @@ def keep(
     aside: Aside, results_dir: Path, prefix: str, row: RunRow, config: CellConfig, provenance: dict[str, Any],
     tables: dict[str, list[Any]],
 ) -> Unwritten | None:  # fmt: skip
-    """Calls folders.write_run in the first place that works. Returns None if that is the results folder."""
+    """Calls folders.write_run in the first place that works. Returns None if that is the results folder. An error of
+    any kind is treated alike: the run was measured, and the sweep goes on.
+    """
 
     def write(to: Aside) -> None:
         write_run(to, prefix, row, config, provenance, tables)
@@ -78,8 +81,9 @@ def keep(
     place = aside.path.parent
     try:
         write(aside)
-    except OSError as error:
-        why = why or _words(error)
+    except Exception as error:
+        why = why or words_of(error)
+        _log(error, aside.path)
         found = _write_elsewhere(aside.path, results_dir, prefix, write)
         shutil.rmtree(aside.path, ignore_errors=True)
         if found is None:
@@ -89,16 +93,24 @@ def keep(
     return None if place == results_dir else Unwritten(results_dir, why or "it could not be written to", place)
 
 
+def _log(error: Exception, folder: Path) -> None:
+    """Writes the traceback of an error that is not the disk's, as far as possible."""
+    if not isinstance(error, OSError):
+        with suppress(OSError):
+            (folder / "logs").mkdir(exist_ok=True)
+            (folder / "logs/harness.log").write_text("".join(traceback.format_exception(error)))
+
+
 def _write_elsewhere(begun: Path, results_dir: Path, prefix: str, write: Callable[[Aside], None]) -> Path | None:
     """Returns the place that took the run, with the logs of the folder `begun`; None if none did."""
     for place in places(results_dir):
-        with suppress(OSError):
+        with suppress(Exception):
             aside = _claim_in(place, prefix)
             try:
                 with suppress(OSError, shutil.Error):  # as many as can be read
                     shutil.copytree(begun / "logs", aside.path / "logs")
                 write(aside)
-            except OSError:
+            except Exception:
                 shutil.rmtree(aside.path, ignore_errors=True)
                 raise
             return place
@@ -108,9 +120,14 @@ def _write_elsewhere(begun: Path, results_dir: Path, prefix: str, write: Callabl
 def why_unwritable(results_dir: Path) -> str:
     """Returns the reason why no run can be written there; empty if one can."""
     try:
+        for path in (results_dir.absolute(), results_dir.resolve()):
+            str(path).encode()
+    except UnicodeEncodeError:  # tables and configs are UTF-8
+        return f"its path, {os.fsencode(path)!r}, is not UTF-8"
+    try:
         probe = claim_folder(results_dir, "probe")
-    except OSError as error:
-        return _words(error)
+    except Exception as error:
+        return words_of(error)
     probe.release()
     shutil.rmtree(probe.path, ignore_errors=True)
     return ""
@@ -132,5 +149,8 @@ def sentences(lost: Sequence[Unwritten]) -> list[str]:
     return found
 
 
-def _words(error: OSError) -> str:
-    return os.strerror(error.errno) if error.errno else str(error)
+def words_of(error: Exception) -> str:
+    """Returns the reason of an error in a few words."""
+    if isinstance(error, OSError):
+        return os.strerror(error.errno) if error.errno else str(error)
+    return f"{type(error).__name__}: {error}"

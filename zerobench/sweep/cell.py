@@ -22,6 +22,7 @@ from ..config.cell import Cell, CellConfig
 from ..fake_execution import execute
 from ..host.environment import SIMULATED
 from ..host.others import OtherProcesses
+from ..launch.follower import interruption
 from ..launch.over_cluster import launch, places, why_not
 from ..predict import activations
 from ..predict.estimate import simulated_ranks
@@ -76,9 +77,9 @@ def run_cell(
     prefix, results_dir = run_prefix(cell), Path(cell.config.results_dir)
     try:
         aside = rescue.claim(results_dir, prefix)
-    except OSError as error:
+    except Exception as error:
         row.run_id, row.status, row.reason = prefix, "crash", f"no folder can be made for it: {error}"
-        on_unwritten(Unwritten(results_dir, error.strerror or str(error), None))
+        on_unwritten(Unwritten(results_dir, rescue.words_of(error), None))
         return row
     interrupted, written = _fill(row, cell, aside.path, on_progress)
     lost = rescue.keep(aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), written)
@@ -97,8 +98,8 @@ def write_lost(
     row.run_id, row.status, row.reason, row.launcher = prefix, "crash", reason, launcher
     try:
         aside = rescue.claim(results_dir, prefix)
-    except OSError as error:
-        on_unwritten(Unwritten(results_dir, error.strerror or str(error), None))
+    except Exception as error:
+        on_unwritten(Unwritten(results_dir, rescue.words_of(error), None))
         return row
     with suppress(OSError):  # the reason has the essentials
         (aside.path / "logs").mkdir(exist_ok=True)
@@ -112,7 +113,7 @@ def write_lost(
 def _fill(
     row: RunRow, cell: Cell, aside: Path, on_progress: Progress
 ) -> tuple[KeyboardInterrupt | None, dict[str, list[Any]]]:
-    """Runs the cell in the folder `aside` and fills its row. Returns the user's interrupt, if any, and the tables."""
+    """Runs the cell in the folder `aside` and fills its row. Returns the interrupt, if any, and the tables."""
     begun = time.monotonic()
     written: dict[str, list[Any]] = {}
     interrupted: KeyboardInterrupt | None = None
@@ -126,7 +127,7 @@ def _fill(
                 row.reason = "" if row.backend == SIMULATED else aggregate.divergence(records)
                 row.status = "diverged" if row.reason else "ok"
     except KeyboardInterrupt as stop:
-        row.status, row.reason, interrupted = "interrupted", "stopped by the user", stop
+        row.status, row.reason, interrupted = "interrupted", str(stop) or interruption(), stop
     except Exception as error:  # an error of this process: the sweep goes on, and the row has the reason
         row.status, row.reason = "crash", f"the harness raised {type(error).__name__}: {error}"
         written = {}

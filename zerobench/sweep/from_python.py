@@ -6,6 +6,8 @@ train. Cells that the results folder already has, with the same code, are not me
 
 from __future__ import annotations
 
+import ast
+import inspect
 import multiprocessing
 import os
 import sys
@@ -39,17 +41,20 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
     `run(strategy=["ddp", "zero1"], model="gpt_tiny", world_size=2)`. A key with a dot needs a string:
     "measure.steps=5". `results_dir` is the folder of the runs, by default results/runs. `quiet`: show no progress.
 
+    Rank processes import the calling script, so a script calls it below `if __name__ == "__main__":`.
+
     Raises ValueError before anything runs for invalid choices, if every cell is invalid, or for a model, data or
-    strategy registered in the notebook itself; RuntimeError in a process that is a rank; KeyboardInterrupt if it was
-    stopped, in which case finished cells are kept.
+    strategy registered in the notebook itself; RuntimeError in a process that is a rank, or in a script without that
+    line; KeyboardInterrupt if it was stopped, in which case finished cells are kept.
     """
-    if multiprocessing.parent_process() is not None or find_job(os.environ) is not None:
-        raise RuntimeError(
-            'zerobench.run: this process is a rank; in a script call it below `if __name__ == "__main__":`,'
-            " and in a job of torchrun, srun or mpirun use the command line"
-        )
+    _check_caller()
     if flags := [choice for choice in choices if choice.startswith("-")]:
         raise ValueError(f"zerobench.run: {flags[0]} is a flag of the command line; write choices as KEY=VALUE")
+    if bare := [choice for choice in choices if "=" not in choice and not choice.startswith("~")]:
+        names = ", ".join(specs())
+        raise ValueError(
+            f"zerobench.run: {bare[0]!r} is not KEY=VALUE, such as strategy=ddp,zero1; strategies are {names}"
+        )
     words = ["-m", *choices, *(f"{key}={_written(value)}" for key, value in keys.items())]
     recorded = mock.patch.object(sys, "argv", ["zerobench", *words])  # as the command, in the runs' provenance
     with recorded, silence() if quiet else nullcontext():
@@ -66,6 +71,38 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
     found = merge([load(folder) for folder in folders if Path(folder).is_dir()]).of(row["run_id"] for row in rows)
     invalid = [row for row in rows if row["status"] == "invalid"]
     return replace(found, runs=to_frame([found.runs, frame_of(invalid, RunRow)], RunRow)) if invalid else found
+
+
+def _check_caller() -> None:
+    """Raises RuntimeError in a process that is a rank, and in a script whose import by a rank would run this again."""
+    if multiprocessing.parent_process() is not None or find_job(os.environ) is not None:
+        raise RuntimeError(
+            'zerobench.run: this process is a rank; in a script call it below `if __name__ == "__main__":`,'
+            " and in a job of torchrun, srun or mpirun use the command line"
+        )
+    if (line := _unguarded_line()) is not None:
+        raise RuntimeError(
+            f"zerobench.run: line {line} of {Path(sys.modules['__main__'].__file__ or '').name} calls it without"
+            ' `if __name__ == "__main__":`; ranks import the script and would call it again, so put the call below'
+            " that line"
+        )
+
+
+def _unguarded_line() -> int | None:
+    """Returns the line of the main script that leads here outside of any `if`; None if there is none."""
+    main = sys.modules["__main__"]
+    file = Path(getattr(main, "__file__", None) or "")
+    frame = inspect.currentframe()
+    while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
+        frame = frame.f_back
+    if frame is None or Path(frame.f_code.co_filename).name != file.name:
+        return None
+    try:
+        nodes = ast.walk(ast.parse(file.read_bytes()))
+    except (OSError, SyntaxError):  # it has changed since
+        return None
+    line, ifs = frame.f_lineno, (node for node in nodes if isinstance(node, ast.If))
+    return None if any(node.lineno <= line <= (node.end_lineno or 0) for node in ifs) else line
 
 
 def _check_known_to_ranks(cells: Sequence[Cell]) -> None:

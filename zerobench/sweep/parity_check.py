@@ -218,5 +218,5 @@ def _write(cell: Cell, row: Row, verdict: Verdict) -> None:
     }
     if any(row[name] != value for name, value in changes.items()):
         row |= changes
-        with suppress(OSError):  # a read-only folder: the next sweep that reuses the run tries again
+        with suppress(OSError, ValueError):  # a read-only folder: the next sweep that reuses the run tries again
             amend_row(_folder(cell, row), changes)

@@ -6,6 +6,7 @@ The remaining time is estimated from the work of steps: the rest takes as long a
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ from rich.live import Live
 from rich.text import Text
 
 from ..config.cell import CellConfig
-from ..host.environment import SIMULATED
+from ..host.environment import OMP_THREADS, SIMULATED, exported_threads
 from ..host.terminal import print_on, progress_console
 from ..results.board import AWAITS, RUNNING, SKIPPED, SUBMITTED, WAITING, BoardLaunch, BoardWriter
 from ..results.grid import Grid
 from ..sections import known
-from ..sizes import printable, show_bytes, show_ms
+from ..sizes import printable, show_bytes, show_count, show_left, show_ms
 from .cell import passes_of
 from .sweep import CellLaunch
 
@@ -55,6 +56,7 @@ class Reporter:
         self._current = -1
         self._last_line = 0.0
         self._side_by_side = 0
+        self._noted_threads = False
         self._live: Live | None = None
         self._board: BoardWriter | None = None
 
@@ -81,8 +83,17 @@ class Reporter:
                 config = launch.cell.config
                 entry.work, entry.passes = work_of(config), passes_of(config, launch.repeat)
                 entry.steps = config.measure.steps + config.measure.warmup
+                self._note_threads(config)
             self._places[launch] = len(self.entries)
             self.entries.append(entry)
+
+    def _note_threads(self, config: CellConfig) -> None:
+        """Says once that the number of threads is the exported one."""
+        threads = exported_threads() if config.backend != SIMULATED and "launch.threads" in config.left_open else None
+        if threads is not None and threads == config.launch.threads and not self._noted_threads:
+            self._noted_threads = True
+            words = f"a rank has {show_count(threads, 'thread')}; launch.threads=N takes precedence"
+            self.say(f"{OMP_THREADS}={os.environ[OMP_THREADS]} is exported: {words}")
 
     def replace(self, launch: CellLaunch, by: CellLaunch) -> None:
         """Replaces an expected launch by another that is displayed in its place: the same under another limit."""
@@ -158,8 +169,11 @@ class Reporter:
         """Ends a launch with its row. `stopped`: no other launch follows because the user interrupted."""
         entry, now = self._entry_of(launch), time.monotonic()
         entry.state, entry.seconds = row["status"], row["seconds"] if entry.elsewhere else now - entry.begun
-        if reused or not (entry.elsewhere or entry.done):
+        failed = row["status"] != "ok"
+        if reused or (not entry.done and (failed or not entry.elsewhere)):
             entry.work = None
+        elif failed:  # only the steps that it did were done in its time
+            entry.passes, entry.steps = entry.passes[:1], entry.done
         entry.peak_bytes = row.get("peak_bytes") or entry.peak_bytes
         if row["status"] == "ok":
             entry.loss = row["loss_last"]
@@ -188,10 +202,7 @@ class Reporter:
 
     def _left(self) -> str:
         seconds = seconds_left(self.entries, max(1, self._side_by_side), time.monotonic())
-        if seconds is None:
-            return "time left unknown"
-        hours = f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-        return f"about {hours if seconds >= 90 else f'{max(1, round(seconds))} s'} left"
+        return "time left unknown" if seconds is None else show_left(seconds)
 
     def _line(self, text: str) -> None:
         number = f"[{self._current + 1}/{len(self.entries)}] {self.entry.name}: "
@@ -215,8 +226,8 @@ def work_of(config: CellConfig) -> float:
 
 
 def seconds_left(launches: Sequence[Entry], side_by_side: int, now: float) -> float | None:
-    """Returns the remaining seconds of launches that run `side_by_side` at a time. None until a step is done, or, in
-    launcher jobs, a launch.
+    """Returns the remaining seconds of launches that run `side_by_side` at a time. None until a step has taken
+    time, or, in launcher jobs, a launch.
     """
     whole = done = spent = unseen = 0.0
     for launch in (launch for launch in launches if launch.work):
@@ -228,7 +239,7 @@ def seconds_left(launches: Sequence[Entry], side_by_side: int, now: float) -> fl
         unseen += 0.0 if launch.is_done or launch.done else elapsed  # a job's steps are not seen one by one
     if whole == done:
         return 0.0
-    return max(0.0, spent * (whole / done - 1) - unseen) / side_by_side if done else None
+    return max(0.0, spent * (whole / done - 1) - unseen) / side_by_side if done and spent else None
 
 
 HEADER = ["cell", "", "pass", "step", "peak", "loss", "s"]

@@ -22,7 +22,7 @@ from ..records import RunRow
 from ..results.frames import frame_of
 from ..results.printed_table import print_results
 from ..results.summary import summarize
-from ..sizes import parse_bytes
+from ..sizes import parse_memory
 from .command import check_folders, fitting, print_ending
 from .parity import DIFFERS
 from .parity_check import ParityCheck
@@ -83,7 +83,7 @@ def _limit_of(composed: Composed) -> int | None:
     words = [word for word in line.fixed if word.startswith("search.memory_limit=")]
     limit = composed.check.config_of([*line.hydra, *words]).search.memory_limit
     try:
-        return None if limit is None else parse_bytes(limit)
+        return None if limit is None else parse_memory(limit)
     except ValueError as error:
         raise RefusedError([f"search.memory_limit: {error}"]) from None
 

@@ -27,10 +27,10 @@ from ..records import RunRow, SearchRow
 from ..results.folders import write_search
 from ..results.frames import frame_of
 from ..results.provenance import device_class
-from ..results.rescue import Unwritten
+from ..results.rescue import Unwritten, words_of
 from ..results.summary import summarize
 from ..sections import known
-from ..sizes import parse_bytes, show_bytes
+from ..sizes import parse_memory, show_bytes
 from .sweep import Sweep
 
 FINALISTS_WITHIN = 0.9
@@ -53,7 +53,7 @@ class BatchSearch:
 
     @property
     def limit_bytes(self) -> int:
-        return parse_bytes(known(self.cell.config.search.memory_limit))
+        return parse_memory(known(self.cell.config.search.memory_limit))
 
     def fits(self, row: Row) -> bool:
         return row["status"] == "ok" and used_bytes(row) <= self.limit_bytes
@@ -125,8 +125,8 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
         report_row(asdict(row))
         try:
             write_search(results_dir, row)
-        except OSError as error:
-            sweep.unwritten.append(Unwritten(results_dir, error.strerror or str(error), None))
+        except Exception as error:
+            sweep.unwritten.append(Unwritten(results_dir, words_of(error), None))
     return found
 
 

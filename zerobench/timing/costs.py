@@ -322,6 +322,11 @@ class CpuCosts:
         return float(np.interp(seconds, *self._apart))
 
 
+def costs_at(costs: Costs, ranks: int) -> Costs:
+    """Returns the costs of a world: on one GPU the rates of one."""
+    return costs.alone() if isinstance(costs, GpuCosts) and ranks == 1 and not costs.one_stream else costs
+
+
 Costs = GpuCosts | CpuCosts
 """A device's costs, for a timeline. `blocking`: the host itself computes. `one_stream`: all streams take turns.
 `host_s`, `order_s`, `loop_s`: of the host, for an operator, an order between streams, and the rest of a step.

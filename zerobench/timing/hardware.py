@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -24,27 +24,29 @@ GB_S, GBIT_S, US = 1e9, 1e9 / 8, 1e-6
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU. Rates in units of 1e9 or 1e12 per second, times in microseconds, fractions from 0 to 1."""
+    """A GPU. Rates in units of 1e9 or 1e12 per second, times in microseconds, fractions from 0 to 1. The defaults are
+    stated, not measured: a roofline from the peak and the memory's bandwidth.
+    """
 
     name: str
     peak_tflops: dict[str, float]
     """dtype -> dense peak of matrix products."""
     memory_gib: float
     memory_gb_s: float
-    memory_efficiency: float
-    matmul_table: str
-    """A file of zerobench/hardware/tables, or a device of efficiency_by_shape.csv; empty: none."""
-    matmul_efficiency: float
-    attention_forward: dict[int, float]
-    """Sequence length in tokens -> fraction of the peak, interpolated in logarithms."""
-    attention_backward: dict[int, float]
-    collectives_table: str
-    """A device of collectives_in_node.csv; empty: none."""
     link_gb_s: float
-    kernel_us: float
-    host_us: float
-    contention: float
     sources: dict[str, str]
+    memory_efficiency: float = 0.8
+    matmul_table: str = ""
+    """A file of zerobench/hardware/tables, or a device of efficiency_by_shape.csv; empty: none."""
+    matmul_efficiency: float = 0.7
+    attention_forward: dict[int, float] = field(default_factory=lambda: {4096: 0.5})
+    """Sequence length in tokens -> fraction of the peak, interpolated in logarithms."""
+    attention_backward: dict[int, float] = field(default_factory=lambda: {4096: 0.45})
+    collectives_table: str = ""
+    """A device of collectives_in_node.csv; empty: none."""
+    kernel_us: float = 2.5
+    host_us: float = 8.0
+    contention: float = 1.19
 
     @property
     def type(self) -> str:
@@ -74,9 +76,9 @@ class Cluster:
     device: str
     devices_per_node: int
     node_gbit_s: float
-    network_efficiency: float
-    network_latency_us: float
     sources: dict[str, str]
+    network_efficiency: float = 0.6
+    network_latency_us: float = 12.0
 
 
 Kind = TypeVar("Kind", Device, Cluster)
@@ -122,9 +124,10 @@ def _read(kind: type[Kind], group: str, name: str) -> Kind:
     if name in known:
         return _checked(kind, name, FOLDER / f"{group}s.yaml", known[name])
     if path.suffix != ".yaml":
-        near, there = nearest(name, sorted(known)), ", ".join(sorted(known))
-        more = f"; there are {there}" if near.endswith("?") else ""  # else it names them, or those alike
-        raise ValueError(f"{group} {name} is not described{near}{more}")
+        begins = [one for one in sorted(known) if name and one.startswith(name)]
+        near = f"; did you mean {' or '.join(begins[:2])}?" if begins else nearest(name, sorted(known))
+        more = f"; there are {', '.join(sorted(known))}" if near.endswith("?") else ""  # else it names them
+        raise ValueError(f"{group} {name} is not described{near}{more}; or name a yaml file of this form")
     if not path.is_file():
         raise ValueError(f"{group} {name}: there is no such file; a name is one of {', '.join(sorted(known))}")
     return _checked(kind, path.stem, path, read_yaml(path))
@@ -141,9 +144,10 @@ def _checked(kind: type[Kind], name: str, path: Path, found: Any) -> Kind:
         raise ValueError(f"{path}: a mapping of {kind.__name__.lower()} keys is wanted")
     hints = get_type_hints(kind)
     wanted = {one.name for one in fields(kind)} - {"name"}
+    has_default = {one.name for one in fields(kind) if one.default is not MISSING or one.default_factory is not MISSING}
     if unknown := sorted(map(str, set(found) - wanted)):
         raise ValueError(f"{path}: {unknown[0]} is no key{nearest(unknown[0], wanted)}")
-    if missing := sorted(wanted - set(found)):
+    if missing := sorted(wanted - has_default - set(found)):
         raise ValueError(f"{path}: {missing[0]} is missing")
     for key, value in found.items():
         if hints[key] in (int, float) and (

@@ -3,6 +3,7 @@
 kinds     zerobench/hardware/validated.yaml: kind of run -> factors on the step that contained 90 % of the published
           runs left out when scales were fitted, and the number of runs. `make predicted-runs` writes it
 wide      without validation by published runs: WIDER times as far from 1
+never     a device without measured tables, whose type no run was compared with: UNKNOWN
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .hardware import Device, validated
 
 WIDER = 2.0
 UNKNOWN = 0.5, 2.0
+"""From half to twice the step."""
 NOT_VALIDATED = "not validated"
 
 
@@ -84,6 +86,8 @@ def interval(costs: GpuCosts, spans_nodes: bool, without_formula: Sequence[str] 
 def _wider(costs: GpuCosts, kind: str) -> StepInterval:
     rest = validated().get("intervals", {}).get("all", {"low": 0.8, "high": 1.25})
     low, high = (math.exp(WIDER * math.log(row)) for row in (rest["low"], rest["high"]))
-    is_measured = costs.device.matmul_table and costs.device.collectives_table
-    measured = "" if is_measured else "; no table of its products or collectives, a roofline instead"
+    if not costs.device.matmul_table:
+        words = f"never compared with a run on {kind}; a roofline of its peak and memory speed; from half to twice"
+        return StepInterval(*UNKNOWN, f"{NOT_VALIDATED}: {words}")
+    measured = "" if costs.device.collectives_table else "; no table of its collectives"
     return StepInterval(low, high, f"{NOT_VALIDATED}: no published run on {kind}{measured}; {WIDER:g} times as wide")

@@ -27,7 +27,7 @@ from ..records import EventRow
 from ..records.event_row import COMPUTE
 from ..strategies import predicts, shape_of
 from ..theory.strategy import AUTO, settle
-from .costs import Costs, GpuCosts
+from .costs import HALVES, SHORT, Costs, costs_at
 from .timeline import PLAIN, Declared, PhaseTime, Timeline, lay_out
 
 MODEL_LAYERS = (4, 8)
@@ -50,15 +50,20 @@ class Reduced:
 
 def reduced(config: CellConfig) -> Reduced:
     """Returns the reduced cell to simulate for a cell."""
-    micro_batches = config.accumulation
-    if micro_batches > MOST_MICRO_BATCHES:
-        batch = config.micro_batch * MOST_MICRO_BATCHES * config.world_size
-        config = replace(config, accumulation=MOST_MICRO_BATCHES, batch=batch)
+    micro_batches, config = config.accumulation, with_few_micro_batches(config)
     layers = _layers(config)
     if layers is None or layers <= MODEL_LAYERS[-1] + 1:
         return Reduced((config,), (layers or 0,), layers or 0, micro_batches)
     config = _with_whole_buckets(config)
     return Reduced(tuple(_with_layers(config, one) for one in MODEL_LAYERS), MODEL_LAYERS, layers, micro_batches)
+
+
+def with_few_micro_batches(config: CellConfig) -> CellConfig:
+    """Returns the cell with at most MOST_MICRO_BATCHES micro-batches in a step."""
+    if config.accumulation <= MOST_MICRO_BATCHES:
+        return config
+    batch = config.micro_batch * MOST_MICRO_BATCHES * config.world_size
+    return replace(config, accumulation=MOST_MICRO_BATCHES, batch=batch)
 
 
 def _with_whole_buckets(config: CellConfig) -> CellConfig:
@@ -94,16 +99,19 @@ class StepSchedule:
     @property
     def without_formula(self) -> list[str]:
         """Operators whose time is not known from their FLOPs or bytes: products without a formula, and others, not
-        known to take as long as their bytes, that move more than LEAST_SHARE of the step's.
+        known to take as long as their bytes, that move more than LEAST_SHARE of the step's. Also attention in half
+        precision that is not flash: it got a mask, as a sliding window makes one, and rates are of flash.
         """
-        moved, flops = Counter[str](), Counter[str]()
+        moved, flops, masked = Counter[str](), Counter[str](), set[str]()
         for event in self.events[-1] if self.events else ():
             if event.kind == COMPUTE:
                 moved[event.operator] += event.bytes
                 flops[event.operator] += event.flops
+                if "efficient_attention" in event.operator and SHORT.get(event.dtype) in HALVES:
+                    masked.add(event.operator)
         least = LEAST_SHARE * moved.total()
         unknown = [name for name in sorted(moved) if not flops[name] and not _has_formula(name)]
-        return [name for name in unknown if IS_PRODUCT.search(name) or moved[name] > least]
+        return sorted(masked) + [name for name in unknown if IS_PRODUCT.search(name) or moved[name] > least]
 
 
 LEAST_SHARE = 0.02
@@ -176,8 +184,7 @@ def step_time(schedule: StepSchedule, costs: Costs, declared: Declared = PLAIN) 
     if schedule.problem:
         raise ValueError(schedule.problem)
     cell = schedule.cell
-    if isinstance(costs, GpuCosts) and cell.configs[-1].world_size == 1 and not costs.one_stream:
-        costs = costs.alone()
+    costs = costs_at(costs, cell.configs[-1].world_size)
     laid = [lay_out(events, costs, declared) for events in schedule.events]
     found = [_repeated(one, cell) for one in laid]
     if len(found) == 1:

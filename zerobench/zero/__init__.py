@@ -24,13 +24,13 @@ from . import megatron
 from .comm.out_of_step import launches_of
 from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import MegatronStage
-from .modules import meta_init
 from .modules.guards import check_gradients, check_memory, check_module, check_units, mark
 from .modules.wrapping import in_normal_mode
 from .offload.policy import NvmeOffload, Offload
 from .optim.muon import AdafactorWithAdamW, MuonWithAdamW
-from .optim.segments import ELEMENTWISE, check_groups, check_optimizer
+from .optim.segments import ELEMENTWISE, check_groups, check_optimizer, check_type
 from .options import BUCKETED, MODES, TILE_BYTES, Options, check_owned, spelled_out
+from .parameters import meta_init
 from .precision import LossScaling
 from .stage1 import Stage1
 from .stage2 import Stage2
@@ -93,7 +93,7 @@ def initialize(
     `options`: the fields of `Options` (options.py); some also accept a short form, such as offload="cpu".
 
     Afterwards every rank has rank 0's values. A model on the meta device gets the values of a plain construction with
-    rank 0's seed, unit by unit, on `device` (modules/meta_init.py).
+    rank 0's seed, unit by unit, on `device` (parameters/meta_init.py).
 
     Raises ValueError for a model or optimizer that cannot be sharded, and for invalid options.
     """
@@ -115,6 +115,9 @@ def _checked(
     """Returns the model's device and the options with defaults. Raises ValueError if the model cannot be sharded."""
     if strategy not in STAGES:
         raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: it is a {type(model).__name__}; give a torch.nn.Module")
+    check_type(optimizer)
     device = next((p.device for p in model.parameters() if not p.is_meta), options.get("device") or torch.device("cpu"))
     if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
         raise ValueError(

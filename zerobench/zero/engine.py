@@ -51,6 +51,10 @@ class ShardedEngine:
         """Keeps this rank's part of `values`, the whole values of `parameter`, in any dtype and on any device."""
         raise NotImplementedError
 
+    def read(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Returns a copy of the whole values of `parameter`; collective."""
+        return parameter.detach().clone()
+
     def due(self, unit: Unit) -> Iterable[Unit]:
         """Called when all gradients of a parameter are in `unit`; returns the units to be reduced now, in order."""
         return ()
@@ -91,6 +95,15 @@ class ShardedEngine:
     def after_load(self) -> None:
         """Refreshes the parameters after segments were overwritten."""
         raise NotImplementedError
+
+    def send_parameters(self) -> None:
+        """Refreshes the parameters of all ranks after parameter shards were overwritten."""
+        raise NotImplementedError
+
+    def close_forwards(self) -> None:
+        """Frees gathered parameters, without a look at what was written to them; no backward goes through an earlier
+        forward any more.
+        """
 
     # -- queries --------------------------------------------------------------------------------------
 

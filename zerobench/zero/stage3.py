@@ -46,9 +46,10 @@ from .options import AUTO, MASTERS
 from .parameters.absent import Hiding, let_look
 from .stage2 import Stage2
 from .units.bucket import GradientBucket
-from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit, GathersAhead
+from .units.gathered_unit import ALONE, FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead
 from .units.root import Root
 from .units.unit import Unit, align_numel
+from .writes import WRITTEN
 
 TAIL_NUMEL = 8
 """Elements kept free at the end of a unit. The theory and the recorded budgets count them."""
@@ -69,6 +70,7 @@ class Stage3(Stage2):
         self._done: set[GatheredUnit] = set()  # passed by the present backward
         self._warned = False
         self._recording = False  # the present forward will be followed by a backward
+        self._is_second_order = False  # autograd.grad with create_graph has gone through an open forward
         self._all_units: list[GatheredUnit] = []
         self.hiding = Hiding(self.refuse, lets_write=True)
         # memory for a gather: the bucket that is being sent has arrived, and its memory is free
@@ -148,11 +150,20 @@ class Stage3(Stage2):
         """Raises RuntimeError if a gradient of `unit` has come although its parameters, which it needs, are absent."""
         assert isinstance(unit, GatheredUnit)
         if not (unit.is_whole or self._root.comes_for_itself(unit)):
-            raise RuntimeError(f"{unit.name}: backward {UNHEARD}")
+            raise RuntimeError(f"{unit.name}: backward {self._why_absent}")
+
+    @property
+    def _why_absent(self) -> str:
+        """The reason why backward reads parameters that are not gathered."""
+        return SECOND_ORDER if self._is_second_order else f"came {UNHEARD}"
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         if parameter.numel():
             self._unit_of[parameter].store(parameter, values)
+
+    def read(self, parameter: nn.Parameter) -> torch.Tensor:
+        with self.whole(self._unit_of[parameter]):
+            return super().read(parameter)
 
     # -- queries ----------------------------------------------------------------------------------------
 
@@ -194,7 +205,11 @@ class Stage3(Stage2):
         if not recomputed and (self.options.reshard_after_forward or not self._recording):
             for unit in units:
                 unit.reshard()
-        if not torch.is_grad_enabled() or not (recomputed or self._recording):
+        if not torch.is_grad_enabled():
+            return
+        if not (recomputed or self._recording):
+            if alone := list(tensors_that_require_grad(output)):
+                register_multi_grad_hook(alone, partial(self._check_alone, units), mode="any")
             return
         use = self._order.only_use(units[0]) if recomputed else self._order.end - 1
         tensors = list(tensors_that_require_grad((output, tensors_left_in(inner))))
@@ -256,7 +271,13 @@ class Stage3(Stage2):
         last = self._order.behind(self._order.end, self.options.prefetch)
         self._ahead.enter(self._root.units, last, must_wait=self._root.is_last)
 
+    def _check_alone(self, units: list[GatheredUnit], _gradient: torch.Tensor) -> None:
+        """Raises RuntimeError if backward comes to a call of `units` that no forward has recorded, and needs them."""
+        if absent := [unit.name for unit in units if not unit.is_whole]:
+            raise RuntimeError(f"{absent[0]}: {ALONE}")
+
     def _check_age(self, forward: int, _gradient: torch.Tensor) -> None:
+        self._is_second_order = self._is_second_order or torch.is_grad_enabled()
         if not self._order.come_to(forward):
             words = "zero3 has given its parameters back; go through each forward once, and before the step"
             raise RuntimeError(f"backward through a forward that a backward has gone through, or a step: {words}")
@@ -275,9 +296,10 @@ class Stage3(Stage2):
         try:
             super().backward(loss, retain_graph)
         except BaseException as error:
+            why = self._why_absent
             self._end_backward(closes_all=True)
             if FREED in str(error):
-                raise RuntimeError(f"backward: it {UNHEARD}") from error
+                raise RuntimeError(f"backward: it {why}") from error
             raise
 
     def due(self, unit: Unit) -> Iterable[Unit]:
@@ -305,30 +327,34 @@ class Stage3(Stage2):
         """Closes the forwards that the backward has reached, or all."""
         self._done.clear()
         self._ahead.forget()
+        self._is_second_order = False
         self._order.end_backward(closes_all)
 
     def _reshard_all(self, keeps: bool = True) -> None:
         for unit in self._all_units:
             unit.reshard(keeps)
 
-    def after_update(self) -> None:
+    def close_forwards(self) -> None:
         self._reshard_all(keeps=False)
         self._end_backward(closes_all=True)
+
+    def after_update(self) -> None:
+        self.close_forwards()
         for unit in self._all_units:
             if unit.trainable:
                 unit.refresh()
 
-    def after_load(self) -> None:
-        super().after_load()
+    def send_parameters(self) -> None:
+        super().send_parameters()
         for unit in self._all_units:
             if not unit.trainable:
                 unit.refresh()
 
     def refuse(self, parameter: nn.Parameter, writes: bool = False) -> None:
         """Raises RuntimeError: `parameter` is about to be read or written to while this rank has only a part of it."""
+        name = next((name for name, p in self.module.named_parameters() if p is parameter), "a parameter")
         if writes:
-            self.writes.refuse(parameter)
-        name = next(name for name, p in self.module.named_parameters() if p is parameter)
+            raise RuntimeError(f"{name}: {WRITTEN}")
         unit = self._unit_of[parameter]
         in_hook = inside_backward() and self._root.comes_for_itself(unit)
         way = "; a hook that reads it in backward needs keep_root=True" if in_hook else ""

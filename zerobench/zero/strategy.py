@@ -30,13 +30,13 @@ from .checkpoint.state_dict import StateFace
 from .comm.base import Comm
 from .gradients.access import GradientFace
 from .gradients.flow import GradientFlow
-from .modules import meta_init
 from .modules.wrapping import Hook, in_normal_mode
 from .offload import placement_for
 from .optim.delayed_update import UpdateSchedule
 from .optim.owned import owners_of
 from .optim.update import Update
 from .options import Options
+from .parameters import meta_init
 from .parameters.absent import as_they_are
 from .precision import LossScaler
 from .units.unit import Unit
@@ -69,7 +69,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         with torch.no_grad():
             self.adopt()
             if on_meta:
-                meta_init.fill(module, self.store, comm, options.initial_dtype, options.initial_device)
+                meta_init.fill(module, self.store, self.read, comm, options.initial_dtype, options.initial_device)
             for buffer in module.buffers():
                 comm.broadcast(buffer)
             for unit in self.units:
@@ -82,6 +82,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         )  # fmt: skip
         self.schedule = UpdateSchedule(self.update, self.placement, options.delayed_after)
         self.writes = Writes(self)
+        self.update.fault, self.update.raise_fault = self.writes.take_lost, self.writes.raise_lost
         take_loads(self, self.writes)
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
 
@@ -104,7 +105,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             with torch.no_grad():
                 for buffer in self.module.buffers():
                     self.comm.broadcast(buffer)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and self.placement.masters_follow:
             self.schedule.launch()
         else:
             self.settle()
@@ -116,6 +117,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
         `retain_graph`: stages 1 and 2 can go through the graph again before the next step, as torch does.
         """
+        self.check_own_weights("backward")
         loss = self.update.scaling.scaler.scaled(loss)
         # 1 gradients that the caller has dropped since the last backward go first: new ones are not added to them
         self.gradients.stand_ins.heed()
@@ -137,6 +139,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
         `closure` first computes the gradients, with `backward`, and returns the loss. All ranks skip if one overflowed.
         """
+        self.check_own_weights("step")
         loss = None
         if closure is not None:
             with torch.enable_grad():

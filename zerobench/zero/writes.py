@@ -53,6 +53,8 @@ HOW = (
     " engine.load_weights()"
 )
 
+WRITTEN = f"it was written to while this rank held a part of it only; {HOW}"
+
 OVERWRITTEN = (
     "written to between steps or in a forward by .data, or in another way that autograd does not count; on a GPU"
     " that is found after the values were replaced: they are lost; write in place under torch.no_grad() (`p.clamp_()`),"
@@ -86,6 +88,7 @@ class Writes:
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
         self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has written
         self._stored: dict[Unit, None] = {}  # units with parameters written while sharded
+        self.are_kept = 0  # units inside of `keeping`
         self._asks = not engine.comm.on_streams and all(ASKS.get(p.device.type, False) for p in engine.trainable)
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = Versions(parameters)
@@ -100,12 +103,30 @@ class Writes:
 
     # -- the check ----------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Updates masters after all writes. Raises RuntimeError for changes that cannot be followed."""
+    def check(self, collective: bool = True) -> None:
+        """Updates masters after all writes. Raises RuntimeError for changes that cannot be followed; if `collective`,
+        for lost ones on all ranks.
+        """
         self._engine.settle()  # gathers in flight read what is compared
         self.check_places()
         self.follow()
         self.follow_unseen()
+        number, comm = self.take_lost(), self._engine.comm
+        if collective and comm.size > 1 and any(unit.may_lose for unit in self._units):
+            device = comm.flags_device or self._units[0].device
+            flag = torch.tensor([-1 if number is None else number], dtype=torch.int32, device=device)
+            comm.maximum(flag)
+            number = int(flag) if flag >= 0 else None
+        if number is not None:
+            self.raise_lost(number)
+
+    def take_lost(self) -> int | None:
+        """Returns the number of a unit whose shard could not keep what a forward wrote, and forgets all such writes."""
+        return max((number for number, unit in enumerate(self._units) if unit.take_lost()), default=None)
+
+    def raise_lost(self, number: int) -> NoReturn:
+        """Raises RuntimeError for the unit of this number."""
+        raise RuntimeError(self._units[number].lost_write)
 
     def follow(self) -> None:
         """Updates masters after in-place writes, without checking addresses, which the next forward does."""
@@ -125,7 +146,6 @@ class Writes:
         """
         for unit in self._units:
             unit.keep_written()
-            unit.check_kept()
         unseen = self._engine.placement.unseen
         if unseen is not None and (lost := unseen.take(waits=not updates)):
             names = [self._engine.names[number] for number in lost[:8]] + ["others"] * (len(lost) > 8)
@@ -216,13 +236,9 @@ class Writes:
         """Updates the masters of `unit` after in-place writes to `parameter`, and maybe to others."""
         if not unit.is_whole:
             restore_placeholders()
-            self.refuse(parameter)
+            raise RuntimeError(f"{self._names[parameter]}: {WRITTEN}")
         self._engine.schedule.check_writable(self._names[parameter])
         unit.keep_parameters(self._loaded)
-
-    def refuse(self, parameter: nn.Parameter) -> NoReturn:
-        """Raises RuntimeError: `parameter` is or was written to while this rank has only a part of it."""
-        raise RuntimeError(f"{self._names[parameter]}: it was written to while this rank held a part of it only; {HOW}")
 
     # -- inside full_parameters() -------------------------------------------------------------------------
 
@@ -230,9 +246,11 @@ class Writes:
     def keeping(self, unit: Unit) -> Iterator[None]:
         """Copies values written inside to the parameters of `unit`, which is whole, into shards and masters."""
         before = fingerprint(unit.full_parameters)  # of all parts, so that all ranks decide alike
+        self.are_kept += 1
         try:
             yield
         finally:
+            self.are_kept -= 1
             for parameter in unit.versions.parameters:  # whose `.data` may have been replaced
                 home = self.homes[parameter]
                 alike = (parameter.shape, parameter.dtype, parameter.device) == (home.shape, home.dtype, home.device)

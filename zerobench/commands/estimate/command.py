@@ -24,7 +24,7 @@ from ...host.environment import FAKE, SIMULATED
 from ...host.pipes import print_note
 from ...host.terminal import progress_bar
 from ...results.options import Parser, add_cells, verb
-from ...sizes import parse_bytes
+from ...sizes import parse_memory
 from .row import LARGEST, EstimateRow, rows_of
 from .show import FORMATS, show, write
 
@@ -102,7 +102,7 @@ def estimate(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code."""
     chosen = _parser().parse_intermixed_args(arguments)
     try:
-        memory = parse_bytes(chosen.device_memory) if chosen.device_memory else None
+        memory = parse_memory(chosen.device_memory, "--device-memory: ") if chosen.device_memory else None
         _check(chosen)
         words = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
         question = ask(words, chosen.device, chosen.attention)
@@ -160,8 +160,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(chosen: argparse.Namespace) -> None:
-    if chosen.jobs is not None and chosen.jobs < 1:
-        raise ValueError(f"--jobs {chosen.jobs}: must be at least 1")
     if chosen.tensors < 0:
         raise ValueError(f"--tensors {chosen.tensors}: must be at least 0")
     for flag, path in (("--out", chosen.out), ("--figure", chosen.figure)):

@@ -41,9 +41,6 @@ def export(arguments: list[str]) -> int:
     if chosen.format in FILES and chosen.out is None:
         where = "FILE" if chosen.format == "perfetto" else "FOLDER"
         parser.error(f"--format {chosen.format} needs --out {where}")
-    is_file = chosen.format not in FILES or chosen.format == "perfetto"
-    if chosen.out is not None and is_file and not chosen.out.absolute().parent.is_dir():
-        raise ValueError(f"--out {chosen.out}: there is no folder {chosen.out.parent} to write into; make it first")
     results, _ = tables.load(chosen.runs).chosen(chosen.where)
     if chosen.format in FILES:
         kept = latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
@@ -59,6 +56,7 @@ def export(arguments: list[str]) -> int:
     if chosen.out is None:
         sys.stdout.write(text)
     else:
+        chosen.out.parent.mkdir(parents=True, exist_ok=True)
         chosen.out.write_text(text, encoding="utf-8")
         print_line(f"{chosen.out}: the table {chosen.table} of {chosen.runs} as {chosen.format}")
     return 0

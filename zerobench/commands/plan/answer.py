@@ -21,6 +21,7 @@ from ...sizes import counted, show_bytes, show_count
 from ..predict import show_time
 from . import search
 from .candidates import AXES
+from .fastest import leading
 from .memory import Simulated
 
 OURS = ("zero1", "zero2", "zero3", "megatron")
@@ -30,6 +31,9 @@ LARGER = 1.02
 """A row is worth its cost if it has this many times the parameters of a cheaper one; otherwise they count as equal."""
 
 FASTEST, LEAST_TRAFFIC = "fastest", "least_traffic"
+
+CUT_OFF = ("largest_model", "largest_batch")
+"""Goals whose search ends at a largest value that is tried, though a larger one might fit."""
 
 CUT_SHORT = f"{search.INTERRUPTED}: the table has the rows that were complete, and none is recommended"
 
@@ -72,11 +76,12 @@ GOALS = {
     ),
     "largest_batch": Goal(
         lambda _: search.MICRO_BATCHES, ("micro_batch", "batch"), lambda found: float(found.cell.config.micro_batch),
-        _micro_batch, "holds the largest micro-batch",
+        _micro_batch, "holds the largest micro-batch", lambda found: str(found.cell.config.micro_batch),
     ),
     "fewest_gpus": Goal(
         search.gpus_axis, ("batch",), lambda found: -float(found.cell.config.world_size),
         lambda found: show_count(found.cell.config.world_size, "GPU"), "needs the fewest GPUs",
+        lambda found: show_count(found.cell.config.world_size, "GPU"),
     ),
     FASTEST: Goal(search.timed_axis, ("micro_batch",), lambda found: found.timed.rate(), _micro_batch, "", slack=1),
 }  # fmt: skip
@@ -153,12 +158,13 @@ def _fastest_sentence(plan: search.Plan) -> str:
     said = f"Take {first.name} with {_micro_batch(ranked[0].fit)}: {step.rate():,.0f}"
     said += f" {tokens}/s per GPU, its step bound by {step.time.binds}"
     if len(ranked) > 1:
-        second = next((row for row in ranked if row.candidate.strategy != first.strategy), ranked[1])
+        second = leading(ranked)[1]
         behind = step.rate() / second.fit.timed.rate() - 1
         here, there = _per_token(ranked[0].fit), _per_token(second.fit)
         why = max(here, key=lambda part: there[part] - here[part])
-        said += f"; {second.candidate.name} is {behind:.1%} behind, because it {why}"
-        said += "; that is within the interval: a tie" * (step.interval.high > 1 + behind)
+        least = "" if second.fit.whole else "at least "
+        said += f"; {second.candidate.name} is {least}{behind:.1%} behind, because it {why}"
+        said += "; that is within the interval: a tie" * (not step.is_ahead(second.fit.timed))
     parts = (f"{said}.", *plan.turns, f"The interval: {step.interval.words}.")
     return " ".join(part for part in parts if part)
 
@@ -189,10 +195,9 @@ def nothing_fits(plan: search.Plan) -> str:
     capacity, rows = plan.capacity, plan.rows.values()
     if plan.interrupted:
         return CUT_SHORT
-    tried = [(probe, row) for row in rows for probe in row.probes.values()]
-    if not tried:
+    if plan.least is None:
         return f"no cell could be simulated: {'; '.join(dict.fromkeys(row.problem for row in rows))}"
-    least, row = min(tried, key=lambda pair: (capacity.load(pair[0].bytes_in), pair[0].held_bytes))
+    least, row = plan.least
     if (tier := capacity.fullest(least.bytes_in)[0]) != "device":
         held, key = least.bytes_in[tier], {"host": "--host-memory", "nvme": "--disk"}[tier]
         return f"nothing fits: {row.candidate.name} needs {show_bytes(held)} of {tier} per GPU; raise {key}"
@@ -243,14 +248,15 @@ def _line(row: search.PlanRow, plan: search.Plan) -> list[str]:
     found = row.best or row.beyond
     if found is None:
         fits = "bound" if row.problem == search.DOMINATED else "no"
-        bound = f"≥ {show_bytes(row.bound_bytes)}" if row.bound_bytes else "–"
+        bound = f"states {show_bytes(row.bound_bytes)}" if row.bound_bytes else "–"
         return [row.candidate.name, fits, bound, *["–"] * (len(HEADER) - 3)]
     fits = GOALS[plan.goal].short(row.best) if row.best else "no"
     free = plan.capacity.usable_bytes - found.held_bytes
     sizes = (found.peak_bytes, found.reserved_bytes, free, found.host_bytes or None, found.file_bytes or None)
     binds = f"{found.binding} {found.at_peak[found.binding] / (sum(found.at_peak.values()) or 1):.0%}"
     largest = f"{show_bytes(found.largest.bytes)} {found.largest_name[:NAME_WIDTH]}" if found.largest else "–"
-    fits = "≥ " * (row.at_end and fits != "yes") + fits
+    if row.at_end and plan.goal in CUT_OFF:
+        fits += " or more"
     return [row.candidate.name, fits, *map(show_bytes, sizes), f"{found.volume_psi:.2f}", binds, largest]
 
 
@@ -258,7 +264,8 @@ def _timed_line(row: search.PlanRow, price: float | None) -> list[str]:
     config, step = row.fit.cell.config, row.fit.timed
     low, high = (show_time(step.time.step_s * factor) for factor in (step.interval.low, step.interval.high))
     return [
-        row.candidate.name, f"{config.micro_batch}" + f" × {config.accumulation}" * (config.accumulation > 1),
+        row.candidate.name,
+        "≤ " * (not row.fit.whole) + f"{config.micro_batch}" + f" × {config.accumulation}" * (config.accumulation > 1),
         show_bytes(row.fit.peak_bytes), show_bytes(row.fit.reserved_bytes), show_time(step.time.step_s),
         f"{low} – {high}", f"{step.rate():,.0f}", *[show_price(step.priced(price))] * (price is not None),
         show_time(step.time.exposed_s), show_time(step.time.host_s), step.time.binds,
@@ -274,7 +281,10 @@ def print_plan(plan: search.Plan, columns: Sequence[str] | None = None) -> None:
     usable = f"{show_bytes(capacity.usable_bytes)} of {show_bytes(capacity.device_bytes)}"
     rule = f"a row fits if {what} is at most {usable} ({capacity.reserve:.0%} are kept free)"
     rule += f"; {show_count(sum(len(row.probes) for row in plan.rows.values()), 'cell')} simulated"
-    rule += "; ≥ is a bound, the states alone" * any(row.bound_bytes and not row.probes for row in plan.rows.values())
+    if any(row.bound_bytes and not row.probes for row in plan.rows.values()):
+        rule += "; a row with its states alone was not simulated"
+    if plan.goal == FASTEST and not all(row.fit.whole for row in plan.ranked[:SHOWN]):
+        rule += "; ≤: not judged, since it is slower even with the micro-batch that its peak allows"
     reasons: dict[str, list[str]] = {}
     for row in plan.rows.values():
         if row.reason:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,10 +20,10 @@ from ...config.compose import refuse_senseless
 from ...config.schema import Transformer
 from ...fake_execution import Limits, Target, execute_all
 from ...host.pipes import print_note
-from ...host.terminal import print_on, progress_console
-from ...results.options import Parser, add_columns, add_price, verb
+from ...host.terminal import LINE_EVERY_S, print_on, progress_console
+from ...results.options import Parser, add_columns, add_jobs, add_price, verb
 from ...results.provenance import source_hash
-from ...sizes import parse_bytes
+from ...sizes import parse_memory, show_left
 from ..predict import costs_of
 from .answer import FASTEST, GOALS, HEADER, as_json, due_words, found_words, print_plan, recommended
 from .candidates import QUICKEST, STRATEGIES, TIERS, Candidate, candidates, compose, words_of
@@ -30,6 +31,9 @@ from .fastest import find_fastest
 from .memory import RESERVE, Capacity
 from .search import Plan, PlanRow, family_axis
 from .settings import SYSTEMS
+
+LONG_S = 10.0
+"""Seconds above which a plan says how much time is left."""
 
 LIMITS = Limits(seconds=3600.0)
 """Time limit, in seconds, for one cell on fake tensors. A model of hundreds of blocks takes half a minute."""
@@ -114,9 +118,11 @@ def batch_of(words: Sequence[str], gpus: int) -> tuple[list[str], int | None]:
 
 @contextmanager
 def progress(plan: Plan) -> Iterator[None]:
-    """Reports a candidate whose search has ended as a line on standard error and, on a terminal, counts the rest. The
-    block ends when the user interrupts it.
+    """Reports a candidate whose search has ended as a line on standard error and, on a terminal, counts the rest; says
+    how much time is left if the plan takes more than LONG_S, at least every LINE_EVERY_S if simulations end. The block
+    ends when the user interrupts it.
     """
+    begun = last = time.monotonic()
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=progress_console(),
         transient=True, disable=not sys.stderr.isatty(),
@@ -124,12 +130,21 @@ def progress(plan: Plan) -> Iterator[None]:
         task = bar.add_task("theory's bounds first", total=None)
 
         def tell(plan: Plan, row: PlanRow | None) -> None:
-            left = sum(not other.over for other in plan.rows.values())
-            bar.update(task, description=f"{left} rows still searched")
-            words = (
-                f"{row.candidate.name}: {found_words(row, GOALS[plan.goal])}; {left} to go" if row else due_words(plan)
-            )
-            print_on(bar.console, words)
+            nonlocal last
+            now, rows = time.monotonic(), sum(not other.over for other in plan.rows.values())
+            left = (now - begun) / plan.ran * (plan.left + plan.later) if plan.ran else 0.0
+            time_left = f", {show_left(left)}" if left and now - begun + left > LONG_S else ""
+            bar.update(task, description=f"{rows} rows still searched{time_left}")
+            if row is not None:
+                ended = f"{row.candidate.name}: {found_words(row, GOALS[plan.goal])}"
+                print_on(bar.console, f"{ended}; {rows} to go{time_left}")
+            elif not plan.ran:
+                print_on(bar.console, due_words(plan))
+            elif time_left and not bar.console.is_terminal and (plan.ran == 1 or now - last >= LINE_EVERY_S):
+                print_on(bar.console, f"{rows} to go{time_left}")
+            else:
+                return
+            last = now
 
         plan.tell = tell
         try:
@@ -156,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--disk", metavar="SIZE", help="disk per GPU; by default offload=nvme is unlimited")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="device to simulate (default: %(default)s)")
     add("--family", choices=("zero",), help="goal largest_model: layers and hidden sizes of the ZeRO paper's models")
-    add("--jobs", type=int, metavar="N", help="cells simulated at a time (default: one per core)")
+    add_jobs(parser)
     add("--format", choices=("table", "json"), default="table", help="default: %(default)s")
     add("--settings", choices=SYSTEMS, help="also print the recommended cell as settings of this system")
     add("--out", type=Path, metavar="DIR", help="a folder for the settings' files (default: they are printed)")
@@ -167,17 +182,12 @@ def _parser() -> argparse.ArgumentParser:
 def _capacity(chosen: argparse.Namespace) -> Capacity:
     def size(key: str) -> int | None:
         text = getattr(chosen, key)
-        try:
-            return None if text is None else parse_bytes(text)
-        except ValueError as error:
-            raise ValueError(f"--{key.replace('_', '-')}: {error}") from error
+        return None if text is None else parse_memory(text, f"--{key.replace('_', '-')}: ")
 
     if not 0 <= chosen.reserve < 1:
         raise ValueError(f"--reserve {chosen.reserve:g}: a fraction of the device, from 0 to below 1")
     if chosen.gpus < 1:
         raise ValueError(f"--gpus {chosen.gpus}: must be at least 1")
-    if chosen.jobs is not None and chosen.jobs < 1:
-        raise ValueError(f"--jobs {chosen.jobs}: must be at least 1")
     device = size("device_memory")
     if not device:
         raise ValueError(f"--device-memory {chosen.device_memory}: must be above 0")

@@ -3,14 +3,18 @@
 rows       strategies x activation policies, then variants of the leading strategies: prefetch, shards, nodes, shard
            groups, ZeRO++. What a variant changes is communication, or casts before it: if the step without any were not
            shorter by more than the interval, none is simulated, and the answer says so
-verified   rows are simulated with few blocks; the row that is recommended, and its next micro-batch, with all of them
+judged     rows are searched with few blocks, by their peak, and timed at the largest micro-batch that this allows. Rows
+           that can win are simulated with all blocks, and fit by what the allocator reserves; if that takes a smaller
+           micro-batch, the ranking is made again. The others are slower even with the larger one
+ahead      faster by more than the interval; anything else is a tie, in every sentence
 turn       the network, or the number of GPUs, at which another row would be ahead: schedules are laid out again for
            every network, and the leading strategies are simulated again on more GPUs with the same micro-batches
+trade      the first, with its blocks recomputed or kept, at the same micro-batch
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -21,10 +25,12 @@ from ...config.cell import Cell
 from ...config.keys import problems_of
 from ...config.schema_memory import CHOICES
 from ...records import EventRow
+from ...sizes import show_bytes
 from ...strategies import built_in
 from ...timing.costs import GpuCosts, Transfer
 from ...zero.options import MASTERS
 from .candidates import Candidate
+from .memory import Capacity
 from .search import FIXED, Plan, PlanAxis, PlanRow, timed_axis
 
 LEADERS = 2
@@ -34,9 +40,6 @@ PREFETCHES = (0, 2)
 ZEROPP = ("hpz", "all")
 """Values that are tried; others are tried if the user gives them."""
 
-AHEAD = 1.01
-"""Times the rate of another row at which a row is ahead of it."""
-
 SLOWER = (0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
 FASTER = (2.0, 4.0)
 """Factors on the network at which the ranking is asked for again."""
@@ -44,12 +47,15 @@ FASTER = (2.0, 4.0)
 MORE_GPUS = (4, 16)
 """Factors on the number of GPUs at which the leading strategies are simulated again."""
 
+LATER = LEADERS + LEADERS * len(MORE_GPUS) + 1
+"""Simulations after the searches: rows that are judged, the leaders on more GPUs, and the trade; without variants."""
+
 
 def find_fastest(
     plan: Plan, costs: GpuCosts, cells: Mapping[Candidate, Cell], batch: int | None, given: Collection[str]
 ) -> None:
-    """Searches the rows, then variants of the leading strategies; the first is simulated whole. `batch`: samples of a
-    step over all GPUs, or None; `given`: keys that the user set.
+    """Searches the rows, then variants of the leading strategies; judges those that the answer names. `batch`: samples
+    of a step over all GPUs, or None; `given`: keys that the user set.
     """
     axis_of = partial(timed_axis, batch=batch)
 
@@ -59,7 +65,9 @@ def find_fastest(
         sizes = tuple(size for size in axis.values if size <= cell.config.micro_batch)[-2:]
         return replace(axis, values=sizes, first=(len(sizes) - 1,))
 
+    plan.later = LATER
     plan.search(cells, axis_of)
+    _judge(plan, lambda: _that_can_win(plan.ranked))
     free = FreeCosts(replace(costs.device, contention=1.0), costs.cluster)
     more: dict[Candidate, Cell] = {}
     for row in _leaders(plan.ranked):
@@ -73,13 +81,46 @@ def find_fastest(
             "interval, so that prefetch, shards, groups and ZeRO++ were not varied"
         )
     plan.search(more, axis_of_variant)
-    while plan.ranked and not plan.ranked[0].exact:  # if it does not fit with all its blocks, the next is the first
-        first = plan.ranked[0]
-        first.exact = True
-        plan.simulate([[first], *([row] for row in on_more_gpus(plan))])
+    _judge(plan, lambda: _that_can_win(plan.ranked))
+    _judge(plan, lambda: _in_answer(plan, costs))
+    plan.later = 0
+    other = recomputed_or_kept(plan.ranked[0], cells) if plan.ranked else []
+    plan.simulate([[row] for row in other])
+    trade = [trade_words(plan.ranked[0], row, plan.capacity) for row in other]
+    plan.turns = [*trade, turn_of_network(plan.ranked, costs)[0], turn_of_gpus(plan)[0]] if plan.ranked else []
+
+
+def leading(ranked: Sequence[PlanRow]) -> list[PlanRow]:
+    """Returns the rows that the recommendation names: the first, and the next of another strategy, if there is one."""
+    return [*_leaders(ranked), *ranked[1:2]][:LEADERS]
+
+
+def _that_can_win(ranked: Sequence[PlanRow]) -> list[PlanRow]:
+    """Returns the first, and the next that the recommendation names unless it is behind even by its peak."""
+    return [row for row in leading(ranked) if row is ranked[0] or not ranked[0].fit.timed.is_ahead(row.fit.timed)]
+
+
+def _in_answer(plan: Plan, costs: GpuCosts) -> list[PlanRow]:
+    """Returns the rows of which the answer says that they are ahead, here or elsewhere, or tie with the first."""
+    if not plan.ranked:
+        return []
     plan.simulate([[row] for row in on_more_gpus(plan)])
-    if plan.ranked:
-        plan.turns = [turn_of_network(plan.ranked, costs), turn_of_gpus(plan)]
+    return [*_that_can_win(plan.ranked), *turn_of_network(plan.ranked, costs)[1], *turn_of_gpus(plan)[1]]
+
+
+def _judge(plan: Plan, rows_of: Callable[[], Sequence[PlanRow]]) -> None:
+    """Simulates rows with all their blocks until all of `rows_of`, which may change thereby, fit by that. If none fits,
+    the closest to it is simulated so, since the answer names the device that would do.
+    """
+    while True:
+        due = [row for row in rows_of() if not row.fit.whole]
+        if not plan.ranked and plan.least and not plan.least[0].whole and not plan.least[1].problem:
+            due = [plan.least[1]]
+        if not due:
+            return
+        for row in due:
+            row.exact = True
+        plan.simulate([[row] for row in due])
 
 
 def _variants(row: PlanRow, costs: GpuCosts, given: Collection[str]) -> dict[Candidate, Cell]:
@@ -126,14 +167,50 @@ class FreeCosts(GpuCosts):
         return replace(super().transfer(event), wire_s=0.0)
 
 
+def _only_timed(candidate: Candidate, cell: Cell) -> PlanRow:
+    """Returns a row whose step is predicted, whether it fits or not."""
+    return PlanRow(candidate, cell, FIXED, timed=True, exact=False, loads={0: 0.0})
+
+
+# -- the same micro-batch, recomputed or kept ------------------------------------------------------
+
+
+def recomputed_or_kept(first: PlanRow, cells: Mapping[Candidate, Cell]) -> list[PlanRow]:
+    """Returns a new row: the first's cell with its blocks recomputed or, if they are, with their activations kept; none
+    unless `cells` has both.
+    """
+    own, cell = first.candidate, first.fit.cell
+    others = [
+        (other.activation, found.config.activation)
+        for other, found in cells.items()
+        if other.strategy == own.strategy and other.recomputes != own.recomputes and not found.problems
+    ]
+    rows = (_only_timed(replace(own, activation=name), cell.changed(activation=policy)) for name, policy in others)
+    return list(rows)[:1]
+
+
+def trade_words(first: PlanRow, other: PlanRow, capacity: Capacity) -> str:
+    """Returns a sentence on the time and the memory of recomputing at the first's micro-batch; empty if it failed."""
+    if other.problem:
+        return ""
+    here, there = first.fit, other.probes[0]
+    change = there.timed.time.step_s / here.timed.time.step_s - 1
+    does, takes = ("Keeping the activations of", "less time")
+    if other.candidate.recomputes:
+        does, takes = "Recomputing", "longer"
+    words = f"{does} its blocks at the same micro-batch takes {abs(change):.1%} {takes}, and its peak is "
+    words += f"{show_bytes(there.peak_bytes)} instead of {show_bytes(here.peak_bytes)}"
+    return f"{words}, which does not fit." if capacity.load(there.bytes_in) > 1 else f"{words}."
+
+
 # -- where another row is ahead --------------------------------------------------------------------
 
 
-def turn_of_network(ranked: Sequence[PlanRow], costs: GpuCosts) -> str:
-    """Returns a sentence on the nearest network at which another row is ahead."""
+def turn_of_network(ranked: Sequence[PlanRow], costs: GpuCosts) -> tuple[str, list[PlanRow]]:
+    """Returns a sentence on the nearest network at which another row is ahead, and that row, if there is one."""
     network = costs.cluster.node_gbit_s
     if all(row.fit.cell.config.world_size <= costs.cluster.devices_per_node for row in ranked):
-        return "All ranks are on one node, so that the network between nodes does not matter."
+        return "All ranks are on one node, so that the network between nodes does not matter.", []
     best_at = partial(_best_at, ranked, costs)
     for words, factors in (("Below", SLOWER), ("Above", FASTER)):
         near = 1.0
@@ -144,9 +221,10 @@ def turn_of_network(ranked: Sequence[PlanRow], costs: GpuCosts) -> str:
             for _ in range(4):  # the edge, within a few percent
                 middle = (near * far) ** 0.5
                 near, far = (middle, far) if best_at(middle) is ranked[0] else (near, middle)
-            return f"{words} {_rounded(network * far)} Gbit/s per node {best_at(far).candidate.name} is ahead."
+            best = best_at(far)
+            return f"{words} {_rounded(network * far)} Gbit/s per node {best.candidate.name} is ahead.", [best]
     least, most = _rounded(network * SLOWER[-1]), _rounded(network * FASTER[-1])
-    return f"No network from {least} to {most} Gbit/s per node changes that."
+    return f"On no network from {least} to {most} Gbit/s per node is another one ahead.", []
 
 
 def _rounded(gbit_s: float) -> str:
@@ -158,10 +236,12 @@ def _best_at(ranked: Sequence[PlanRow], costs: GpuCosts, factor: float) -> PlanR
     """Returns the fastest on a network so many times as fast; the first, unless another is ahead of it."""
     other = GpuCosts(costs.device, replace(costs.cluster, node_gbit_s=costs.cluster.node_gbit_s * factor))
     first, *others = ranked
-    least = AHEAD * first.fit.timed.rate(other)
-    able = [row for row in others if factor > 1 or row.fit.timed.rate() > least]  # no step is shorter on a slower one
-    rates = [row.fit.timed.rate(other) for row in able]
-    return able[rates.index(max(rates))] if rates and max(rates) > least else first
+    rate = first.fit.timed.rate(other)
+    least = [(rate * row.fit.timed.interval.high, row) for row in others]  # at which it is ahead
+    able = [(at, row) for at, row in least if factor > 1 or row.fit.timed.rate() >= at]  # a slower one shortens no step
+    rates = [(row.fit.timed.rate(other), at, row) for at, row in able]
+    ahead = [(rate, row) for rate, at, row in rates if rate >= at]
+    return max(ahead, key=lambda pair: pair[0], default=(rate, first))[1]
 
 
 def _larger(row: PlanRow, factor: int) -> Cell:
@@ -176,29 +256,30 @@ def on_more_gpus(plan: Plan) -> list[PlanRow]:
     for row, factor in product(leaders if len(leaders) > 1 else (), MORE_GPUS):
         cell = _larger(row, factor)
         if cell.config.cell_id not in plan.larger and not problems_of(cell.config):
-            new.append(PlanRow(row.candidate, cell, FIXED, exact=False))
+            new.append(_only_timed(row.candidate, cell))
             plan.larger[cell.config.cell_id] = new[-1]
     return new
 
 
-def turn_of_gpus(plan: Plan) -> str:
-    """Returns a sentence on the first larger number of GPUs at which another strategy is ahead; empty if no other
+def turn_of_gpus(plan: Plan) -> tuple[str, list[PlanRow]]:
+    """Returns a sentence on which of two strategies is ahead on more GPUs, and those that are; empty if no other
     strategy fits, or no larger world may be simulated.
     """
-    leaders, tried = _leaders(plan.ranked), list[str]()
+    leaders, found, ahead = _leaders(plan.ranked), dict[str, list[str]](), list[PlanRow]()
     for factor in MORE_GPUS:
         cells = [_larger(row, factor).config for row in leaders]
         rows = [plan.larger[config.cell_id] for config in cells if config.cell_id in plan.larger]
         if len(rows) < LEADERS:
             break
-        gpus = f"On {cells[0].world_size:,} GPUs"
         if problem := next((row.problem for row in rows if row.problem), ""):
-            return f"{gpus} nothing is predicted: {problem}."
-        rates = [row.probes[0].timed.rate() for row in rows]
-        best = leaders[rates.index(max(rates))]
-        if max(rates) > AHEAD * rates[0]:
-            return f"{gpus} with the same micro-batches {best.candidate.name} is ahead."
-        tried.append(f"{cells[0].world_size:,}")
-    if not tried:
-        return ""
-    return f"On {' and '.join(tried)} GPUs with the same micro-batches {leaders[0].candidate.name} stays ahead."
+            said = f"nothing is predicted: {problem}"
+        else:
+            first, second = (row.probes[0].timed for row in rows)
+            best = leaders[second.rate() > first.rate()]
+            said = "it is a tie"
+            if first.is_ahead(second) or second.is_ahead(first):
+                ahead.append(best)
+                said = f"{best.candidate.name} is ahead"
+        found.setdefault(said, []).append(f"{cells[0].world_size:,}")
+    parts = [f"on {' and '.join(gpus)} GPUs {said}" for said, gpus in found.items()]
+    return f"With the same micro-batches, {', '.join(parts)}." if parts else "", ahead

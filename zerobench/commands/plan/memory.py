@@ -5,8 +5,8 @@ usable     the device minus a fraction for memory that no allocator of torch's c
 held       what must fit: the bytes that a GPU's caching allocator reserves, by default or with expandable segments,
            whichever is more; its peak of allocated bytes is less. On a CPU, which has no such allocator, the peak
 load       the largest of the ratios held / usable: 1 is full
-few blocks a cell of which only the load or the step is asked (timing/prediction.py); the same execution gives memory
-           and schedule
+few blocks a cell whose load is only bracketed, or whose step is predicted (timing/prediction.py). What the allocator
+           reserves is not linear in blocks (up to 40 % off), so no fit is judged by it with few blocks
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from ...results.options import dollars_per_million
 from ...sizes import show_bytes
 from ...timing.costs import GpuCosts
 from ...timing.interval import StepInterval, interval_of
-from ...timing.prediction import Reduced, StepSchedule, StepTime, reduced, schedule_of, step_time
+from ...timing.prediction import (
+    Reduced,
+    StepSchedule,
+    StepTime,
+    reduced,
+    schedule_of,
+    step_time,
+    with_few_micro_batches,
+)
 
 RESERVE = 0.08
 """Fraction of the device that is kept from the allocator by default; the GPU suite leaves as much."""
@@ -41,6 +49,10 @@ class Step:
     def rate(self, costs: GpuCosts | None = None) -> float:
         """Returns the tokens per second and GPU, also at other costs."""
         return self.tokens / (self.time if costs is None else step_time(self.schedule, costs)).step_s
+
+    def is_ahead(self, other: Step) -> bool:
+        """Returns True if this step is faster by more than its interval; otherwise the two are a tie."""
+        return self.rate() >= other.rate() * self.interval.high
 
     def priced(self, price: float | None) -> dict[str, float]:
         """Returns the price of a million tokens with its interval; empty without the price of a GPU hour."""
@@ -153,31 +165,34 @@ Execute = Callable[..., list[Execution]]
 
 @dataclass(frozen=True)
 class Work:
-    """A cell to simulate, as `small`. `whole`: with all its blocks."""
+    """A cell to simulate, as `small`. `whole`: with all its blocks. `timed`: for its step, else for its memory."""
 
     cell: Cell
     small: Reduced
     whole: bool
+    timed: bool = False
 
     @classmethod
-    def of(cls, cell: Cell, whole: bool, timed: bool) -> Work:
-        """Returns the work for a cell: `whole`, or with few blocks if that saves half of the time. `timed`: with few
-        micro-batches in either case.
-        """
+    def of_step(cls, cell: Cell) -> Work:
+        """Returns the work that predicts a cell's step, with few blocks and few micro-batches."""
+        small = reduced(cell.config)
+        return cls(cell, small, len(small.configs) == 1, timed=True)
+
+    @classmethod
+    def of(cls, cell: Cell, whole: bool, few_micro_batches: bool = False) -> Work:
+        """Returns the work for a cell's memory: `whole`, or with few blocks if that saves half of the time."""
         config, small = cell.config, reduced(cell.config)
-        if not timed and (whole or small.whole_blocks <= 2 * sum(small.blocks)):
-            return cls(cell, Reduced((config,), (0,), 0, 1), True)
-        if whole and len(small.configs) > 1:
-            all_blocks = replace(small.configs[-1], model=config.model, huggingface=config.huggingface)
-            small = replace(small, configs=(all_blocks,), blocks=(small.whole_blocks,))
-        return cls(cell, small, timed and len(small.configs) == 1)
+        if not whole and small.whole_blocks > 2 * sum(small.blocks):
+            return cls(cell, small, False)
+        config = with_few_micro_batches(config) if few_micro_batches else config
+        return cls(cell, Reduced((config,), (0,), 0, 1), True)
 
     def answer(self, executions: Sequence[Execution], costs: GpuCosts | None) -> Simulated | str:
         """Returns the simulated cell, or why there is none, from the executions of its configs."""
         if problem := next((execution.problem for execution in executions if execution.problem), ""):
             return problem
         found = whole_of(self.small, [simulated_by(self.cell, execution) for execution in executions])
-        if costs is None:
+        if not self.timed or costs is None:
             return replace(found, whole=self.whole)
         config, schedule = self.cell.config, schedule_of(self.small, executions)
         interval = interval_of(costs, config, schedule.without_formula)
@@ -209,5 +224,7 @@ def whole_of(small: Reduced, parts: Sequence[Simulated]) -> Simulated:
         return type(high)(high + more * (high - low))
 
     numbers = {name: at(getattr(few, name), size) for name, size in vars(many).items() if isinstance(size, int | float)}
+    if many.reserved_bytes is not None:  # not linear in blocks: the extrapolation may be below the peak
+        numbers["reserved_bytes"] = max(numbers["reserved_bytes"], numbers["peak_bytes"])
     at_peak = {category: at(few.at_peak[category], size) for category, size in many.at_peak.items()}
     return replace(many, at_peak=at_peak, **numbers)

@@ -3,7 +3,8 @@ number of GPUs.
 
 axis       its values, from the emptiest to the fullest device, and a coordinate in which the load is roughly linear
 bracket    the last value that fits and the first that does not; the search ends when they are neighbors. It is found
-           with few blocks, and then both are simulated with all
+           with few blocks, and then both are simulated with all. For goal fastest few blocks are judged by their peak,
+           which the reserved bytes cannot be below, so that only the last value is left to be judged
 bound      the closed form of the states; other libraries have that of the stage that they partition like. No simulation
            has less memory at its peak, so a row whose first cell has a bound beyond the device is not simulated
 chain      rows of a strategy with a fixed cell, the cheapest first. It ends with the first that fits: the others cost
@@ -35,6 +36,9 @@ from .memory import Capacity, Execute, Simulated, Work
 
 MOST_GUESSES = 6
 """Guesses by linear interpolation; after these the bracket is halved."""
+
+USUAL_PROBES = 3
+"""Simulations with few blocks that a search of several values usually takes."""
 
 DEEPEST, WIDEST_BATCH, WIDEST_TIMED = 512, 65536, 64
 """Ends of the axes: a cell of 512 blocks takes half a minute to simulate. WIDEST_TIMED: of goal fastest."""
@@ -164,9 +168,10 @@ TOO_LARGE = "its states alone are too large"
 class PlanRow:
     """The search of a candidate for the furthest value of the axis that fits.
 
-    `problem`: why it was not simulated. `bound_bytes`: of its first value. `over`: the search has ended. `exact`: the
-    ends of the bracket are simulated with all blocks, in the end. `loads`, `probes`: by place in the axis; `place`: of
-    the cell that is being simulated.
+    `problem`: why it was not simulated. `bound_bytes`: of its first value. `over`: the search has ended. `timed`: the
+    step of its last value that fits is predicted. `exact`: the ends of the bracket are simulated with all blocks, in
+    the end. `loads`, `probes`: by place in the axis; `place`: of the cell that is being simulated.
+    `ran`: simulations so far.
     """
 
     candidate: Candidate
@@ -175,10 +180,12 @@ class PlanRow:
     problem: str = ""
     bound_bytes: int = 0
     over: bool = False
+    timed: bool = False
     exact: bool = True
     loads: dict[int, float] = field(default_factory=dict, repr=False)
     probes: dict[int, Simulated] = field(default_factory=dict, repr=False)
     place: int = 0
+    ran: int = 0
 
     @property
     def best(self) -> Simulated | None:
@@ -211,33 +218,55 @@ class PlanRow:
         """True if the axis has no further value."""
         return self.last == len(self.axis.values) - 1
 
-    def advance(self, capacity: Capacity, timed: bool) -> Work | None:
-        """Returns the next simulation; None if the search is over. `timed`: it is for a step, too."""
+    @property
+    def due(self) -> int:
+        """The number of its simulations that usually remain."""
+        if self.over:
+            return 0
+        probes = 1 if len(self.axis.values) == 1 else USUAL_PROBES + 2 * (self.exact and not self.timed)
+        return max(1, probes + self.timed - self.ran)
+
+    def advance(self, capacity: Capacity) -> Work | None:
+        """Returns the next simulation; None if the search is over."""
         place = None if self.problem else self._next(capacity)
-        if place is None:
+        due = place is None and self._lacks_step
+        if place is None and not due:
             self.over = True
             return None
-        self.place = place
-        cell = self.axis.changed(self.cell, self.axis.values[place])
-        only = self.exact and len(self.axis.values) == 1  # without a bracket to find with few blocks
-        return Work.of(cell, only or place in self.probes, timed)
+        self.place = self.last if place is None else place
+        cell = self.axis.changed(self.cell, self.axis.values[self.place])
+        if due:
+            return Work.of_step(cell)
+        # without a bracket to find with few blocks, or with one that all blocks have moved
+        whole = self.exact and (self.timed or len(self.axis.values) == 1)
+        return Work.of(cell, whole or self.place in self.probes, few_micro_batches=self.timed)
 
     def _next(self, capacity: Capacity) -> int | None:
-        """Returns the place to simulate next; None if the search is over."""
+        """Returns the place whose memory to simulate next; None if the last that fits is known."""
         origin = None if self.axis.in_states else self.bound_bytes / capacity.usable_bytes
         place = next_place(self.axis, self.loads, origin)
         if place is None and self.exact:
-            ends = (end for end in (self.last, self.last + 1) if end in self.probes)
-            return next((end for end in ends if not self.probes[end].whole), None)
+            ends = (max(self.last, 0),) if self.timed else (self.last, self.last + 1)
+            return next((end for end in ends if end in self.probes and not self.probes[end].whole), None)
         return place
+
+    @property
+    def _lacks_step(self) -> bool:
+        if self.problem or not self.timed or self.last < 0:
+            return False
+        return self.last not in self.probes or self.fit.step is None
 
     def take(self, answer: Simulated | str, capacity: Capacity) -> None:
         """Takes the last simulation that `advance` returned, or why there is none."""
+        self.ran += 1
         if isinstance(answer, str):
             self.problem = answer
             return
         if (before := self.probes.get(self.place)) is not None:
-            answer = replace(answer, step=before.step)
+            memory, timed = (answer, before) if answer.step is None else (before, answer)
+            answer = replace(memory, step=timed.step)
+        if self.timed and not answer.whole:
+            answer = replace(answer, reserved_bytes=None)
         self.probes[self.place], self.loads[self.place] = answer, capacity.load(answer.bytes_in)
 
 
@@ -284,9 +313,10 @@ class Plan:
 
     `words`: overrides of all cells; `named`: keys of AXES that the user gave. `costs`: of the cluster of goal fastest;
     `price`: dollars per GPU hour.
-    `tell` takes the plan and a row whose search has ended, or None before the first simulation. `notes`: on rows that
-    were left out; `turns`: sentences on what would change the answer. `due`: number of rows of which a cell is
-    simulated first. `larger`: leaders of goal fastest on more GPUs, by the id of their cell.
+    `tell` takes the plan and a row whose search has ended, or None before the first simulation and after each. `notes`:
+    on rows that were left out; `turns`: sentences on what would change the answer. `due`: number of rows of which a
+    cell is simulated first. `larger`: leaders of goal fastest on more GPUs, by the id of their cell. `ran`: number of
+    simulations so far; `left`: how many usually remain, without `later`: those of steps of the plan that follow.
     """
 
     goal: str
@@ -303,6 +333,9 @@ class Plan:
     turns: list[str] = field(default_factory=list)
     interrupted: bool = False
     due: int = 0
+    ran: int = 0
+    left: int = 0
+    later: int = 0
     larger: dict[str, PlanRow] = field(default_factory=dict)
 
     @property
@@ -312,15 +345,23 @@ class Plan:
 
     @property
     def ranked(self) -> list[PlanRow]:
-        """The rows that fit, the fastest first."""
-        return sorted(self.fitting, key=lambda row: -row.fit.timed.rate())
+        """The rows that fit, the fastest first; those with few blocks fit by their peak."""
+        timed = (row for row in self.fitting if row.fit.step is not None)
+        return sorted(timed, key=lambda row: -row.fit.timed.rate())
+
+    @property
+    def least(self) -> tuple[Simulated, PlanRow] | None:
+        """The cell that is closest to fitting, and its row; None if none was simulated."""
+        tried = [(probe, row) for row in self.rows.values() for probe in row.probes.values()]
+        load = self.capacity.load
+        return min(tried, key=lambda pair: (load(pair[0].bytes_in), pair[0].held_bytes), default=None)
 
     def search(self, cells: Mapping[Candidate, Cell], axis_of: Callable[[Cell], PlanAxis]) -> None:
         """Adds a row per candidate, in their order, and searches them. If the bounds exclude all rows, the one with the
         least is simulated after all, so that the plan can name a device that would do.
         """
-        exact, limit = self.costs is None, self.capacity.usable_bytes
-        rows = [PlanRow(candidate, cell, axis_of(cell), exact=exact) for candidate, cell in cells.items()]
+        timed, limit = self.costs is not None, self.capacity.usable_bytes
+        rows = [PlanRow(row, cell, axis_of(cell), timed=timed, exact=not timed) for row, cell in cells.items()]
         for row in rows:
             if not (problems := row.cell.problems):
                 row.bound_bytes = bound_of(row.axis.changed(row.cell, row.axis.values[0]))
@@ -343,12 +384,14 @@ class Plan:
     def simulate(self, chains: Sequence[list[PlanRow]]) -> None:
         """Searches chains of rows: of each chain one row after the other, until one fits."""
         configs: list[CellConfig] = []
+        operators: list[bool] = []
         jobs: list[tuple[list[PlanRow], Work, dict[int, Execution]]] = []
 
         def advance(chain: list[PlanRow]) -> None:
             while chain:
-                if (due := chain[0].advance(self.capacity, self.costs is not None)) is not None:
+                if (due := chain[0].advance(self.capacity)) is not None:
                     configs.extend(due.small.configs)
+                    operators.extend([due.timed] * len(due.small.configs))
                     jobs.extend([(chain, due, {})] * len(due.small.configs))
                     return
                 row = chain.pop(0)
@@ -365,10 +408,12 @@ class Plan:
                 if len(parts) == len(work.small.configs):
                     chain[0].take(work.answer([parts[part] for part in sorted(parts)], self.costs), self.capacity)
                     advance(chain)
+                    self.ran, self.left = self.ran + 1, sum(chain[0].due for chain in chains if chain)
+                    self.tell(self, None)
 
         for chain in chains:
             advance(chain)
         if configs and not any(row.probes for row in self.rows.values()):
             self.due = sum(map(bool, chains))
             self.tell(self, None)
-        self.execute(configs, tell=tell, operators=self.costs is not None)
+        self.execute(configs, tell=tell, operators=operators)

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...host.pipes import print_line, print_note
 from ...launch import fork_server
 from ...results import tables
-from ...results.options import RESULTS, Parser, add_options, verb
+from ...results.options import RESULTS, Parser, add_jobs, add_options, verb
 from ...sizes import show_bytes, show_count
 from ...timing.costs import CpuCosts, GpuCosts
 from ..predict import calibrated_costs, costs_of
@@ -42,7 +42,7 @@ def replay(arguments: list[str]) -> int:
     chosen = _parser().parse_args(arguments)
     try:
         known = {EVERY: None, NONE: list[int]()}  # all powers of two, or no simulation
-        wanted = known[chosen.worlds] if chosen.worlds in known else _numbers("--worlds", chosen.worlds, 2, MOST)
+        wanted = known[chosen.worlds] if chosen.worlds in known else _numbers("--worlds", chosen.worlds, 1, MOST)
         if wanted != []:
             fork_server.start()
         results, _ = tables.load(chosen.runs).chosen(chosen.where)
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     words = "the same for a machine measured by zerobench calibrate --compute, next to its recorded steps"
     add("--calibration", type=Path, metavar="DIR", help=words)
     add("--ranks", default=EVERY, metavar="R,...", help="recorded ranks to show, such as 0,1 (default: %(default)s)")
-    add("--jobs", type=int, help="cells simulated at a time (default: one per core)")
+    add_jobs(parser)
     add_options(parser, attempts=False)
     return parser
 

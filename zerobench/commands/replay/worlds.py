@@ -35,7 +35,7 @@ from ...strategies import find, predicts, spare_look
 from ...strategies.spec import StrategySpec
 from ...theory.closed_forms import Formula, from_json, to_json
 from ...theory.strategy import StrategyTheory
-from ...timing.costs import CpuCosts, GpuCosts
+from ...timing.costs import Costs, GpuCosts, costs_at
 from ...timing.timeline import lay_out
 
 MEASURED, EXECUTED = "measured", "simulated"
@@ -172,7 +172,7 @@ LIMITS = Limits(seconds=300.0)
 
 
 def executed_worlds(
-    panels: Sequence[Panel], ranks: Sequence[int], jobs: int | None, costs: GpuCosts | CpuCosts | None = None
+    panels: Sequence[Panel], ranks: Sequence[int], jobs: int | None, costs: Costs | None = None
 ) -> list[ReplayWorld]:
     """Returns a world for each N of `ranks`: the cells of `panels`, simulated at N. `costs`: of the device for which
     their events are laid out in time; None: events have the times of their simulation.
@@ -201,7 +201,7 @@ def at(config: CellConfig, ranks: int) -> CellConfig:
     return replace(config, world_size=ranks, batch=batch, rank=None, measure=measure)
 
 
-def _executed_panel(panel: Panel, one: Execution, costs: GpuCosts | CpuCosts | None) -> Panel:
+def _executed_panel(panel: Panel, one: Execution, costs: Costs | None) -> Panel:
     if one.record is None:
         return replace(panel, row=panel.row | dict.fromkeys(NUMBERS), streams={}, problem=one.problem)
     has_theory = predicts(one.config.strategy.values())
@@ -213,7 +213,7 @@ def _executed_panel(panel: Panel, one: Execution, costs: GpuCosts | CpuCosts | N
     }  # fmt: skip
     events = list(one.record.events)
     if costs is not None:  # at their predicted times, without kinds that a recorded step does not have
-        placed = zip(events, lay_out(events, costs).at, strict=True)
+        placed = zip(events, lay_out(events, costs_at(costs, one.config.world_size)).at, strict=True)
         events = [replace(event, seconds=at) for event, at in placed if event.kind not in (COMPUTE, ORDER)]
     return replace(panel, row=row, streams=streams_of(pd.DataFrame([asdict(event) for event in events])))
 

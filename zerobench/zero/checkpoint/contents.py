@@ -95,6 +95,11 @@ def parts_of(engine: ShardedEngine) -> Iterator[Part]:
         yield Part(f"frozen.{name}", parameter, 0, engine.orders[parameter].flatten(parameter))
 
 
+def tensors_in(module: nn.Module) -> int:
+    """Returns the number of tensors of a module's state."""
+    return sum(1 for _ in module.parameters()) + sum(1 for _ in module.buffers())
+
+
 def whole_frozen(engine: ShardedEngine) -> dict[str, nn.Parameter]:
     """Returns the frozen parameters that every rank holds whole, by name."""
     held = {p for unit in engine.holders() for p in engine.parameters_of(unit)}

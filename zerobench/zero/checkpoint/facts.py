@@ -30,7 +30,7 @@ from ..engine import ShardedEngine
 from ..layout import MemoryOrder
 from ..low_bit import block_numel, block_of
 from ..optim.segments import OptimizerSegment
-from .safetensors import DTYPES, FLOATS, StoredTensor, row_major
+from .safetensors import DTYPES, FLOATS, MOST_USER_BYTES, StoredTensor, row_major
 
 IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 """Options that choose an implementation of the update and do not change its result: each engine keeps its own."""
@@ -69,9 +69,17 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any]) -> dict[str, Any]:
             "states": states,
         },
         "extra": check_json(engine.extra_state(), "extra state"),
-        # a copy: the caller may change its lists and dicts while a thread writes them
-        "user": json.loads(json.dumps(check_json(dict(user), "user_state"))),
+        "user": _user_state(user),
     }
+
+
+def _user_state(user: Mapping[str, Any]) -> Any:
+    """Returns a copy: the caller may change its lists and dicts while a thread writes them."""
+    text = json.dumps(check_json(dict(user), "user_state"))
+    if len(text) > MOST_USER_BYTES:
+        words = f"it has {len(text):,} bytes as JSON; an index holds at most {MOST_USER_BYTES:,}"
+        raise ValueError(f"user_state: {words}; write it into a file of its own")
+    return json.loads(text)
 
 
 def flats_of(facts: Mapping[str, Any]) -> dict[str, tuple[MemoryOrder, torch.dtype]]:
@@ -190,7 +198,9 @@ def _dims(order: MemoryOrder) -> dict[str, Any]:
 def saved_order(facts: Mapping[str, Any], name: str) -> MemoryOrder:
     """Returns the memory order of a parameter's flat tensors in a checkpoint with these facts."""
     shape = facts["parameters"][name]["shape"]
-    dims = facts["parameters"][name].get("order", range(len(shape)))
+    dims = facts["parameters"][name].get("order")
+    if dims is None:
+        return row_major(shape)
     if sorted(dims) != list(range(len(shape))):
         raise ValueError(f"{name}: its order is {dims!r:.60} in the checkpoint, which is none of its dimensions")
     return MemoryOrder.from_dims(shape, dims)

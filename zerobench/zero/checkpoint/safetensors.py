@@ -16,15 +16,17 @@ A file contains no code, so files of any origin can be opened. Wider elements co
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import lru_cache
 from io import BufferedReader
+from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,9 +51,11 @@ FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 MOST_HEADER = 10**8
 """Largest header in bytes that the format allows."""
 
+MOST_USER_BYTES, MOST_ENTRY_BYTES = 2**25, 2**12
+"""Largest size of the user's values in an index, and of the entries for each of its tensors."""
 
-@dataclass(frozen=True)
-class StoredChunk:
+
+class StoredChunk(NamedTuple):
     """Elements [start, start + numel) of a tensor, stored from byte `begin` of the file `path` on."""
 
     start: int
@@ -60,8 +64,7 @@ class StoredChunk:
     begin: int
 
 
-@dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor on the disk: its elements, in memory order `order`, are stored in `chunks`."""
 
     order: MemoryOrder
@@ -98,10 +101,57 @@ def _opened(path: Path) -> Iterator[BufferedReader]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Suspends the garbage collector: over headers of many tensors, which have no cycles, it takes most of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def row_major(shape: Iterable[int]) -> MemoryOrder:
     """Returns the order of a contiguous tensor."""
-    sizes = tuple(shape)
-    return MemoryOrder.from_dims(sizes, range(len(sizes)))
+    return _row_major(tuple(shape))
+
+
+@lru_cache
+def _row_major(shape: tuple[int, ...]) -> MemoryOrder:  # the tensors of a file have few shapes
+    return MemoryOrder.from_dims(shape, range(len(shape)))
+
+
+def read_index(path: Path, tensors: int, what: str) -> Any:
+    """Returns the JSON of an index file, `what` in messages, for a model of so many tensors. Raises ValueError for a
+    damaged one, and, before it is read, for one that is larger than it can be: a sparse file may have any size.
+    """
+    most = 2 * MOST_USER_BYTES + MOST_ENTRY_BYTES * tensors
+    with _opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(
+                f"{path}: it has {size:,} bytes; for a model of {tensors} tensors at most {most:,} are read"
+            )
+        text = file.read(most)
+    try:
+        return _parsed(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: it is not {what}, or a damaged one ({error!s:.120})") from None
+
+
+def _parsed(text: bytes) -> Any:
+    """Parses JSON. Raises ValueError for a key that an object has twice: readers would differ in their choice."""
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has {next(name for name in made if names.count(name) > 1)!r:.80} twice")
+    return made
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -112,25 +162,44 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         if size < 8 or not 2 <= length <= min(MOST_HEADER, size - 8):
             raise ValueError(f"{path}: it is not a safetensors file, or a part of one")
         try:
-            entries = json.loads(file.read(length))
-        except (ValueError, RecursionError):
-            raise ValueError(f"{path}: it is not a safetensors file: its header is not JSON") from None
+            entries = _parsed(file.read(length))
+        except (ValueError, RecursionError) as error:
+            words = (
+                "is not JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else f"is damaged: {error}"
+            )
+            raise ValueError(f"{path}: it is not a safetensors file: its header {words}") from None
     if not isinstance(entries, dict):
         raise ValueError(f"{path}: it is not a safetensors file: its header is not a mapping")
     entries.pop("__metadata__", None)
-    return {name: _tensor(path, name, entry, 8 + length, size) for name, entry in entries.items()}
+    tensors = {name: _tensor(path, name, entry, 8 + length, size) for name, entry in entries.items()}
+    _check_apart(path, tensors)
+    return tensors
+
+
+def _check_apart(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+    """Raises ValueError if two tensors share bytes."""
+    ranges = []
+    for name, tensor in tensors.items():
+        (chunk,) = tensor.chunks
+        if chunk.numel:
+            ranges.append((chunk.begin, chunk.begin + chunk.numel * tensor.dtype.itemsize, name))
+    ranges.sort()
+    for (_, end, name), (begin, _, other) in pairwise(ranges):
+        if begin < end:
+            raise ValueError(f"{path}: it is damaged: {name:.80} and {other:.80} overlap")
 
 
 def _tensor(path: Path, name: str, entry: Any, head: int, size: int) -> StoredTensor:
     """Parses an entry of the header. Raises ValueError if its bytes do not fit its shape, or the file."""
     try:
         dtype, shape, (begin, end) = KNOWN[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        right = isinstance(shape, list) and all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        numbers = [*shape, begin, end]
+        right = isinstance(shape, list) and {*map(type, numbers)} == {int} and min(numbers) >= 0
     except (KeyError, TypeError, ValueError):
         right = False
-    if not right or end - begin != prod(shape) * dtype.itemsize or head + end > size:
+    if not right or end - begin != (numel := prod(shape)) * dtype.itemsize or head + end > size:
         raise ValueError(f"{path}: it is damaged: its entry of {name} is {entry!r:.120}, in {size} bytes")
-    return StoredTensor(row_major(shape), dtype, (StoredChunk(0, prod(shape), path, head + begin),))
+    return StoredTensor(_row_major(tuple(shape)), dtype, (StoredChunk(0, numel, path, head + begin),))
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,10 +21,11 @@ from .. import labels
 from ..engine import ShardedEngine
 from . import storage
 from .consensus import Ranks, SaveHandle, ranks_of
-from .contents import CheckpointLoad, before_load, tensors_of
+from .contents import CheckpointLoad, before_load, tensors_in, tensors_of
 from .facts import buffers_of, differences, facts_of, merge
 from .safetensors import bytes_of, layout, sync
 from .storage import Chunks, read_checkpoint, wanting_facts
+from .trial_step import problems_of_step
 
 
 def export_safetensors(engine: ShardedEngine, path: str | os.PathLike[str]) -> None:
@@ -110,10 +113,15 @@ def _write(ranks: Ranks, path: Path, tensors: Chunks, facts: dict[str, Any]) -> 
 
     Raises RuntimeError, with the same message on all ranks.
     """
+    with ExitStack() as held:
+        _write_held(ranks, path, tensors, facts, held)
+
+
+def _write_held(ranks: Ranks, path: Path, tensors: Chunks, facts: dict[str, Any], held: ExitStack) -> None:
     is_first, made = ranks.rank == 0, ""
     try:
         # 1 rank 0 makes the folder
-        made = ranks.each(lambda: storage.begin(path) if is_first else "")[0]
+        made = ranks.each(lambda: storage.begin(path, held) if is_first else "")[0]
         # 2 each rank writes its tensors, and sends its facts
         written = ranks.each(lambda: [storage.write(Path(made), ranks.rank, tensors), facts])
         # 3 rank 0 writes the index, and makes the folder the checkpoint
@@ -127,6 +135,14 @@ def _write(ranks: Ranks, path: Path, tensors: Chunks, facts: dict[str, Any]) -> 
         if is_first and made:
             shutil.rmtree(made, ignore_errors=True)
         raise RuntimeError(f"save: {path} was not written: {error}") from error
+
+
+def _problems_of_steps(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields why a step after the load would raise, with the options of the groups or of a pending update."""
+    pending = facts["extra"].get("pending") or {}
+    for options in (facts["optimizer"]["options"], pending.get("options")):
+        if options is not None:
+            yield from problems_of_step(engine, facts["optimizer"]["states"], options)
 
 
 def load(engine: ShardedEngine, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -147,8 +163,8 @@ def load(engine: ShardedEngine, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _check(engine: ShardedEngine, folder: Path) -> CheckpointLoad:
     """Prepares a load. Raises ValueError if the checkpoint is damaged, or for another model or optimizer."""
-    saved = read_checkpoint(folder)
+    saved = read_checkpoint(folder, tensors_in(engine.module))
     with wanting_facts(folder):
-        for sentence in differences(engine, saved.facts, saved.tensors):
+        for sentence in chain(differences(engine, saved.facts, saved.tensors), _problems_of_steps(engine, saved.facts)):
             raise ValueError(f"{folder}: {sentence}")
         return CheckpointLoad(engine, saved)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from os import PathLike
@@ -18,6 +18,7 @@ from ..writes import Writes
 from . import save_load
 from .consensus import SaveHandle
 from .contents import before_load, put
+from .temporary import TemporaryWeights
 from .weights import load_weights
 
 
@@ -26,6 +27,7 @@ class StateFace(ShardedEngine):
 
     gradients: GradientFlow
     writes: Writes
+    _buffers_due: bool
 
     @in_normal_mode
     def full_state_dict(self, rank0_only: bool = False) -> dict[str, Any]:
@@ -57,7 +59,8 @@ class StateFace(ShardedEngine):
         """Returns a copy of this rank's shards, buffers, frozen parameters and optimizer state, for this N and stage
         only.
         """
-        self.writes.check()
+        self.check_own_weights("state_dict")
+        self.writes.check(collective=False)
         with self.placement.in_memory(write_back=False):
             self.settle()
             self.schedule.check_saveable()
@@ -76,6 +79,7 @@ class StateFace(ShardedEngine):
     @in_normal_mode
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restores the result of `state_dict` on the same rank. Raises ValueError if it does not fit this engine."""
+        self.check_own_weights("load_state_dict")
         with self.placement.in_memory(write_back=True):
             self.settle()
             if "stage" not in saved:
@@ -113,7 +117,7 @@ class StateFace(ShardedEngine):
     def full_parameters(self) -> Iterator[nn.Module]:
         """Gathers the module's parameters on every rank, to be read and written inside the context; collective.
 
-        For example for weight averaging, or for `load_state_dict`. Values written in place or by `p.data = ...` are
+        For example to update averages, or for `load_state_dict`. Values written in place or by `p.data = ...` are
         copied into shards and fp32 masters at the end; every rank must write equal values, since each keeps only its
         own part. Optimizer states are unchanged. Raises RuntimeError for a parameter that was replaced by a tensor of
         another dtype or device.
@@ -128,6 +132,38 @@ class StateFace(ShardedEngine):
             yield self.module
         self.writes.check()
 
+    @contextmanager
+    def temporary_weights(self, weights: Mapping[str, Any]) -> Iterator[nn.Module]:
+        """Gives the module other weights inside the context, such as averages for an evaluation; collective.
+
+        `weights`: whole tensors of parameters and buffers by their names in the module, on any device, equal on every
+        rank; others keep their values, and values that are no tensors are left out. At the end parameters, masters and
+        buffers are as before, to the bit, whatever was written inside; meanwhile this rank's part is in host memory.
+        Inside, the engine evaluates and exports: training, saving and loading raise RuntimeError. Raises ValueError,
+        before anything is changed, for weights that do not fit the module.
+        """
+        self.check_own_weights("temporary_weights")
+        swap, is_due = TemporaryWeights(self, weights), self._buffers_due
+        if self.writes.are_kept:
+            raise RuntimeError("temporary_weights: leave `with engine.full_parameters()` first")
+        self.schedule.check_writable("temporary_weights")
+        self.writes.check()
+        try:
+            swap.put_in()
+            yield self.module
+        finally:
+            swap.put_back()
+            self.writes.take_lost()  # a write to the temporary weights
+            self._buffers_due = is_due
+
+    def check_own_weights(self, what: str) -> None:
+        """Raises RuntimeError inside `temporary_weights`."""
+        if not self.placement.masters_follow:
+            raise RuntimeError(
+                f"{what}: inside `with engine.temporary_weights()` the module has other weights for an evaluation;"
+                f" call {what} outside of it"
+            )
+
     def sync_parameters(self) -> None:
         """Sets the parameters of all ranks to the values in `optimizer.param_groups`; collective.
 
@@ -135,6 +171,7 @@ class StateFace(ShardedEngine):
         `eval()` and `train()`, manual decay. Raises RuntimeError while a delayed update runs, and if masters are in
         files.
         """
+        self.check_own_weights("sync_parameters")
         self.schedule.check_writable("sync_parameters")
         if not all(piece.is_present for piece in self.placement.all_ranges()):
             self.placement.restore_absent()
@@ -156,6 +193,7 @@ class StateFace(ShardedEngine):
         existing checkpoint is replaced only when the new one is complete. Raises ValueError for state that cannot be
         saved, RuntimeError if writing failed, on all ranks.
         """
+        self.check_own_weights("save")
         self.writes.check()
         self.gradients.stand_ins.heed()
         with self.placement.in_memory(write_back=False):
@@ -168,6 +206,7 @@ class StateFace(ShardedEngine):
         `weights_only`: loads only parameters and buffers, as `load_weights` does. Raises ValueError, on all ranks and
         before anything is changed, for a checkpoint that is damaged or for another model or optimizer.
         """
+        self.check_own_weights("load")
         with self.placement.in_memory(write_back=True):
             return load_weights(self, path, strict=True)[1] if weights_only else save_load.load(self, path)
 
@@ -181,6 +220,7 @@ class StateFace(ShardedEngine):
         ranks and before anything is changed, for damaged files, for other shapes and, if `strict`, for missing and
         unexpected names. Nothing is unpickled.
         """
+        self.check_own_weights("load_weights")
         with self.placement.in_memory(write_back=True):
             return load_weights(self, path, strict)[0]
 
@@ -194,9 +234,14 @@ class StateFace(ShardedEngine):
         with torch.no_grad():
             self.placement.round_masters()
             self.placement.settle()
+        self.send_parameters()
+
+    def send_parameters(self) -> None:
+        with torch.no_grad():
             self.after_update()
             self.comm.forget()
             self.settle()
+        torch.clear_autocast_cache()  # an autocast around this would hand out casts of the earlier values
         for parameter in self.trainable:  # makes a backward through an earlier forward raise, as in torch
             torch.autograd.graph.increment_version(parameter)
         self.writes.note_values()

@@ -18,7 +18,8 @@ A save becomes visible at one rename:
     3. rename    a new checkpoint: the partial folder is renamed. An existing one: the new files are moved next to the
                  old ones, then the rename of the index replaces the checkpoint, and the old files are deleted
 
-So the last good checkpoint is always complete, and the next save deletes the remains of an interrupted one.
+So the last good checkpoint is always complete, and the next save deletes the remains of an interrupted one, unless
+another process, or perhaps another machine, is still writing them (`.<folder>.partial-<number>.lock`).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from glob import escape
 from math import prod
 from pathlib import Path
@@ -38,8 +39,9 @@ from uuid import uuid4
 
 import torch
 
+from ..offload.disk.scratch import hold, is_held
 from .facts import flats_of
-from .safetensors import StoredChunk, StoredTensor, bytes_of, layout, read_header, sync
+from .safetensors import StoredChunk, StoredTensor, bytes_of, layout, read_header, read_index, sync, without_collector
 
 INDEX = "checkpoint.json"
 FORMAT, VERSION = "zerobench checkpoint", 4
@@ -57,17 +59,31 @@ Chunks = dict[str, dict[int, torch.Tensor]]
 """This rank's part of the state: flat tensor (contents.py) -> first element -> chunk."""
 
 
-def begin(path: Path) -> str:
-    """Makes the partial folder of a save to `path`, and returns it; rank 0 does so."""
+def begin(path: Path, held: ExitStack) -> str:
+    """Makes the partial folder of a save to `path`, and returns it; rank 0 does so. `held`: keeps other saves, also of
+    other processes, from removing it as the remains of an interrupted one.
+    """
     if not (path / INDEX).exists() and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ValueError(f"{path}: the path exists and is not a checkpoint; choose another one")
     for stale in path.parent.glob(f"{escape(path.name)}.partial-{NUMBER}"):
-        if all(file.match(OWN) or file.name == INDEX for file in stale.glob("*")):
+        own = all(file.match(OWN) or file.name == INDEX for file in stale.glob("*"))
+        if own and not is_held(_lock_of(stale)):
             shutil.rmtree(stale, ignore_errors=True)
+    for lock in path.parent.glob(f".{escape(path.name)}.partial-{NUMBER}.lock"):
+        if not is_held(lock):
+            lock.unlink(missing_ok=True)
     number = uuid4().hex[:8]  # per save, so that new files never overwrite those of the checkpoint in place
     partial = path.parent / f"{path.name}.partial-{number}"
-    partial.mkdir(parents=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    held.callback(_lock_of(partial).unlink, missing_ok=True)
+    held.callback(os.close, hold(_lock_of(partial)))
+    partial.mkdir()
     return str(partial)
+
+
+def _lock_of(partial: Path) -> Path:
+    """Returns the lock of a save in progress, next to its folder: there before it, and gone after it."""
+    return partial.with_name(f".{partial.name}.lock")
 
 
 def write(partial: Path, rank: int, flats: Chunks) -> dict[str, int]:
@@ -125,16 +141,16 @@ class Checkpoint:
     tensors: dict[str, StoredTensor]
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Reads the index and the headers of a checkpoint. Raises ValueError if there is none, or if it is damaged."""
+@without_collector()
+def read_checkpoint(path: Path, tensors: int) -> Checkpoint:
+    """Reads the index and the headers of a checkpoint, for a model of so many tensors. Raises ValueError if there is
+    none, or if it is damaged.
+    """
     index = path / INDEX
     if not index.is_file():
         raise ValueError(f"{path}: it is not a checkpoint: it has no {INDEX}")
     _check_within(path, INDEX)
-    try:
-        whole = json.loads(index.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{index}: it is not the index of a checkpoint, or a damaged one ({error})") from None
+    whole = read_index(index, tensors, "the index of a checkpoint")
     with wanting_facts(path):
         if whole["format"] != FORMAT or whole["version"] is not VERSION:
             words = f"{whole['format']!r:.60} of version {whole['version']!r:.60}"
@@ -143,8 +159,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
             )
         if not isinstance(whole["facts"]["user"], dict):
             raise TypeError(f"its user state is a {type(whole['facts']['user']).__name__}")
-        tensors = _tensors(path, whole["facts"], whole["files"])
-        return Checkpoint(path, tuple(whole["files"]), whole["facts"], tensors)
+        stored = _tensors(path, whole["facts"], whole["files"])
+        return Checkpoint(path, tuple(whole["files"]), whole["facts"], stored)
 
 
 @contextmanager
@@ -161,8 +177,7 @@ def wanting_facts(path: Path) -> Iterator[None]:
 
 def _tensors(path: Path, facts: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, StoredTensor]:
     known = flats_of(facts)
-    chunks: dict[str, list[StoredChunk]] = {name: [] for name in known}
-    dtypes: dict[str, set[torch.dtype]] = {name: set() for name in known}
+    chunks: dict[str, list[tuple[StoredChunk, torch.dtype]]] = {}
     for file, size in files.items():
         if Path(file).name != file:
             raise ValueError(f"{path / INDEX}: it names {file!r:.80}, which is not a file of its folder")
@@ -175,21 +190,21 @@ def _tensors(path: Path, facts: Mapping[str, Any], files: Mapping[str, Any]) -> 
             parts = CHUNK.fullmatch(full_name)
             if parts is None or parts[1] not in known:
                 raise ValueError(f"{path / file}: it has {full_name!r:.60}, which the index does not describe")
-            chunks[parts[1]] += [replace(chunk, start=int(parts[2])) for chunk in stored.chunks]
-            dtypes[parts[1]].add(stored.dtype)
+            (chunk,) = stored.chunks
+            chunks.setdefault(parts[1], []).append((chunk._replace(start=int(parts[2])), stored.dtype))
     tensors = {}
     for name, (order, dtype) in known.items():
-        own, end = sorted(chunks[name], key=lambda chunk: chunk.start), 0
-        for chunk in own:
+        own, end = sorted(chunks.get(name, ()), key=lambda one: one[0].start), 0
+        for chunk, _ in own:
             if chunk.start != end:
                 raise ValueError(f"{path}: the chunks of {name} overlap or leave a gap at element {end}")
             end += chunk.numel
         if not own and name.startswith("pending."):
             continue
-        kinds = dtypes[name] or {dtype}  # a tensor without elements is in no file
+        kinds = {kind for _, kind in own} or {dtype}  # a tensor without elements is in no file
         if end != prod(order.shape) or len(kinds) > 1:
             raise ValueError(f"{path}: the chunks of {name} end at element {end} of {prod(order.shape)}, in {kinds}")
-        tensors[name] = StoredTensor(order, kinds.pop(), tuple(own))
+        tensors[name] = StoredTensor(order, kinds.pop(), tuple(chunk for chunk, _ in own))
     return tensors
 
 

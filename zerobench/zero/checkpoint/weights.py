@@ -16,7 +16,6 @@ for a file that is damaged or of another format.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,8 +27,8 @@ import torch
 from .. import labels
 from ..engine import ShardedEngine
 from .consensus import ranks_of
-from .contents import before_load, parts_of, put
-from .safetensors import FLOATS, StoredTensor, read_header, row_major
+from .contents import before_load, parts_of, put, tensors_in
+from .safetensors import FLOATS, StoredTensor, read_header, read_index, row_major, without_collector
 from .storage import INDEX, read_checkpoint
 
 READ = (
@@ -49,11 +48,12 @@ class WeightFiles:
     checkpoint_files: tuple[str, ...] = ()
 
 
-def find_weights(path: Path) -> WeightFiles:
-    """Finds the weights at `path`."""
+@without_collector()
+def find_weights(path: Path, count: int) -> WeightFiles:
+    """Finds the weights at `path`, for a model of so many tensors."""
     if path.is_dir():
         if (path / INDEX).exists():
-            saved = read_checkpoint(path)
+            saved = read_checkpoint(path, count)
             named = [(key.partition("."), tensor) for key, tensor in saved.tensors.items()]
             tensors = {name: tensor for (kind, _, name), tensor in named if kind in ("master", "frozen", "buffer")}
             return WeightFiles(path, tensors, saved.facts["user"], saved.files)
@@ -66,7 +66,7 @@ def find_weights(path: Path) -> WeightFiles:
             " safetensors.torch.save_file, or give torch.load(..., weights_only=True) to engine.module.load_state_dict"
         )
     if path.suffix == ".json":
-        return WeightFiles(path, dict(_indexed(path)))
+        return WeightFiles(path, dict(_indexed(path, count)))
     return WeightFiles(path, read_header(path))
 
 
@@ -83,13 +83,12 @@ def _in_folder(folder: Path) -> Path:
     raise ValueError(f"{folder}: there are no weights in it; {READ}")
 
 
-def _indexed(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+def _indexed(path: Path, count: int) -> Iterator[tuple[str, StoredTensor]]:
+    whole = read_index(path, count, "an index of safetensors files")
     try:
-        names = json.loads(path.read_bytes())["weight_map"]
+        names = whole["weight_map"]
         files = set(names.values())
-    except OSError as error:  # in the midst of reading, which names no file
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (TypeError, KeyError, AttributeError) as error:
         words = f"no {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{path}: it is not an index of safetensors files ({words!s:.80})") from None
     tensors: dict[Any, dict[str, StoredTensor]] = {}
@@ -114,7 +113,10 @@ def load_weights(engine: ShardedEngine, path: str | os.PathLike[str], strict: bo
     """Loads weights, as `Strategy.load_weights` specifies; returns a checkpoint's user state too."""
     engine.settle()
     ranks = ranks_of(engine)
-    files = ranks.agree(lambda: find_weights(Path(path).absolute()), files=lambda found: found.checkpoint_files)
+    files = ranks.agree(
+        lambda: find_weights(Path(path).absolute(), tensors_in(engine.module)),
+        files=lambda found: found.checkpoint_files,
+    )
     keys, chosen = ranks.agree(lambda: _match(engine, files, strict))
     engine.zero_grad()
     before_load(engine, engine.schedule.describe_pending().get("steps", 0))

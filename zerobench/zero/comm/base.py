@@ -31,6 +31,10 @@ Sizes = Sequence[int] | None
 """Elements of each rank's slice of a full buffer, if they differ (layout.py [Note: owned]); None: all are equal."""
 
 
+FAULT = 2**30
+"""Larger than each flag of an agreement with its checksum."""
+
+
 class ServedEngine(Protocol):
     """An engine as messages about its collectives name it."""
 
@@ -55,7 +59,8 @@ class Launches:
         """Returns the maximum over the ranks of `flags`, (n,) int32 of 0 and 1 on the host, before an update.
 
         `sent`: a tensor like it, from which they are sent. `what`: the operation, which must be equal on all ranks.
-        Raises RuntimeError if it is not, or if the ranks launched different collectives before it.
+        Raises RuntimeError if it is not, or if the ranks launched different collectives before it. The first flag may
+        be FAULT plus a number, with which a rank tells all others that it cannot go on: then nothing else is compared.
         """
         sent.copy_(flags)
         comm.maximum(sent)
@@ -123,6 +128,12 @@ class Comm:
     def forget(self) -> None:
         """Drops the state of earlier exchanges, because other weights are loaded."""
 
+    def put_aside(self) -> Callable[[], None]:
+        """Copies the state of earlier exchanges, which other weights replace for a while. Returns the function that
+        restores it.
+        """
+        return self.forget
+
     def meet(self, what: str) -> None:
         """Returns when all ranks have called it: a barrier before a small collective that could pair with another."""
 
@@ -172,6 +183,9 @@ class WrappedComm(Comm):
 
     def forget(self) -> None:
         self._below.forget()
+
+    def put_aside(self) -> Callable[[], None]:
+        return self._below.put_aside()
 
     def meet(self, what: str) -> None:
         self._below.meet(what)

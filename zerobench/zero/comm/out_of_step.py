@@ -41,7 +41,7 @@ import torch.distributed as dist
 
 from .. import labels
 from .backends import FAKE
-from .base import Comm, Launches, ServedEngine, WrappedComm
+from .base import FAULT, Comm, Launches, ServedEngine, WrappedComm
 from .streams import Handle
 
 RULE = (
@@ -420,11 +420,14 @@ class ComparedLaunches(Launches):
             # code of all ranks, which are equal only if all codes are. Bit 0 stays the flag's own.
             launches = sorted((self.counts if self._by_unit else self.orders).items())
             code = zlib.crc32(f"{what} after {launches}".encode()) & MASK
-            flags[0] += code << 1
+            if flags[0] < FAULT:
+                flags[0] += code << 1
             flags[-1] += (code ^ MASK) << 1
         agreed = super().agree(comm, flags, sent, what)
         self._watch.before = dict(self._watch.launched)  # a new step: messages count collectives from 1 again
         counts, self.counts, self.orders = self.counts, {}, {}
+        if agreed and agreed[0] >= FAULT:
+            return agreed
         if len(agreed) > 1 and agreed[0] >> 1 != (agreed[-1] >> 1) ^ MASK:  # max(code) and min(code)
             raise self._watch.differ(what, counts)
         return [flag & 1 for flag in agreed]

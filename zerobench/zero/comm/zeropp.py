@@ -35,7 +35,7 @@ where a block's bound is half a step (comm/quantize.py), m/14 with m the block's
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -104,6 +104,15 @@ class ZeroppComm(WrappedComm):
     def forget(self) -> None:
         for source in self._kept:
             source.stale()
+
+    def put_aside(self) -> Callable[[], None]:
+        restore = [source.put_aside() for source in self._kept]
+
+        def restore_all() -> None:
+            for each in restore:
+                each()
+
+        return restore_all
 
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         """Gathers quantized slices; every rank decodes all slices, its own too, so that all have equal parameters."""
@@ -241,6 +250,19 @@ class DifferenceShard(SecondaryShard):
             return self._within.all_gather(full, unit)
 
         return self._hops.launch(lambda: between.all_gather(payloads.view(-1), unit), gather_within)
+
+    def put_aside(self) -> Callable[[], None]:
+        """Moves the copy to host memory; returns the function that brings it back."""
+        is_behind, device = self._is_behind, None if self._shard is None else self._shard.device
+        aside = None if self._shard is None else self._shard.to("cpu", copy=True)
+        self.stale()
+
+        def restore() -> None:
+            shard = None if aside is None else aside.to(device, copy=True)
+            self._shard = None if shard is None else labels.label(shard, labels.PARAMETERS, "secondary")
+            self._is_behind = is_behind
+
+        return restore
 
     def updated(self) -> None:
         """Keeps the copy: the next gather sends the difference. In a dtype that cannot be quantized, drops the copy."""

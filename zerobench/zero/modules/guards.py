@@ -37,6 +37,10 @@ def check_module(model: nn.Module, moves_frozen: bool) -> None:
     for name, parameter in model.named_parameters():
         _check_parameter(name, parameter, moves_frozen)
     for name, buffer in model.named_buffers():
+        if kind := _strange_kind(buffer):
+            raise ValueError(
+                f"{name}: this buffer is {kind}, so that no rank can receive it; keep it in a plain attribute"
+            )
         if any(size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)):
             raise ValueError(
                 f"{name}: this buffer of shape {tuple(buffer.shape)} is expanded, several elements being one in memory,"
@@ -77,7 +81,22 @@ def _check_submodule(name: str, module: nn.Module) -> None:
             )
 
 
+def _strange_kind(tensor: torch.Tensor) -> str:
+    """Names the kind of a tensor whose elements are not in one dense piece of memory; empty for a plain one."""
+    if tensor.layout is not torch.strided:
+        return f"of layout {tensor.layout}, not dense"
+    kind: Any = type(tensor)
+    if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or hasattr(tensor, "fake_mode"):  # simulated
+        return ""
+    return "a DTensor" if kind.__name__ == "DTensor" else f"a {kind.__name__}, a tensor subclass that wraps others"
+
+
 def _check_parameter(name: str, parameter: nn.Parameter, moves_frozen: bool) -> None:
+    if kind := _strange_kind(parameter):
+        way = "give initialize() a module of plain dense parameters"
+        if kind == "a DTensor":
+            way = "torch's tensor parallelism and fully_shard() are not supported; give initialize() the plain module"
+        raise ValueError(f"{name}: it is {kind}, which the engine cannot divide into shards; {way}")
     if parameter.dtype not in (torch.float32, torch.float64, *HALF):
         raise ValueError(f"{name}: its dtype is {parameter.dtype}; the engine takes floating point of 16 to 64 bits")
     if parameter.is_inference():

@@ -212,6 +212,8 @@ class Placement:
     """True if the shards of parameters are on the device."""
     is_tiered = False
     """True if masters may be in another tier, so that comparing them with the parameters would cost a transfer."""
+    masters_follow = True
+    """False while the parameters are temporary, so that no master follows writes to them."""
     unseen: UnseenWrites | None = None
     """Finds writes while an update runs; None: they are found before."""
 
@@ -247,6 +249,12 @@ class Placement:
         """Returns the shard ranges of all units, in order."""
         return [one for ranges in self.ranges.values() for one in ranges]
 
+    def ranges_without_masters(self, unit: UnitTensors) -> list[tuple[int, int]]:
+        """Returns the ranges [start, stop) of a unit's shard that `round_masters` does not restore."""
+        if unit not in self.ranges:  # it is frozen
+            return [(0, unit.shard_numel)]
+        return [(one.start, one.stop) for one in self.ranges[unit] if one.is_parameters]
+
     def held_tensors(self) -> Iterator[labels.Held]:
         """Yields the tensors placed here, without gradients."""
         for one in self.all_ranges():
@@ -271,6 +279,8 @@ class Placement:
         """Updates a unit's masters after its parameter shard was written to. `loaded`: parameters, by number, whose
         masters are replaced even if their rounded values are equal. `asks`: the host may wait for a comparison.
         """
+        if not self.masters_follow:
+            return
         self.wait()
         self.settle()  # what was read ahead is old
         segments = unit.layout.segments(unit.rank)

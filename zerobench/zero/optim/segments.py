@@ -96,6 +96,25 @@ def dimensions(optimizer: optim.Optimizer, parameter: nn.Parameter) -> int:
     return 1 if type(optimizer) in ELEMENTWISE else max(1, parameter.dim())
 
 
+def check_type(optimizer: object) -> None:
+    """Raises ValueError for anything but one optimizer."""
+    if isinstance(optimizer, optim.Optimizer):
+        return
+    what = f"it is a {type(optimizer).__name__}; give one torch.optim optimizer over model.parameters()"
+    if optimizer is None:
+        what = (
+            "it is None; for inference alone freeze the model (`model.requires_grad_(False)`), and give an optimizer"
+            " over its parameters all the same, such as torch.optim.SGD(model.parameters())"
+        )
+    elif isinstance(optimizer, type):
+        what = f"it is a class; give an optimizer of it, such as {optimizer.__name__}(model.parameters())"
+    elif isinstance(optimizer, list | tuple | dict):
+        what += ", with a parameter group for each set of options"
+    elif callable(optimizer):
+        what = "it is a function; call it yourself, and give the optimizer that it returns for model.parameters()"
+    raise ValueError(f"optimizer: {what}")
+
+
 def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool) -> None:
     """Raises ValueError for an optimizer that cannot be sharded.
 

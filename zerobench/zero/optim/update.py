@@ -18,13 +18,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn, optim
 
 from .. import labels
-from ..comm.base import Comm
+from ..comm.base import FAULT, Comm
 from ..layout import MemoryOrder, Segment
 from ..offload.placement import Placement, ShardRange
 from ..precision import GradientScaling, LossScaling, is_fused, norm_over_ranks, sum_of_powers, tiles_of
@@ -39,7 +39,11 @@ class Update:
     `used`        parameters, by number, with a gradient on this rank; after `agree`, on any rank
     `most`        elements of a tile at most; None: there is one tile
     `is_running`  True while the optimizer runs, in any thread
+    `fault`       returns the number of what keeps this rank from an update, or None; `raise_fault` raises its error
     """
+
+    fault: Callable[[], int | None]
+    raise_fault: Callable[[int], NoReturn]
 
     def __init__(
         self, optimizer: optim.Optimizer, comm: Comm, units: Sequence[Unit], placement: Placement,
@@ -107,12 +111,19 @@ class Update:
         self._agreed = True
         for unit in self.units:
             unit.gradients.settle()
+        fault = self.fault()
         if self.comm.size > 1:
             # flags are made on the host, and agreed upon there if the process group can: no wait for a device
             mine = torch.zeros(len(self.trainable), dtype=torch.int32)
             mine[list(self.used)] = 1
+            if fault is not None:
+                mine[:1] = FAULT + fault
             flags = self.comm.launches.agree(self.comm, mine, self._used_flags, what)
-            self.used = {i for i, flag in enumerate(flags) if flag}
+            fault = flags[0] - FAULT if flags and flags[0] >= FAULT else None
+            self.used = {i for i, flag in enumerate(flags) if flag} if fault is None else self.used
+        if fault is not None:
+            self._agreed = False
+            self.raise_fault(fault)
         for segment in self.segments:
             segment.used = segment.segment.parameter in self.used
 

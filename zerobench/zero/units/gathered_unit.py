@@ -55,9 +55,20 @@ LOST = (
 )
 
 UNHEARD = (
-    "came to parameters that zero3 had not gathered, which it does when a gradient comes to a tensor that their module"
+    "to parameters that zero3 had not gathered, which it does when a gradient comes to a tensor that their module"
     " returned, or left in an attribute, in the engine's forward; return the tensor that the loss is made of, or name"
     " the module that made it in units="
+)
+
+ALONE = (
+    "backward came to a call of it by itself, outside of the engine's forward or inside of one that ran under"
+    " torch.no_grad(), for which zero3 does not gather it again; call it in the forward of the whole module, with"
+    " gradients, or use zero2"
+)
+
+SECOND_ORDER = (
+    "goes through gradients of torch.autograd.grad(create_graph=True), as a gradient penalty does, and so reads"
+    " parameters that zero3 has given back: it does not support double backward; use zero1 or zero2"
 )
 
 
@@ -208,13 +219,19 @@ class GatheredUnit(Unit):
         else:
             self.placement.keep(self, own.narrow(0, 0, self.layout.filled_numel(self.rank)))  # without the padding
 
-    def check_kept(self) -> None:
-        """Raises RuntimeError if a forward wrote values that the shard could not keep."""
+    @property
+    def may_lose(self) -> bool:  # type: ignore[override]
+        return not (self.stays or (self.placement.has_parameters(self) and self.comm.exact is self.comm))
+
+    def take_lost(self) -> bool:
         lost, self._lost = self._lost, None
-        if lost is not None and bool(lost):
-            why = "offload keeps" if self.comm.exact is self.comm else "ZeRO++ rounds"
-            way = ", or in place under torch.no_grad() (`p.clamp_()`)" if self.comm.exact is self.comm else ""
-            raise RuntimeError(f"{self.name}: {LOST.format(why)}{way}")
+        return lost is not None and bool(lost)
+
+    @property
+    def lost_write(self) -> str:
+        why = "offload keeps" if self.comm.exact is self.comm else "ZeRO++ rounds"
+        way = ", or in place under torch.no_grad() (`p.clamp_()`)" if self.comm.exact is self.comm else ""
+        return f"{self.name}: {LOST.format(why)}{way}"
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         if self.is_from_source and self.comm.exact is not self.comm:
@@ -224,7 +241,10 @@ class GatheredUnit(Unit):
             )
         if not self.stays:
             self.placement.wait()
-            self.placement.keep(self, self.own_slice(self.full_parameters), loaded)
+            own = self.own_slice(self.full_parameters)
+            self.placement.keep(self, own, loaded)
+            if self._gathered is not None:  # the unit may stay whole, for a backward: this write is not lost
+                self._gathered = fingerprint(own)
         self.follow(loaded)
 
     def follow(self, loaded: Collection[int]) -> None:

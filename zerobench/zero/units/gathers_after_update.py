@@ -63,8 +63,11 @@ class OverlappedParamGathers:
                 self._units.setdefault(parameter, []).append(unit)
         self._hiding = Hiding(self.bring)
         self._hidden: dict[nn.Parameter, torch.Tensor] = {}  # what a parameter is a view of while it is a NaN
-        self._overlap = overlap
-        if self._overlap:
+        self._holes: dict[nn.Parameter, torch.Tensor] = {}
+        if overlap and comm.size > 1:
+            # here, not at the first launch: a watch would count the NaN of an earlier engine, and not its own
+            self._holes = {parameter: placeholder(parameter) for parameter in self._units}
+        if overlap:
             for module, read in waiting_modules(root):
                 mine = {unit: None for p in read for unit in self._units.get(p, [])}
                 module.register_forward_pre_hook(Hook(partial(self._before_module, list(mine))), prepend=True)
@@ -74,12 +77,11 @@ class OverlappedParamGathers:
         self.wait(unit)
         self._comm.launches.add("gather", unit.name)
         self._handles[unit] = self._comm.all_gather(unit.full_parameters, unit.name, unit.layout.sizes)
-        if self._overlap and self._comm.size > 1:
-            for parameter in self._parameters[unit]:
-                # other reads than by its own module's forward must wait, too: reads of the NaN in its place are noticed
-                if parameter not in self._hidden:
-                    self._hidden[parameter] = parameter.data
-                    self._hiding.hide(parameter, placeholder(parameter))
+        for parameter in self._parameters[unit] if self._holes else []:
+            # other reads than by its own module's forward must wait, too: reads of the NaN in its place are noticed
+            if parameter not in self._hidden:
+                self._hidden[parameter] = parameter.data
+                self._hiding.hide(parameter, self._holes[parameter])
 
     def wait(self, unit: Unit) -> None:
         """Waits until the unit's parameters have the new values."""

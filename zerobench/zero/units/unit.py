@@ -22,7 +22,7 @@ With one rank the full tensors are the shards, but for masters that are rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import torch
 from torch import nn, optim
@@ -79,8 +79,17 @@ class Unit(UnitTensors):
     def keep_written(self) -> None:
         """Updates a separate shard from the full parameters, to which a forward may have written."""
 
-    def check_kept(self) -> None:
-        """Raises RuntimeError if a forward wrote values that the shard could not keep."""
+    may_lose = False
+    """True if a forward may write values that the shard cannot keep."""
+
+    def take_lost(self) -> bool:
+        """Returns True if a forward has done so since the last call."""
+        return False
+
+    @property
+    def lost_write(self) -> str:
+        """The error message about such a write."""
+        return ""
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         """Updates this rank's shard and masters after the full parameters were written to, equally on every rank.
@@ -88,6 +97,22 @@ class Unit(UnitTensors):
         `loaded`: numbers of parameters whose masters are replaced even if their rounded values are equal.
         """
         self.follow(loaded)
+
+    def put_aside(self) -> Callable[[], None]:
+        """Copies the ranges of this rank's shard that no separate master restores to host memory. Returns the function
+        that puts them back.
+        """
+        copies = {}
+        for start, stop in self.placement.ranges_without_masters(self):
+            copy = torch.empty(stop - start, dtype=self.dtypes.shard)
+            copies[start] = labels.label(copy, self.shard_category, self.name, tier=labels.HOST)
+            self.placement.read(self, start, copy)
+
+        def put_back() -> None:
+            for start, copy in copies.items():
+                self.placement.put(self, start, copy)
+
+        return put_back
 
     def follow(self, loaded: Collection[int]) -> None:
         """Updates the masters after this rank's parameter shard was written to."""

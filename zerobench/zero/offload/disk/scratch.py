@@ -41,10 +41,7 @@ class Scratch:
         self.path = home / f"{NAME}{name}"
         try:
             unlocked.mkdir(0o700)
-            lock = os.open(unlocked / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(lock, json.dumps([*_machine(), os.getpid(), _started(os.getpid())]).encode())
+            lock = hold(unlocked / LOCK)
             unlocked.rename(self.path)  # only now do others look at it
         except OSError as error:
             words = f"no folder can be made in {home}: {os.strerror(error.errno or 0)}"
@@ -52,10 +49,19 @@ class Scratch:
         self._end = at_end(self, _remove, self.path, lock)
 
 
+def hold(lock: Path) -> int:
+    """Makes a file that names this process and is locked until its descriptor, which is returned, is closed."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(descriptor, json.dumps([*_machine(), os.getpid(), _started(os.getpid())]).encode())
+    return descriptor
+
+
 def sweep(parent: Path | str) -> list[Path]:
     """Removes scratch folders in `parent` whose processes have ended, and returns them."""
     own = f"{NAME}{'[0-9a-f]' * 12}"  # others are a user's
-    gone = [folder for folder in Path(parent).glob(own) if not _is_held(folder)]
+    gone = [folder for folder in Path(parent).glob(own) if not is_held(folder / LOCK)]
     for folder in gone:
         shutil.rmtree(folder, ignore_errors=True)
     return gone
@@ -78,10 +84,10 @@ def problems_of_path(path: str) -> list[str]:
     return []
 
 
-def _is_held(folder: Path) -> bool:
-    """Returns True if a running process uses this folder, or if that cannot be determined."""
+def is_held(file: Path) -> bool:
+    """Returns True if a running process holds this lock, or if that cannot be determined."""
     try:
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:  # its owner, or another process, is removing it
         return False
     except OSError:  # another user's

@@ -3,14 +3,15 @@
     placeholders   every parameter is a NaN of its shape on the real device, without memory
     adopted        the stage has divided them into units, still without values
     filled         the model's initializers have run again, one module at a time, each into scratch tensors of which
-                   every rank keeps its part
+                   every rank keeps its part: of parameters that it reads or writes, its own or another module's
 
 Construction on meta draws no random numbers. The replay draws them in the order of a plain construction: first those
 of each module's constructor (`reset_parameters`, children before parents), then those of the model's own steps, which
 it must declare: `model.initializers()` yields (module, function of the module) in order. All ranks draw with rank 0's
 generator, the CPU's by default, so that the values equal those of a plain construction there.
 
-A tied parameter takes the values of its first place; values drawn for other places are discarded.
+A tied parameter takes the values of its first place; values that the modules of other places draw are discarded. An
+initializer that reads a parameter, to scale it for example, reads the stored values, in the parameter's dtype.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from torch import nn
 
 from ..comm.base import Comm
 from ..layout import MemoryOrder
+from ..precision import Counted
+from .absent import Hiding
 
 Initializer = Callable[[nn.Module], Any]
 Store = Callable[[nn.Parameter, torch.Tensor], None]
+Read = Callable[[nn.Parameter], torch.Tensor]
 
 _PLACEHOLDERS = "_zerobench_placeholders"
 
@@ -85,10 +89,12 @@ def orders_of(model: nn.Module) -> dict[nn.Parameter, MemoryOrder]:
     return found or {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
 
 
-def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device: torch.device | None = None) -> None:
+def fill(
+    model: nn.Module, store: Store, read: Read, comm: Comm, dtype: torch.dtype, device: torch.device | None = None
+) -> None:
     """Fills a model of placeholders that a stage has adopted. `store(parameter, values)` keeps this rank's part of
-    `values`, which have dtype `dtype` and are drawn on `device`, by default the CPU. Raises ValueError for values that
-    no step restores.
+    `values`, which have dtype `dtype` and are drawn on `device`, by default the CPU; `read(parameter)` returns all
+    values that were stored. Raises ValueError for values that no step restores.
     """
     device = device or torch.device("cpu")
     versions = {name: (buffer, buffer._version) for name, buffer in model.named_buffers()}
@@ -97,19 +103,17 @@ def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device:
     comm.broadcast(state)
     state = state.cpu()
     _set_generator_state(state, device)
-    stored: set[nn.Parameter] = set()
-    places: dict[nn.Parameter, tuple[nn.Module, str]] = {}  # the first place of each
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                places.setdefault(parameter, (module, name))
-    for module, initialize in _steps(model):
-        for parameter, values in _run(module, initialize, places, dtype=dtype, device=device):
-            store(parameter, values)
-            stored.add(parameter)
+    replay = _Replay(model, read, dtype, device)
+    try:
+        for module, initialize in _steps(model):
+            for parameter, values in replay.run(module, initialize):
+                store(parameter, values)
+        replay.check_places()
+    finally:
+        replay.end()
     if not torch.equal(mine, state):  # this rank was seeded differently: it continues with its own generator
         _set_generator_state(mine, device)
-    lost = [name for name, parameter in model.named_parameters() if parameter not in stored and parameter.numel()]
+    lost = [name for name, p in model.named_parameters() if p not in replay.stored and p.numel()]
     lost += [name for name, (buffer, version) in versions.items() if buffer._version == version and buffer.numel()]
     delattr(model, _PLACEHOLDERS)
     if lost:
@@ -153,28 +157,70 @@ def _set_generator_state(state: torch.Tensor, device: torch.device) -> None:
         torch.set_rng_state(state)
 
 
-def _run(
-    module: nn.Module, initialize: Initializer, places: dict[nn.Parameter, tuple[nn.Module, str]], **like: Any
-) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-    """Yields the values that one initializer gives to the module's own parameters, except those that it leaves
-    unchanged.
+class _Replay:
+    """The model with scratch parameters in place of its own, while its initializers run.
+
+    `stored`  the parameters that have got values
+    A scratch parameter has no memory until an initializer reads or writes it, and loses it when the initializer ends.
     """
-    own = {name: p for name, p in module._parameters.items() if p is not None}
-    scratch = {name: nn.Parameter(torch.full(p.shape, float("nan"), **like)) for name, p in own.items()}
-    versions = {name: p._version for name, p in scratch.items()}
-    module._parameters.update(scratch)
-    try:
+
+    def __init__(self, model: nn.Module, read: Read, dtype: torch.dtype, device: torch.device) -> None:
+        self.stored: set[nn.Parameter] = set()
+        self._read = read
+        self._like: dict[str, Any] = {"dtype": dtype, "device": device}
+        self._hiding = Hiding(self._bring)
+        self._versions: dict[nn.Parameter, int] = {}  # of those with memory
+        self._places: dict[nn.Parameter, tuple[nn.Module, str, nn.Parameter]] = {}  # scratch -> its place
+        self._first: dict[nn.Parameter, nn.Parameter] = {}  # parameter -> the scratch of its first place
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    scratch = Counted(torch.empty(0, **self._like))
+                    self._hiding.hide(scratch, self._hole(parameter))
+                    self._places[scratch] = module, name, parameter
+                    self._first.setdefault(parameter, scratch)
+                    module._parameters[name] = scratch
+
+    def _hole(self, parameter: nn.Parameter) -> torch.Tensor:
+        return torch.full((), float("nan"), **self._like).expand(parameter.shape)
+
+    def _bring(self, scratch: nn.Parameter, writes: bool = False) -> None:
+        parameter = self._places[scratch][2]
+        values = torch.full(parameter.shape, float("nan"), **self._like)
+        if parameter in self.stored:
+            values.copy_(self._read(parameter))
+        self._hiding.show(scratch, values)
+        self._versions[scratch] = scratch._version
+
+    def run(self, module: nn.Module, initialize: Initializer) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """Yields the values that one initializer gives to parameters, except those that it leaves unchanged."""
         with torch.no_grad():
             initialize(module)
-    finally:
-        module._parameters.update(own)
-    for name, parameter in own.items():
-        values = scratch[name].detach()
-        if scratch[name]._version == versions[name] or places[parameter] != (module, name):
-            continue
-        if values.isnan().any():
-            raise ValueError(
-                f"{type(module).__name__}.{name}: an initializer writes to a part of it, or changes its values;"
-                " from the meta device that cannot be replayed: let it overwrite the whole parameter"
-            )
-        yield parameter, values
+        for scratch, version in self._versions.items():
+            owner, name, parameter = self._places[scratch]
+            values = scratch.detach()
+            if scratch._version != version and (owner is not module or self._first[parameter] is scratch):
+                if values.isnan().any():
+                    raise ValueError(
+                        f"{type(owner).__name__}.{name}: an initializer writes to a part of it, or changes its values,"
+                        " before it has any; from the meta device that cannot be replayed: let it overwrite the whole"
+                        " parameter"
+                    )
+                yield parameter, values
+                self.stored.add(parameter)
+            self._hiding.hide(scratch, self._hole(parameter))
+        self._versions.clear()
+
+    def check_places(self) -> None:
+        """Raises ValueError for a parameter that an initializer has replaced."""
+        for scratch, (module, name, _) in self._places.items():
+            if module._parameters.get(name) is not scratch:
+                raise ValueError(
+                    f"{type(module).__name__}.{name}: an initializer replaces this parameter, which cannot be replayed"
+                    " on the meta device: write to it in place"
+                )
+
+    def end(self) -> None:
+        """Gives the modules their own parameters back."""
+        for module, name, parameter in self._places.values():
+            module._parameters[name] = parameter
