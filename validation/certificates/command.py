@@ -98,7 +98,11 @@ def run(chosen: argparse.Namespace) -> int:
 def summary(honest: Sequence[CertificateOfLoop], planted: Sequence[CertificateOfLoop]) -> list[CertificateCount]:
     """Returns the counts, with and without references."""
     return [
-        counted(f"{kind}, {'with' if has else 'without'} a reference", [r for r in rows if bool(r.reference) is has], is_planted)
+        counted(
+            f"{kind}, {'with' if has else 'without'} a reference",
+            [row for row in rows if bool(row.reference) is has],
+            is_planted,
+        )
         for kind, rows, is_planted in (("honest", honest, False), ("planted", planted, True))
         for has in (False, True)
     ]  # fmt: skip

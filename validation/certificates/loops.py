@@ -1,15 +1,15 @@
-"""A training loop of the corpus, its data and its watch, and the models and steps that most loops share."""
+"""A training loop of the corpus, its data and its watch, and the model and steps that most loops share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, optim
 
 import zerobench
 from zerobench.watching import Certificate
@@ -21,7 +21,7 @@ ROWS, WIDTH, OUT = 16, 16, 8
 
 @dataclass
 class Job:
-    """One run of a loop on one rank. `reference`: a certificate's folder; `to`: the folder of its own run, if it is kept."""
+    """One run of a loop on one rank. `reference`: the folder of a certificate; `to`: that of its own, if it is kept."""
 
     seed: int
     rank: int = 0
@@ -33,7 +33,7 @@ class Job:
 
     @contextmanager
     def watch(self, model: Any, optimizer: Any, **how: Any) -> Iterator[zerobench.Watch]:
-        """Watches the block. On rank 0 its certificate is kept; that of a second block replaces it."""
+        """Watches the block, and keeps its certificate."""
         verify = zerobench.ExpectedTraining(reference=self.reference, **self.expected)
         with zerobench.watch(model, optimizer, verify=verify, to=self.to, timeout_s=30, **how) as watch:
             yield watch
@@ -47,10 +47,10 @@ class Job:
         """Returns this rank's part of a global batch in micro-batches."""
         return list(self.draw(step, ROWS, WIDTH).chunk(self.ranks)[self.rank].chunk(micro))
 
-    def net(self, *more: nn.Module) -> nn.Sequential:
+    def net(self) -> nn.Sequential:
         """Returns the network of most loops, with the seed's values."""
         torch.manual_seed(self.seed)
-        return nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.LayerNorm(32), nn.Linear(32, OUT), *more)
+        return nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.LayerNorm(32), nn.Linear(32, OUT))
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,35 @@ class Plant(Loop):
     about: str = ""
 
 
-def adamw(model: nn.Module, lr: float = 1e-2, **options: Any) -> torch.optim.AdamW:
-    """Returns the optimizer of most loops."""
-    return torch.optim.AdamW(model.parameters(), lr=lr, **options)
+def loop(function: Callable[[Job], Any], reference: str = "", ranks: int = 1, **expected: Any) -> Loop:
+    """Returns an honest loop; the arguments by name are what its user declares."""
+    return Loop(function, ranks, reference, expected)
+
+
+def plant(
+    function: Callable[[Job], Any], causes: str, about: str, reference: str = "plain", ranks: int = 1, **expected: Any
+) -> Plant:
+    """Returns a planted failure; the arguments by name are what its user declares."""
+    return Plant(function, ranks, reference, expected, causes, about)
+
+
+def row_of(table: dict[str, Any], make: Callable[..., Loop], *about: Any, **how: Any) -> Callable[[Any], Any]:
+    """Puts a function into a table, under its name."""
+
+    def put(function: Callable[[Job], Any]) -> Callable[[Job], Any]:
+        table[function.__name__.replace("_", " ")] = make(function, *about, **how)
+        return function
+
+    return put
+
+
+def of(kind: Callable[..., Any], **options: Any) -> Callable[[nn.Module], Any]:
+    """Returns a function that makes an optimizer of a model's parameters."""
+    return lambda model: kind(model.parameters(), **options)
+
+
+adamw = of(optim.AdamW, lr=1e-2)
+sgd = of(optim.SGD, lr=0.1)
 
 
 def error(model: Any, x: torch.Tensor) -> torch.Tensor:
@@ -85,8 +111,15 @@ def error(model: Any, x: torch.Tensor) -> torch.Tensor:
     return (model(x).float() - x[:, :OUT]).square().mean()
 
 
-def nothing(_step: int) -> None:
-    """Does nothing between two phases of a step."""
+def autocast(model: Any, x: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Returns the loss of a forward in a narrow dtype."""
+    with torch.autocast("cpu", dtype):
+        y = model(x)
+    return (y.float() - x[:, :OUT]).square().mean()
+
+
+def nothing(*_: Any) -> None:
+    """Leaves a model, or a phase of a step, as it is."""
 
 
 def delayed(model: Any, is_last: bool) -> AbstractContextManager[Any]:
@@ -96,24 +129,60 @@ def delayed(model: Any, is_last: bool) -> AbstractContextManager[Any]:
     return model.no_sync() if hasattr(model, "no_sync") and not is_last else nullcontext()
 
 
+def at_once(*_: Any) -> AbstractContextManager[Any]:
+    """Reduces gradients of each micro-batch."""
+    return nullcontext()
+
+
+Act = Callable[[Any, Any, int], Any]
+"""Acts on model and optimizer in a step."""
+
+
 def train(
-    job: Job, model: Any, optimizer: Any, *, micro: int = 1, clip: float | None = None, loss: Callable[..., Any] = error,
-    before: Callable[[int], Any] = nothing, after: Callable[[int], Any] = nothing, steps: int = STEPS,
-    watched: Any = None, delay: Callable[[Any, bool], AbstractContextManager[Any]] = delayed,
+    job: Job, model: Any, optimizer: Any, *, micro: int | Sequence[int] = 1, clip: float | None = None,
+    scaler: Any = None, loss: Callable[..., Any] = error, before: Act = nothing, after: Act = nothing,
+    watched: Any = None, delay: Callable[..., Any] = delayed, batch: Callable[..., Any] = Job.batch,
 ) -> None:  # fmt: skip
-    """Watches a loop of `steps`. `before`: acts between backward and clipping; `after`: after the update; `watched`: the
-    watch's model, if it is another object.
+    """Watches a loop. `micro`: micro-batches, of each step or of all; `before`: acts between backward and clipping;
+    `after`: after the update; `watched`: the model for the watch, if it is another object than the loop calls.
     """
-    is_engine = model is optimizer
+    is_engine, all_of = model is optimizer, optimizer if isinstance(optimizer, list) else [optimizer]
+    counts = [micro] * STEPS if isinstance(micro, int) else micro
     with job.watch(model if watched is None else watched, optimizer):
-        for step in range(steps):
-            for number, x in enumerate(job.batch(step, micro), 1):
-                with delay(model, number == micro):
-                    value = loss(model, x) / micro
-                    model.backward(value) if is_engine else value.backward()
-            before(step)
+        for step, count in enumerate(counts):
+            for number, x in enumerate(batch(job, step, count), 1):
+                with delay(model, number == count):
+                    value = loss(model, x) / count
+                    model.backward(value) if is_engine else (scaler.scale(value) if scaler else value).backward()
+            before(model, optimizer, step)
             if clip is not None:
+                if scaler:
+                    scaler.unscale_(optimizer)
                 model.clip_grad_norm_(clip) if is_engine else nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
-            after(step)
-            optimizer.zero_grad()
+            for one in all_of:
+                scaler.step(one) if scaler else one.step()
+            if scaler:
+                scaler.update()
+            after(model, optimizer, step)
+            for one in all_of:
+                one.zero_grad()
+
+
+def usual(
+    kind: Callable[[Any], Any] = adamw, make: Callable[[Job], Any] = Job.net, change: Callable[[Any], Any] = nothing,
+    wrap: Callable[[Any], Any] = lambda model: model, prepare: Callable[[Any], Any] = nothing,
+    scale: float | None = None, **how: Any,
+) -> Callable[[Job], None]:  # fmt: skip
+    """Returns a loop. `make`: makes the model; `change`: acts on it; `wrap`: returns the object that the loop calls;
+    `prepare`: acts on that; `kind`: makes its optimizer; `scale`: the first factor of a GradScaler; the rest: train's.
+    """
+
+    def run(job: Job) -> None:
+        model = make(job)
+        change(model)
+        model = wrap(model)
+        prepare(model)
+        scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+        train(job, model, kind(model), scaler=scaler, **how)
+
+    return run

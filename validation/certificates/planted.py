@@ -1,206 +1,161 @@
-"""Loops with one planted failure each: mistakes that raise no error. A reference is the honest loop of one process that
-was meant.
+"""Loops of one process with one planted failure each: mistakes that raise no error. A reference is the honest loop of
+one process that was meant.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn, optim
 from torch.nn.utils import clip_grad_norm_
-from torch.optim.lr_scheduler import LambdaLR
 
-from .honest import Lora, autocast, language
-from .loops import OUT, STEPS, Job, Plant, adamw, error, train
+from .honest import LOW_LORA, MOMENTUM, Lora, convolution, language, language_model, of_low, rates, trainable, wide
+from .loops import STEPS, Job, Plant, adamw, autocast, error, of, plant, row_of, sgd, train, usual
 
 PLANTED: dict[str, Plant] = {}
 """Name -> loop."""
 
-PARAMETERS = r"reference: (parameters|losses)"
-NO_ROW = r"(?!)"
+planted = partial(row_of, PLANTED, plant)
+
+# Patterns of the rows that name a failure, then of the checks and subjects that must not be `same`.
+VALUES = r"reference: (losses|parameters|norms)"
+NO_GRADIENT = r"no gradient|gets? (none|no)|never changed|not reach|zeroed|replaced|another tensor|→ 0\b"
+FINITE = r"finite|\bnan\b|\binf\b"
+NORM = r"norm: .*(→|clip|at the update)"
+MICRO = r"accumulation: micro-batches"
+RATE = r"learning rate|\blr\b|schedul"
+OPTIMIZERS = r"in no optimizer"
+NEVER = r"(?!)"
+AFTER = r"norm: after"
 
 
-def planted(
-    causes: str, about: str = NO_ROW, reference: str = "plain", ranks: int = 1, **expected: Any
-) -> Callable[[Callable[[Job], Any]], Callable[[Job], Any]]:
-    """Puts a function into the table under its name."""
-
-    def put(function: Callable[[Job], Any]) -> Callable[[Job], Any]:
-        PLANTED[function.__name__.replace("_", " ")] = Plant(function, ranks, reference, expected, causes, about)
-        return function
-
-    return put
-
-
-def updates_of(*names: str) -> str:
-    """Returns the pattern of rows on the updates of some parameters, alone or among others."""
+def updates_of(*names: int | str) -> str:
+    """Returns the pattern of the rows on updates of some parameters, alone or among others."""
     return rf"update: updates of (all |.*\b({'|'.join(map(str, names))}))"
 
 
-# -- gradients that do not arrive --------------------------------------------------------------------------------
+def named(names: str, words: str) -> str:
+    """Returns the pattern of a row with a parameter and a finding."""
+    return rf"({names}|all \d+ parameters).*({words})"
 
 
-def zeroed(job: Job, to_none: bool) -> None:
-    """Gradients are zeroed between backward and the update."""
-    model = job.net()
-    optimizer = adamw(model)
-    train(job, model, optimizer, before=lambda _: optimizer.zero_grad(set_to_none=to_none))
+# -- gradients that do not arrive, parameters that are not trained ---------------------------------------------------
 
 
-ARRIVES_NOT = r"(no gradient|gets? none|never changed|not reach|lost|missing|zeroed|→ 0\b)"
-PLANTED |= {
-    "gradients set to none before the update": Plant(
-        partial(zeroed, to_none=True), 1, "plain", {}, rf"(update|norm|gradient).*{ARRIVES_NOT}", updates_of(0)
-    ),
-    "gradients zeroed before the update": Plant(
-        partial(zeroed, to_none=False), 1, "plain", {}, rf"(update|norm|gradient).*{ARRIVES_NOT}", updates_of(0)
-    ),
-}
+def clear(model: Any, optimizer: Any, _step: int, to_none: bool = True) -> None:
+    """Zeroes gradients between backward and the update."""
+    optimizer.zero_grad(set_to_none=to_none)
 
 
-@planted(rf"3\.(weight|bias).*(in no optimizer|{ARRIVES_NOT})|in no optimizer", updates_of(3))
-def head_replaced_after_the_optimizer_was_made(job: Job) -> None:
-    """The head is another object than the optimizer has."""
-    model = job.net()
-    optimizer = adamw(model)
-    model[3] = copy.deepcopy(model[3])
-    train(job, model, optimizer)
-
-
-@planted(r"0\.weight.*(in no optimizer|no gradient)|in no optimizer", updates_of("0.weight"))
-def parameter_replaced_after_the_optimizer_was_made(job: Job) -> None:
-    """A re-initialization makes a new parameter."""
-    model = job.net()
-    optimizer = adamw(model)
-    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
-    train(job, model, optimizer)
-
-
-@planted(r"no gradient in the optimizer|another tensor|in no optimizer|gets? no", updates_of(0))
-def optimizer_of_a_copy(job: Job) -> None:
-    """The optimizer has the parameters of a copy."""
-    model = job.net()
-    train(job, model, adamw(copy.deepcopy(model)))
-
-
-@planted(r"3\.(weight|bias).*in no optimizer|in no optimizer", updates_of(3))
-def head_in_no_optimizer(job: Job) -> None:
-    """The optimizer gets the backbone alone."""
-    model = job.net()
-    train(job, model, adamw(model[:3]))
-
-
-@planted(r"3\.(weight|bias).*([23] times|two|several|more than one)", updates_of(3))
-def head_in_two_optimizers(job: Job) -> None:
-    """Two optimizers update the head."""
-    model = job.net()
-    both = [optim.SGD(model[3].parameters(), lr=1e-2), adamw(model)]
-    with job.watch(model, both):
-        for step in range(STEPS):
-            error(model, *job.batch(step)).backward()
-            for one in both:
-                one.step()
-            model.zero_grad()
-
-
-@planted(rf"(0\.weight|0\.bias).*({ARRIVES_NOT}|no gradient)", updates_of(0))
-def activation_detached(job: Job) -> None:
-    """The graph is cut after the first layer."""
-    model = job.net()
+def detach(model: Any) -> None:
+    """Cuts the graph after the first layer."""
     model[1].register_forward_hook(lambda _module, _inputs, output: output.detach())
-    train(job, model, adamw(model))
 
 
-@planted(rf"(0\.weight|0\.bias).*({ARRIVES_NOT}|no gradient)", updates_of(0))
-def no_grad_around_a_part(job: Job) -> None:
-    """The first layers run under no_grad."""
-    model = job.net()
-
-    def forward(x: torch.Tensor) -> Any:
-        with torch.no_grad():
-            y = model[1](model[0](x))
-        return model[3](model[2](y))
-
-    model.forward = forward
-    train(job, model, adamw(model))
+def first_without_gradients(model: Any) -> None:
+    """Runs the first layers under no_grad."""
+    first = model[0].forward
+    model[0].forward = torch.no_grad()(first)
 
 
-@planted(r"(does not train|not trained|frozen|no gradient|trainable).*\b(a|b)\b|\b(a|b)\b.*(does not train|not trained|frozen|not trainable)",
-         reference="lora")  # fmt: skip
-def adapters_frozen_by_mistake(job: Job) -> None:
-    """All of a model is frozen but a part of its base, which is trained in place of the adapters."""
-    model = Lora(job.seed)
+def replace_head(job: Job, of_weight: bool = False) -> None:
+    """Replaces a layer, or a parameter, after the optimizer was made."""
+    optimizer = adamw(model := job.net())
+    if of_weight:
+        model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+    else:
+        model[3] = copy.deepcopy(model[3])
+    train(job, model, optimizer)
+
+
+def only_a_bias(model: Any) -> None:
+    """Freezes all but a bias of the base."""
     model.requires_grad_(False)
     model.base.bias.requires_grad_(True)
-    train(job, model, optim.AdamW([model.base.bias], lr=1e-2))
 
 
-@planted(r"base.*(trains|train|reference)", r"update: trainable|parameters: trained|names", reference="lora")
-def base_that_trains(job: Job) -> None:
-    """The base of an adapter was not frozen."""
-    model = Lora(job.seed).requires_grad_(True)
-    train(job, model, adamw(model))
+def decay_frozen(model: Any, *_: Any) -> None:
+    """Changes frozen parameters by hand."""
+    for parameter in model[:3].parameters():
+        parameter.mul_(0.9)
 
 
-@planted(r"0\.weight.*(trains|reference)|3\.weight.*(trains|reference)|tied", reference="tied")
-def weights_untied(job: Job) -> None:
-    """The head's matrix begins equal to the embedding's, and is another parameter."""
-    torch.manual_seed(job.seed)
-    model = nn.Sequential(nn.Embedding(40, 16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 40, bias=False))
-    model[3].weight = nn.Parameter(model[0].weight.detach().clone())
-    train(job, model, adamw(model), loss=language)
+HEAD, FIRST = r"3\.(weight|bias)", r"0\.(weight|bias)"
+ALL_TRAINED = r"update: (updates|trainable)|reference: (names|trainable)"
+PLANTED |= {
+    "gradients set to none before the update": plant(usual(before=clear), NO_GRADIENT, updates_of(0)),
+    "gradients zeroed before the update": plant(
+        usual(before=partial(clear, to_none=False)), NO_GRADIENT, updates_of(0)
+    ),
+    "head replaced after the optimizer was made": plant(
+        replace_head, named(HEAD, f"{OPTIMIZERS}|{NO_GRADIENT}"), updates_of(3)
+    ),
+    "weight replaced after the optimizer was made": plant(
+        partial(replace_head, of_weight=True), named(FIRST, f"{OPTIMIZERS}|{NO_GRADIENT}"), updates_of("0.weight")
+    ),
+    "optimizer of a copy": plant(
+        usual(lambda model: adamw(copy.deepcopy(model))), f"{OPTIMIZERS}|{NO_GRADIENT}", updates_of(0)
+    ),
+    "head in no optimizer": plant(
+        usual(lambda model: adamw(model[:3])), named(HEAD, OPTIMIZERS), updates_of(3)
+    ),
+    "head in two optimizers": plant(
+        usual(lambda model: [of(optim.SGD, lr=1e-2)(model[3]), adamw(model)]),
+        named(HEAD, "[2-9] times|two|several|more than one"), updates_of(3),
+    ),
+    "activation detached": plant(usual(change=detach), named(FIRST, NO_GRADIENT), updates_of(0)),
+    "no_grad around a layer": plant(
+        usual(change=first_without_gradients), named(FIRST, NO_GRADIENT), updates_of(0)
+    ),
+    "adapters frozen by mistake": plant(
+        usual(trainable, Lora, change=only_a_bias),
+        r"\ba\b.*\b(train|no gradient|frozen)|train.*: a\b|not train", NEVER, "lora",
+    ),
+    "base that trains": plant(
+        usual(adamw, Lora, change=lambda model: model.requires_grad_(True)), r"base.*(train|reference)",
+        ALL_TRAINED + r" of (all|.*base)", "lora",
+    ),
+    "base in bf16 that trains": plant(
+        usual(adamw, LOW_LORA, change=lambda model: model.requires_grad_(True)),
+        r"masters.*(base|all).*bfloat16|base.*(train|reference)", r"dtypes: masters of (all|.*base)",
+        "lora on a bf16 base",
+    ),
+    "weights untied": plant(
+        usual(make=partial(language_model, is_tied=False), loss=language),
+        r"2\.weight.*(train|reference)|tied", NEVER, "tied",
+    ),
+    "frozen parameters that change": plant(
+        usual(change=lambda model: model[:3].requires_grad_(False), after=decay_frozen),
+        r"(frozen|0\.(weight|bias)|requires? no gradient).*(chang|differ)", r"frozen", "frozen backbone",
+    ),
+    "head frozen by mistake": plant(
+        usual(trainable, change=lambda model: model[3].requires_grad_(False)),
+        r"3\..*(train|frozen|reference)|train.*3\.", NEVER,
+    ),
+}  # fmt: skip
+
+# -- accumulation and updates ----------------------------------------------------------------------------------------
 
 
-@planted(
-    r"(frozen|0\.(weight|bias)|requires no gradient).*(chang|differ|update)|values.*0\.",
-    r"frozen",
-    reference="frozen backbone",
-)
-def frozen_parameters_that_change(job: Job) -> None:
-    """The backbone is frozen, and decayed by hand."""
-    model = job.net()
-    model[:3].requires_grad_(False)
-
-    def decay(_: int) -> None:
-        for parameter in model[:3].parameters():
-            parameter.mul_(0.9)
-
-    train(job, model, adamw(model), after=decay)
-
-
-# -- accumulation and updates ------------------------------------------------------------------------------------
-
-
-@planted(rf"accumulation: micro-batches|{PARAMETERS}|reference: norms", reference="sgd")
-def loss_not_divided(job: Job) -> None:
-    """The loss of each of four micro-batches is that of a batch of its own."""
-    model = job.net()
-    train(job, model, optim.SGD(model.parameters(), lr=0.1), micro=4, loss=lambda model, x: 4 * error(model, x))
-
-
-@planted(r"accumulation: micro-batches", r"accumulation: micro-batches", accumulation=4)
+@planted(MICRO, MICRO, accumulation=4)
 def update_in_each_micro_batch(job: Job) -> None:
     """The update is indented by one level too much."""
-    model = job.net()
-    optimizer = adamw(model)
+    optimizer = adamw(model := job.net())
     with job.watch(model, optimizer):
-        for step in range(STEPS):
-            for x in job.batch(step, 4):
-                (error(model, x) / 4).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        for number in range(4 * STEPS):
+            (error(model, job.batch(number // 4, 4)[number % 4]) / 4).backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
-@planted(r"accumulation: micro-batches", r"accumulation: micro-batches", accumulation=4)
+@planted(MICRO, MICRO, accumulation=4)
 def accumulation_off_by_one(job: Job) -> None:
     """`step % 4 == 0` in place of `(step + 1) % 4 == 0`: the first update has one micro-batch."""
-    model = job.net()
-    optimizer = adamw(model)
+    optimizer = adamw(model := job.net())
     with job.watch(model, optimizer):
         for number in range(17):
             (error(model, job.batch(number // 4, 4)[number % 4]) / 4).backward()
@@ -209,194 +164,140 @@ def accumulation_off_by_one(job: Job) -> None:
                 optimizer.zero_grad()
 
 
-@planted(r"accumulation: micro-batches", r"accumulation: micro-batches", accumulation=4)
-def three_micro_batches_of_four(job: Job) -> None:
-    """A micro-batch is dropped."""
-    model = job.net()
-    optimizer = adamw(model)
-    with job.watch(model, optimizer):
-        for step in range(STEPS):
-            for x in job.batch(step, 4)[:3]:
-                (error(model, x) / 4).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+def three_of_four(job: Job, step: int, _: int) -> list[torch.Tensor]:
+    """Returns three micro-batches of four."""
+    return job.batch(step, 4)[:3]
 
 
-@planted(r"(stale|zeroed|accumulat|add|left|norm)", reference="sgd")
+@planted(r"stale|zeroed|accumulat|left|add up|reference: norms", NEVER, "sgd")
 def gradients_never_zeroed(job: Job) -> None:
-    """There is no zero_grad, so that all gradients since the beginning add up."""
-    model = job.net()
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    """All gradients since the beginning add up."""
+    optimizer = sgd(model := job.net())
     with job.watch(model, optimizer):
         for step in range(STEPS):
             error(model, *job.batch(step)).backward()
             optimizer.step()
 
 
-@planted(r"2 times per step|second update|same gradient", updates_of(0))
-def two_updates_of_one_gradient(job: Job) -> None:
-    """The optimizer steps twice."""
-    model = job.net()
-    optimizer = adamw(model)
-    with job.watch(model, optimizer, ends="step") as watch:
-        for step in range(STEPS):
-            error(model, *job.batch(step)).backward()
-            optimizer.step()
-            optimizer.step()
-            optimizer.zero_grad()
-            watch.step()
-
-
-@planted(r"(same gradient|without a backward|no backward|2 times|micro-batches.*\b0\b)", updates_of(0))
-def update_without_a_backward(job: Job) -> None:
-    """A second update after each one uses its gradient again."""
-    model = job.net()
-    optimizer = adamw(model)
-    with job.watch(model, optimizer):
+def twice(job: Job, ends: str) -> None:
+    """Steps twice with one gradient."""
+    optimizer = adamw(model := job.net())
+    with job.watch(model, optimizer, ends=ends) as watch:
         for step in range(STEPS):
             error(model, *job.batch(step)).backward()
             optimizer.step()
             model(*job.batch(step))
             optimizer.step()
             optimizer.zero_grad()
+            if ends == "step":
+                watch.step()
 
 
-@planted(r"(never changed|learning rate|lr).*0|no change", updates_of(0))
-def learning_rate_of_zero(job: Job) -> None:
-    """The learning rate is 0 in every step."""
-    model = job.net()
-    train(job, model, adamw(model, 0.0, weight_decay=0))
-
-
-def schedule_at(job: Job, after: bool) -> None:
-    """A schedule steps in each of four micro-batches, or before the optimizer."""
-    model = job.net()
-    optimizer = adamw(model)
-    schedule = LambdaLR(optimizer, lambda step: 0.5**step)
+def schedule_at(job: Job, each: bool) -> None:
+    """Steps a schedule in each of four micro-batches, or before the optimizer."""
+    optimizer = adamw(model := job.net())
+    schedule = rates(lambda step: 0.5**step)(optimizer)
     with job.watch(model, optimizer):
         for step in range(STEPS):
-            for x in job.batch(step, 4):
+            for number, x in enumerate(job.batch(step, 4)):
                 (error(model, x) / 4).backward()
-                if after:
+                if each or number == 0:
                     schedule.step()
-            if not after:
-                schedule.step()
             optimizer.step()
             optimizer.zero_grad()
 
 
-PLANTED |= {
-    "schedule stepped in each micro-batch": Plant(
-        partial(schedule_at, after=True),
-        1,
-        "learning rate that halves",
-        {},
-        r"learning rate|\blr\b|schedul",
-        r"learning rate|\blr\b",
-    ),
-    "schedule stepped before the optimizer": Plant(
-        partial(schedule_at, after=False),
-        1,
-        "learning rate that halves",
-        {},
-        r"learning rate|\blr\b|schedul",
-        r"learning rate|\blr\b",
-    ),
-}
+def forget(_model: Any, optimizer: Any, _step: int) -> None:
+    """Drops the states after each update, as a resume without them."""
+    optimizer.state.clear()
 
 
-@planted(r"class of the optimizer", r"update: class", optimizer="AdamW")
-def another_optimizer(job: Job) -> None:
-    """A misspelled option fell back to SGD."""
-    model = job.net()
-    train(job, model, optim.SGD(model.parameters(), lr=1e-2))
-
-
-@planted(PARAMETERS, reference="groups")
-def decay_of_everything(job: Job) -> None:
-    """Weight decay of vectors, too, and one learning rate."""
-    model = job.net()
-    train(job, model, adamw(model, weight_decay=0.1))
-
-
-@planted(rf"{PARAMETERS}|learning rate|\blr\b")
-def learning_rate_ten_times_too_high(job: Job) -> None:
-    """A digit of the learning rate is missing."""
-    model = job.net()
-    train(job, model, adamw(model, 0.1))
-
-
-@planted(rf"{PARAMETERS}|moments|betas")
-def other_betas(job: Job) -> None:
-    """Adam's second beta is not the reference's."""
-    model = job.net()
-    train(job, model, adamw(model, betas=(0.5, 0.5)))
-
-
-@planted(PARAMETERS)
-def update_whose_sign_is_wrong_in_one_layer(job: Job) -> None:
-    """A layer's gradient is negated by a hook."""
-    model = job.net()
-    model[3].weight.register_hook(torch.neg)
-    train(job, model, adamw(model))
-
-
-@planted(r"states?|moments|reference: parameters after update [23]")
-def states_lost_after_each_update(job: Job) -> None:
-    """The optimizer is made anew in each step, as after a resume without its states."""
-    model = job.net()
-    optimizer = adamw(model)
-    train(job, model, optimizer, after=lambda _: optimizer.state.clear())
-
-
-@planted(r"initial values", r"reference: initial")
-def another_initialization(job: Job) -> None:
-    """The initial values are drawn again."""
-    model = job.net()
-    torch.manual_seed(job.seed + 1)
+def drawn_again(model: Any) -> None:
+    """Draws other initial values."""
+    torch.manual_seed(123)
     model[0].reset_parameters()
-    train(job, model, adamw(model))
 
 
-@planted(r"reference: losses", r"reference: losses")
-def other_data(job: Job) -> None:
-    """Batches come in another order."""
-    model = job.net()
-    shifted = Job(job.seed + 1)
-    train(job, model, adamw(model), loss=lambda model, x: error(model, shifted.batch(int(x.sum().abs() * 100))[0]))
+def other_order(job: Job, step: int, micro: int) -> list[torch.Tensor]:
+    """Returns the batches of other steps."""
+    return job.batch(step + 77, micro)
 
 
-# -- clipping ----------------------------------------------------------------------------------------------------
-
-NORM = r"norm: .*(→|clip|at the update)"
-
-
-@planted(NORM, r"norm: after", reference="clipped", clip=0.05)
-def clipping_left_out(job: Job) -> None:
-    """Nothing clips."""
-    model = job.net()
-    train(job, model, adamw(model))
+def first_again(job: Job, _step: int, micro: int) -> list[torch.Tensor]:
+    """Returns the first batch in each step."""
+    return job.batch(0, micro)
 
 
-@planted(NORM, r"norm: after", reference="clipped", clip=0.05)
-def clipping_after_the_update(job: Job) -> None:
-    """Gradients are clipped when they have been used."""
-    model = job.net()
-    train(job, model, adamw(model), after=lambda _: clip_grad_norm_(model.parameters(), 0.05))
+def with_dropout(model: Any) -> None:
+    """Leaves out half of the activations."""
+    model[1].register_forward_hook(lambda _module, _inputs, output: nn.functional.dropout(output, 0.5))
 
 
-@planted(NORM + r"|norm.*micro-batch", r"norm: after", reference="clipped", clip=0.05)
-def clipping_of_each_parameter(job: Job) -> None:
-    """Each parameter's gradient is clipped by its own norm."""
-    model = job.net()
-    train(job, model, adamw(model), before=lambda _: [clip_grad_norm_([p], 0.05) for p in model.parameters()])
+AGAIN = r"[2-9] times per step|second update|same gradient|without a backward|micro-batches.*\b0\b"
+PLANTED |= {
+    "loss not divided": plant(
+        usual(sgd, micro=4, loss=lambda model, x: 4 * error(model, x)), VALUES,
+        r"reference: (losses|norms)", "sgd",
+    ),
+    "loss divided twice": plant(
+        usual(sgd, micro=4, loss=lambda model, x: error(model, x) / 4), VALUES,
+        r"reference: (losses|norms)", "sgd",
+    ),
+    "three micro-batches of four": plant(
+        usual(micro=4, batch=three_of_four), MICRO, MICRO, accumulation=4
+    ),
+    "two updates of one gradient": plant(partial(twice, ends="step"), AGAIN, updates_of(0)),
+    "update without a backward": plant(partial(twice, ends="optimizer"), AGAIN, updates_of(0)),
+    "learning rate of zero": plant(
+        usual(of(optim.AdamW, lr=0.0)), f"{RATE}|no change|never changed", updates_of(0)
+    ),
+    "learning rate ten times too high": plant(usual(of(optim.AdamW, lr=0.1)), f"{RATE}|{VALUES}", RATE),
+    "schedule stepped in each micro-batch": plant(
+        partial(schedule_at, each=True), RATE, RATE, "learning rate that halves"
+    ),
+    "schedule stepped before the optimizer": plant(
+        partial(schedule_at, each=False), RATE, RATE, "learning rate that halves"
+    ),
+    "another optimizer": plant(
+        usual(of(optim.SGD, lr=1e-2)), r"class of the optimizer", r"update: class", optimizer="AdamW"
+    ),
+    "adamw in place of muon": plant(
+        usual(adamw, wide), r"class of the optimizer", r"update: class", "muon", optimizer="Muon"
+    ),
+    "decay of everything": plant(
+        usual(of(optim.AdamW, lr=1e-2, weight_decay=0.1)), rf"{VALUES}|{RATE}|decay", r"decay", "groups"
+    ),
+    "other betas": plant(usual(of(optim.AdamW, lr=1e-2, betas=(0.5, 0.5))), rf"{VALUES}|betas", r"betas"),
+    "gradient of one layer negated": plant(
+        usual(change=lambda model: model[3].weight.register_hook(torch.neg) and None), VALUES, NEVER
+    ),
+    "states lost after each update": plant(
+        usual(after=forget), r"states?\b|moments|reference: parameters after update [23]", NEVER
+    ),
+    "another initialization": plant(usual(change=drawn_again), r"initial values", r"reference: initial"),
+    "other data": plant(usual(batch=other_order), r"reference: losses", r"reference: losses"),
+    "one batch again and again": plant(
+        usual(batch=first_again), r"reference: losses|data", r"reference: losses"
+    ),
+    "dropout that should be off": plant(usual(change=with_dropout), VALUES, r"reference: losses"),
+    "evaluation mode in training": plant(
+        usual(MOMENTUM, convolution, change=nn.Module.eval), rf"{VALUES}|buffer|eval", NEVER, "convolution"
+    ),
+}  # fmt: skip
+
+# -- clipping --------------------------------------------------------------------------------------------------------
 
 
-@planted(NORM + r"|norm.*(each|every) micro-batch|reference: norms", r"norm: after", reference="clipped", clip=0.05)
+def clip_each(model: Any, *_: Any) -> None:
+    """Clips each parameter's gradient by its own norm."""
+    for parameter in model.parameters():
+        clip_grad_norm_([parameter], 0.05)
+
+
+@planted(NORM + r"|reference: norms", AFTER, "clipped", clip=0.05)
 def clipping_in_each_micro_batch(job: Job) -> None:
     """The running sum is clipped after each backward."""
-    model = job.net()
-    optimizer = adamw(model)
+    optimizer = adamw(model := job.net())
     with job.watch(model, optimizer):
         for step in range(STEPS):
             for x in job.batch(step, 4):
@@ -406,152 +307,123 @@ def clipping_in_each_micro_batch(job: Job) -> None:
             optimizer.zero_grad()
 
 
-@planted(NORM + r"|reference: (norms|parameters)", r"norm: after", reference="clipped", clip=0.05)
-def clipping_of_scaled_gradients(job: Job) -> None:
-    """A scaler's gradients are clipped before they are unscaled."""
-    model = job.net()
-    optimizer, scaler = adamw(model), torch.amp.GradScaler("cpu", init_scale=256.0)
-    with job.watch(model, optimizer):
-        for step in range(STEPS):
-            scaler.scale(autocast(model, *job.batch(step), dtype=torch.float16)).backward()
-            clip_grad_norm_(model.parameters(), 0.05)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
+PLANTED |= {
+    "clipping left out": plant(usual(), NORM, AFTER, "clipped", clip=0.05),
+    "clipping after the update": plant(
+        usual(after=lambda model, *_: clip_grad_norm_(model.parameters(), 0.05)),
+        NORM, AFTER, "clipped", clip=0.05,
+    ),
+    "clipping to another norm": plant(usual(clip=0.5), NORM, AFTER, "clipped", clip=0.05),
+    "clipping of each parameter": plant(usual(before=clip_each), NORM, AFTER, "clipped", clip=0.05),
+    "clipping of scaled gradients": plant(
+        usual(scale=256.0, loss=partial(autocast, dtype=torch.float16),
+                before=lambda model, *_: clip_grad_norm_(model.parameters(), 0.05)),
+        NORM, AFTER, "clipped", clip=0.05,
+    ),
+}  # fmt: skip
+
+# -- numbers ---------------------------------------------------------------------------------------------------------
 
 
-# -- numbers -------------------------------------------------------------------------------------------------------
-
-FINITE = r"finite|\bnan\b|\binf\b"
-
-
-@planted(FINITE, r"(update: updates of all)|finite")
-def loss_that_is_not_a_number(job: Job) -> None:
-    """The loss is the root of something negative."""
-    model = job.net()
-    train(job, model, adamw(model), loss=lambda model, x: (model(x) - 5).sqrt().mean())
+def head_of_zeros(model: Any) -> None:
+    """Makes all outputs 0."""
+    model[3].requires_grad_(False).weight.zero_()
+    model[3].bias.zero_()
+    model[3].requires_grad_(True)
 
 
-@planted(FINITE, r"finite")
-def gradients_that_are_infinite(job: Job) -> None:
-    """The gradient of a root at 0 is infinite, and the loss is finite."""
-    model = job.net()
-    model[3].weight.data.zero_()
-    model[3].bias.data.zero_()
-    train(job, model, optim.SGD(model.parameters(), lr=1e-2), loss=lambda model, x: (model(x) ** 2).sqrt().mean())
-
-
-@planted(FINITE, r"finite")
-def one_weight_is_not_a_number(job: Job) -> None:
-    """A gradient of one bias becomes NaN."""
-    model = job.net()
+def one_is_nan(model: Any) -> None:
+    """Makes one element of a gradient NaN."""
     model[0].bias.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor(3), math.nan))
-    train(job, model, adamw(model))
 
 
-@planted(r"scaling|skipped|finite", r"scaling")
-def updates_that_are_skipped_forever(job: Job) -> None:
-    """Gradients of each step are infinite, and the scaler's factor cannot shrink."""
-    model = job.net()
-    optimizer, scaler = adamw(model), torch.amp.GradScaler("cpu", init_scale=256.0, backoff_factor=0.9999)
-    with job.watch(model, optimizer):
-        for step in range(STEPS):
-            scaler.scale(error(model, *job.batch(step)) * 1e38).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-
-
-def low(job: Job, first: int = 0, kind: Any = None) -> None:
-    """The parameters from a layer on are bf16, and nothing keeps them wider."""
-    model = job.net()
+def low_from(model: Any, first: int = 0) -> None:
+    """Makes the parameters from a layer on bf16, and keeps none of them wider."""
     model[first:].bfloat16()
     model[first].register_forward_pre_hook(lambda _module, inputs: inputs[0].bfloat16())
-    train(job, model, kind(model.parameters()) if kind else adamw(model, 1e-3))
 
 
-MASTERS = r"dtypes: (masters|moments|values).*bfloat16"
-PLANTED |= {
-    "masters in bf16": Plant(low, 1, "plain", {}, MASTERS, r"dtypes: masters"),
-    "some masters in bf16": Plant(partial(low, first=3), 1, "plain", {}, MASTERS, r"dtypes: masters of .*3\."),
-    "masters in bf16, declared": Plant(low, 1, "plain", {"masters": "float32"}, MASTERS, r"dtypes: masters"),
-}
+def low_moments(model: Any) -> Any:
+    """Returns an optimizer whose states are cast after each update."""
+    optimizer = of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=False)(model)
 
-
-@planted(r"dtypes: moments.*bfloat16", r"dtypes: moments", reference="sgd with momentum")
-def moments_in_bf16(job: Job) -> None:
-    """The optimizer's states are cast after each update."""
-    model = job.net()
-    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
-
-    def cast(*_: object) -> None:
+    def cast(*_: Any) -> None:
         for state in optimizer.state.values():
             state["momentum_buffer"] = state["momentum_buffer"].bfloat16()
 
     optimizer.register_step_post_hook(cast)
-    train(job, model, optimizer)
+    return optimizer
 
 
-@planted(r"dtypes: modules.*(float32|bfloat16)", r"dtypes: modules compute", computes="bfloat16")
-def autocast_of_the_head_alone(job: Job) -> None:
-    """The block of autocast ends too early."""
-    model = job.net()
-
-    def forward(x: torch.Tensor) -> Any:
-        y = model[2](model[1](model[0](x)))
-        with torch.autocast("cpu", torch.bfloat16):
-            return model[3](y)
-
-    model.forward = forward
-    train(job, model, adamw(model))
+def autocast_of_the_head(model: Any) -> None:
+    """Ends autocast too early: it begins with the head."""
+    head = model[3].forward
+    model[3].forward = torch.autocast("cpu", torch.bfloat16)(head)
 
 
-@planted(r"dtypes: modules compute", r"dtypes: modules compute", computes="bfloat16")
-def autocast_that_does_nothing(job: Job) -> None:
-    """Autocast is disabled by an option."""
-    model = job.net()
+def autocast_disabled(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """Returns the loss under a disabled autocast."""
     with torch.autocast("cpu", torch.bfloat16, enabled=False):
-        train(job, model, adamw(model))
+        return error(model, x)
 
 
-@planted(
-    r"(never changed|no change|never rounded|masters|in the model|copied|once per step|reference: (losses|norms))",
-    updates_of(0),
-)
+def stubborn(job: Job) -> None:
+    """Skips all updates: gradients are infinite, and the scaler's factor does not shrink."""
+    optimizer, scaler = adamw(model := job.net()), torch.amp.GradScaler("cpu", init_scale=256.0, backoff_factor=0.9999)
+    train(job, model, optimizer, scaler=scaler, loss=lambda model, x: error(model, x) * 1e38)
+
+
+@planted(r"masters|copied|never changed|in the model|reference: (losses|norms)", updates_of(0))
 def masters_that_are_not_copied_back(job: Job) -> None:
     """fp32 copies are updated, and the model keeps its initial values."""
     model = job.net()
     copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
-    optimizer = optim.AdamW(copies, lr=1e-2)
 
-    def hand_over(_: int) -> None:
+    def hand_over(*_: Any) -> None:
         for master, parameter in zip(copies, model.parameters(), strict=True):
             master.grad, parameter.grad = parameter.grad, None
 
-    train(job, model, optimizer, before=hand_over)
-
-
-@planted(r"reference: (losses|norms|parameters)")
-def dropout_that_should_be_off(job: Job) -> None:
-    """Dropout was configured to 0 and is 0.5."""
-    model = job.net()
-    model[1].register_forward_hook(lambda _module, _inputs, output: nn.functional.dropout(output, 0.5))
-    train(job, model, adamw(model))
-
-
-@planted(r"reference: (losses|parameters)|buffer", reference="batch normalization")
-def evaluation_mode_in_training(job: Job) -> None:
-    """model.eval() after a validation is never undone, so that BatchNorm has the initial statistics."""
-    torch.manual_seed(job.seed)
-    layers = [nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()]
-    model = nn.Sequential(*layers, nn.Linear(32, OUT)).eval()
-    train(job, model, optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    train(job, model, optim.AdamW(copies, lr=1e-2), before=hand_over)
 
 
 @planted(r"this option changed nothing", r"knob")
 def option_without_effect(job: Job) -> None:
-    """An option is read by nothing: compared with a run without it."""
-    first = Job(job.seed)
-    train(first, m := job.net(), adamw(m))
+    """An option is read by nothing: the loop is compared with one without it."""
+    usual()(first := Job(job.seed))
     job.expected = {"unlike": first.certificate}
-    train(job, m := job.net(), adamw(m))
+    usual()(job)
+
+
+MASTERS, MODULES = r"dtypes: (masters|moments|values).*bfloat16", r"dtypes: modules"
+PLANTED |= {
+    "loss that is not a number": plant(
+        usual(loss=lambda model, x: (model(x) - 5).sqrt().mean()), FINITE, f"{updates_of(0)}|{FINITE}"
+    ),
+    "gradients that are infinite": plant(
+        usual(change=torch.no_grad()(head_of_zeros), loss=lambda model, x: model(x).square().sum().sqrt()),
+        FINITE, f"{updates_of(3)}|{FINITE}",
+    ),
+    "one weight that is not a number": plant(usual(change=one_is_nan), FINITE, FINITE),
+    "updates that are skipped forever": plant(stubborn, f"scaling|skipped|{FINITE}", r"scaling"),
+    "masters in bf16": plant(
+        usual(of(optim.AdamW, lr=1e-3), change=low_from), MASTERS, r"dtypes: masters"
+    ),
+    "masters in bf16, declared": plant(
+        usual(change=low_from), MASTERS, r"dtypes: masters", masters="float32"
+    ),
+    "some masters in bf16": plant(
+        usual(change=partial(low_from, first=3)), MASTERS, r"dtypes: masters of (all|.*3\.)"
+    ),
+    "moments in bf16": plant(
+        usual(low_moments), r"moments.*bfloat16", r"dtypes: moments", "sgd with momentum"
+    ),
+    "everything in bf16": plant(
+        usual(change=nn.Module.bfloat16, loss=of_low), MASTERS, r"dtypes: masters"
+    ),
+    "autocast of the head alone": plant(
+        usual(change=autocast_of_the_head), MODULES, MODULES, computes="bfloat16"
+    ),
+    "autocast that does nothing": plant(
+        usual(loss=autocast_disabled), MODULES, MODULES, computes="bfloat16"
+    ),
+}  # fmt: skip

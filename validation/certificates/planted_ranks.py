@@ -3,398 +3,273 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn, optim
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim.lr_scheduler import LambdaLR
 
 import zerobench
 
-from .honest_ranks import averaged
-from .loops import OUT, WIDTH, Job, Plant, adamw, error, train
+from .honest import convolution, normalized, of_low, rates, recompute
+from .honest_ranks import average_gradients, ddp, fsdp2, shard, unused
+from .loops import Job, Plant, adamw, at_once, autocast, error, nothing, of, plant, row_of, sgd, train, usual
+from .planted import (
+    AFTER,
+    FINITE,
+    FIRST,
+    HEAD,
+    MASTERS,
+    MICRO,
+    NO_GRADIENT,
+    OPTIMIZERS,
+    RATE,
+    detach,
+    first_again,
+    named,
+    updates_of,
+)
 
 PLANTED: dict[str, Plant] = {}
 """Name -> loop."""
 
-DIVERGE = r"(partition: .*(values|parameters).*(differ|not equal|other)|reduced over the ranks: 0|0 times|(not|never) reduced)"
-VALUES = r"partition: values"
-REFERENCE = r"reference: (norms|parameters|losses)"
+between = partial(plant, ranks=2)
+planted = partial(row_of, PLANTED, between)
+
+DIVERGE = r"(values|parameters|checksum|bits).*(differ|not equal|other)|: 0 times|(not|never) reduced|not synchron"
+WRAPPER = DIVERGE + r"|wrapper|was not called|bypass"
+COPIES = r"partition: (values|bits|checksum)"
+FACTOR = r"reference: (norms|parameters)|sum over 2 ranks|second division"
+REDUCED = r"reduced over the ranks"
+SAME_DATA = r"same data|(equal|same).*loss|loss.*(equal|same)|reference: losses"
+
+# -- ranks that diverge ----------------------------------------------------------------------------------------------
 
 
-def planted(
-    causes: str, about: str = r"(?!)", reference: str = "plain", **expected: Any
-) -> Callable[[Callable[[Job], Any]], Callable[[Job], Any]]:
-    """Puts a function into the table under its name."""
-
-    def put(function: Callable[[Job], Any]) -> Callable[[Job], Any]:
-        PLANTED[function.__name__.replace("_", " ")] = Plant(function, 2, reference, expected, causes, about)
-        return function
-
-    return put
+def never(model: Any, _: bool) -> AbstractContextManager[Any]:
+    """Reduces no micro-batch."""
+    context: AbstractContextManager[Any] = model.no_sync()
+    return context
 
 
-# -- gradients that are not reduced ------------------------------------------------------------------------------
+def first_alone(model: Any, is_last: bool) -> AbstractContextManager[Any]:
+    """Reduces the first micro-batch in place of the last."""
+    return never(model, is_last) if is_last else at_once()
 
 
-@planted(DIVERGE, VALUES)
-def ddp_that_never_synchronizes(job: Job) -> None:
-    """Each micro-batch is under no_sync."""
-    model = DDP(job.net())
-    train(job, model, adamw(model, 3e-4), delay=lambda model, _: model.no_sync())
+def head_added(model: Any) -> Any:
+    """Wraps a model before its head is added."""
+    head = model.pop(3)
+    called = DDP(model)
+    model.append(head)
+    return called
 
 
-@planted(DIVERGE, VALUES)
-def ddp_that_synchronizes_the_first_micro_batch(job: Job) -> None:
-    """no_sync covers the last micro-batch in place of the others."""
-    model = DDP(job.net())
-    train(job, model, adamw(model), micro=2, delay=lambda model, is_last: model.no_sync() if is_last else nullcontext())
+def ignored_by_mistake(model: Any) -> None:
+    """Matches one name too many."""
+    DDP._set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])
 
 
-@planted(DIVERGE + r"|extra|head|Linear.*3", VALUES + r" of (all|.*3\.)")
-def head_added_after_wrapping(job: Job) -> None:
-    """DDP does not know the head."""
-    whole = job.net()
-    model = DDP(whole[:3])
-    model.module.append(whole[3])
-    train(job, model, adamw(model))
+def own_noise(model: Any, *_: Any) -> None:
+    """Adds other noise on each rank."""
+    noise = torch.Generator().manual_seed(dist.get_rank())
+    for parameter in model.parameters():
+        parameter.grad.add_(1e-3 * torch.randn(parameter.shape, generator=noise))
 
 
-@planted(DIVERGE + r"|wrapper|not called|bypass", VALUES)
+def zeroed_on_one(model: Any, _optimizer: Any, step: int, at: int | None = None) -> None:
+    """Zeroes gradients of rank 1; with `at` in one step alone, as a guard on the loss of a rank does."""
+    if dist.get_rank() and at in (None, step):
+        model.zero_grad(set_to_none=at is not None)
+
+
+def clip_on_one(model: Any, *_: Any) -> None:
+    """Clips on rank 0 alone."""
+    if dist.get_rank() == 0:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+
+def average_all_but_the_head(model: Any, *_: Any) -> None:
+    """Forgets a layer."""
+    average_gradients(model[:3])
+
+
+def own_values(job: Job) -> nn.Module:
+    """Returns a network with other values on each rank."""
+    return Job(job.seed + 1 + job.rank).net()
+
+
+def own_rate(model: Any) -> Any:
+    """Returns an optimizer with another learning rate on each rank."""
+    return of(optim.AdamW, lr=1e-2 * (1 + dist.get_rank()))(model)
+
+
+@planted(WRAPPER, COPIES)
 def wrapper_that_is_not_called(job: Job) -> None:
     """The loop calls ddp.module."""
     model = DDP(job.net())
     train(job, model, adamw(model), loss=lambda model, x: error(model.module, x))
 
 
-@planted(DIVERGE + r"|wrapper|not called|bypass", VALUES)
-def wrapper_that_is_not_called_whose_module_is_watched(job: Job) -> None:
-    """The loop calls the model that DDP has wrapped, and watches it."""
-    model = job.net()
-    called = DDP(model)
+@planted(WRAPPER, COPIES)
+def wrapped_model_that_is_called_itself(job: Job) -> None:
+    """The loop calls and watches the model that DDP has wrapped."""
+    called = DDP(model := job.net())
     train(job, model, adamw(called))
 
 
-@planted(DIVERGE, VALUES)
-def gradients_of_one_rank_zeroed(job: Job) -> None:
-    """Rank 1 zeroes its gradients after they were reduced."""
-    model = DDP(job.net())
-    train(job, model, adamw(model), before=lambda _: [p.grad.zero_() for p in model.parameters() if job.rank])
-
-
-@planted(DIVERGE + r"|values.*differ", r"partition: values")
-def reduction_by_hand_that_is_missing(job: Job) -> None:
-    """A plain loop on two ranks forgets to reduce."""
-    model = job.net()
-    train(job, model, adamw(model))
-
-
-@planted(DIVERGE + r"|values.*differ", r"partition: values of (all|.*3\.)")
-def reduction_by_hand_of_some(job: Job) -> None:
-    """The head's gradients are not reduced."""
-    model = job.net()
-    train(job, model, adamw(model), before=lambda _: averaged(model[:3].parameters()))
-
-
-@planted(DIVERGE, VALUES + r" of (all|.*0\.)")
-def parameter_that_ddp_ignores_by_mistake(job: Job) -> None:
-    """A pattern of ignored names matches too much."""
-    model = job.net()
-    DDP._set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])
-    called = DDP(model)
-    torch.manual_seed(job.rank)
-    train(job, called, adamw(called))
-
-
-@planted(DIVERGE, VALUES)
-def noise_that_differs_between_ranks(job: Job) -> None:
-    """Each rank adds its own noise to reduced gradients."""
-    model = DDP(job.net())
-    torch.manual_seed(job.rank)
-    train(
-        job, model, adamw(model), before=lambda _: [p.grad.add_(1e-3 * torch.randn_like(p)) for p in model.parameters()]
-    )
-
-
-@planted(DIVERGE, VALUES)
-def seeds_of_ranks_differ_without_ddp(job: Job) -> None:
-    """Gradients are averaged by hand, and each rank has drawn its own initial values."""
-    model = Job(job.seed + job.rank).net()
-    train(job, model, adamw(model), before=lambda _: averaged(model.parameters()))
-
-
-@planted(DIVERGE + r"|learning rate|\blr\b", VALUES)
-def learning_rate_of_one_rank(job: Job) -> None:
-    """Rank 1 has another learning rate."""
-    model = DDP(job.net())
-    train(job, model, adamw(model, 1e-2 * (1 + job.rank)))
-
-
-@planted(DIVERGE + r"|learning rate|\blr\b", VALUES)
+@planted(f"{DIVERGE}|{RATE}", COPIES)
 def schedule_of_one_rank(job: Job) -> None:
     """Rank 0 alone steps the schedule."""
-    model = DDP(job.net())
-    optimizer = adamw(model)
-    schedule = LambdaLR(optimizer, lambda step: 0.5**step)
-    train(job, model, optimizer, after=lambda _: schedule.step() if job.rank == 0 else None)
+    optimizer = adamw(model := DDP(job.net()))
+    schedule = rates(lambda step: 0.5**step)(optimizer)
+    train(job, model, optimizer, after=nothing if job.rank else lambda *_: schedule.step())
 
 
-@planted(DIVERGE + r"|norm: ", VALUES, reference="clipped")
-def clipping_on_one_rank(job: Job) -> None:
-    """Rank 0 alone clips."""
-    model = DDP(job.net())
-    train(job, model, adamw(model), clip=0.05 if job.rank == 0 else None)
+PLANTED |= {
+    "ddp that never synchronizes": between(
+        ddp(of(optim.AdamW, lr=3e-4), delay=never), DIVERGE, COPIES
+    ),
+    "ddp that reduces the first micro-batch": between(ddp(micro=2, delay=first_alone), DIVERGE, COPIES),
+    "ddp under autocast that never synchronizes": between(ddp(delay=never, loss=autocast), DIVERGE, COPIES),
+    "recomputed model that never synchronizes": between(ddp(delay=never, change=recompute), DIVERGE, COPIES),
+    "head added after wrapping": between(
+        usual(wrap=head_added), f"{DIVERGE}|{HEAD}", COPIES + r" of (all|.*3\.)"
+    ),
+    "parameter that ddp ignores by mistake": between(
+        ddp(change=ignored_by_mistake), f"{DIVERGE}|{FIRST}", COPIES + r" of (all|.*0\.)"
+    ),
+    "gradients of one rank zeroed": between(ddp(before=zeroed_on_one), DIVERGE, COPIES),
+    "update of one rank skipped": between(ddp(before=partial(zeroed_on_one, at=2)), DIVERGE, COPIES),
+    "noise of each rank": between(ddp(before=own_noise), DIVERGE, COPIES),
+    "learning rate of one rank": between(ddp(own_rate), f"{DIVERGE}|{RATE}", COPIES),
+    "clipping on one rank": between(ddp(before=clip_on_one), f"{DIVERGE}|norm: ", COPIES, "clipped"),
+    "reduction by hand that is missing": between(usual(), DIVERGE, COPIES),
+    "reduction by hand of all but the head": between(
+        usual(before=average_all_but_the_head), f"{DIVERGE}|{HEAD}", COPIES + r" of (all|.*3\.)"
+    ),
+    "seeds of ranks that differ": between(
+        usual(make=own_values, before=average_gradients), f"{DIVERGE}|initial", COPIES
+    ),
+    "statistics that differ": between(
+        usual(make=normalized, wrap=partial(DDP, broadcast_buffers=False)), r"buffer|running", r"buffer",
+        "batch normalization",
+    ),
+    "statistics of convolutions that differ": between(
+        usual(make=convolution, wrap=partial(DDP, broadcast_buffers=False)), r"buffer|running", r"buffer",
+        "convolution",
+    ),
+}  # fmt: skip
+
+# -- reductions and clipping -----------------------------------------------------------------------------------------
 
 
-@planted(DIVERGE, VALUES)
-def update_skipped_on_one_rank(job: Job) -> None:
-    """A guard on the rank's own loss skips the update there."""
-    model = DDP(job.net())
-
-    def guard(step: int) -> None:
-        if job.rank and step == 2:
-            model.zero_grad()
-
-    train(job, model, adamw(model), before=guard)
+def sum_hook(model: Any) -> None:
+    """Sums and does not divide."""
+    reduced = partial(dist.all_reduce, async_op=True)
+    model.register_comm_hook(None, lambda _, it: reduced(it.buffer()).get_future().then(lambda done: done.value()[0]))
 
 
-@planted(r"buffer", r"partition: .*buffer", reference="batch normalization of a layer")
-def buffers_that_differ(job: Job) -> None:
-    """Statistics of BatchNorm are each rank's own, and the wrapper was told not to send them."""
-    torch.manual_seed(job.seed)
-    inner = nn.Sequential(nn.Linear(WIDTH, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, OUT))
-    model = DDP(inner, broadcast_buffers=False)
-    train(job, model, adamw(model))
-
-
-# -- gradients that are reduced wrongly --------------------------------------------------------------------------
-
-
-def scaled_gradients(
-    job: Job, factor: float, optimizer: Callable[[Any], Any] = lambda m: optim.SGD(m.parameters(), lr=0.1)
-) -> None:
+def multiplied(model: Any, *_: Any, factor: float) -> None:
     """Multiplies gradients after DDP's mean."""
-    model = DDP(job.net())
-    train(job, model, optimizer(model), before=lambda _: [p.grad.mul_(factor) for p in model.parameters()])
+    for parameter in model.parameters():
+        parameter.grad.mul_(factor)
 
 
-FACTOR = r"reference: (norms|parameters).*|sum over 2 ranks|second division"
+def by_local_norm(model: Any, *_: Any) -> None:
+    """Clips by the norm of the rank's own shards."""
+    own = [p.grad.to_local() for p in model.parameters()]
+    torch._foreach_mul_(own, float(0.05 / torch.cat([one.flatten() for one in own]).norm().clamp_min(0.05)))
 
 
-@planted(FACTOR, r"reference: (norms|parameters)", reference="sgd")
-def sum_over_ranks(job: Job) -> None:
-    """A hook of DDP sums and does not divide."""
-    model = DDP(job.net())
-
-    def hook(_: object, bucket: Any) -> Any:
-        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0])
-
-    model.register_comm_hook(None, hook)
-    train(job, model, optim.SGD(model.parameters(), lr=0.1))
+def clip_then_reduce(model: Any, *_: Any) -> None:
+    """Clips on each rank, then sums."""
+    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
 
 
 PLANTED |= {
-    "gradients averaged twice": Plant(
-        partial(scaled_gradients, factor=0.5), 2, "sgd", {}, FACTOR, r"reference: parameters"
+    "sum over the ranks": between(ddp(sgd, prepare=sum_hook), FACTOR, r"reference: (norms|parameters)", "sgd"),
+    "gradients averaged twice": between(
+        ddp(sgd, before=partial(multiplied, factor=0.5)), FACTOR, r"reference: parameters", "sgd"
     ),
-    "gradients multiplied by the ranks": Plant(
-        partial(scaled_gradients, factor=2.0), 2, "sgd", {}, FACTOR, r"reference: parameters"
+    "gradients multiplied by the ranks": between(
+        ddp(sgd, before=partial(multiplied, factor=2.0)), FACTOR, r"reference: parameters", "sgd"
     ),
-}
+    "gradients reduced twice": between(
+        ddp(sgd, before=average_gradients), REDUCED, REDUCED, "sgd", reductions=1
+    ),
+    "accumulation without no_sync": between(
+        ddp(micro=2, delay=at_once), REDUCED, REDUCED, reductions=1
+    ),
+    "fsdp2 that reduces each micro-batch": between(
+        fsdp2(micro=2, delay=at_once), REDUCED, REDUCED, reductions=1
+    ),
+    "clipping of local norms": between(fsdp2(before=by_local_norm), r"norm: ", AFTER, "clipped", clip=0.05),
+    "clipping before the reduction": between(
+        usual(before=clip_then_reduce), r"norm: ", AFTER, "clipped", clip=0.05
+    ),
+}  # fmt: skip
+
+# -- data, dtypes, parts ---------------------------------------------------------------------------------------------
 
 
-@planted(
-    r"reduced over the ranks: (1\.\d+|2|3)|twice|reference",
-    r"accumulation: each gradient",
-    reference="sgd",
-    reductions=1,
-)
-def gradients_reduced_twice(job: Job) -> None:
-    """The loop averages gradients that DDP has averaged."""
-    model = DDP(job.net())
-    train(job, model, optim.SGD(model.parameters(), lr=0.1), before=lambda _: averaged(model.parameters()))
+def data_of_rank_0(job: Job, step: int, micro: int) -> list[torch.Tensor]:
+    """Returns the same rows on all ranks: there is no DistributedSampler."""
+    return Job(job.seed, 0, job.ranks).batch(step, micro)
 
 
-@planted(r"reduced over the ranks", r"accumulation: each gradient", reductions=1)
-def accumulation_without_no_sync(job: Job) -> None:
-    """Each micro-batch is reduced."""
-    model = DDP(job.net())
-    train(job, model, adamw(model), micro=2, delay=lambda *_: nullcontext())
-
-
-@planted(r"reduced over the ranks", r"accumulation: each gradient", reductions=1)
-def fsdp2_that_reduces_each_micro_batch(job: Job) -> None:
-    """set_requires_gradient_sync is not called."""
-    model: Any = job.net()
-    fully_shard(model, mesh=init_device_mesh("cpu", (job.ranks,)))
-    train(job, model, adamw(model), micro=2, delay=lambda *_: nullcontext())
-
-
-@planted(r"norm: ", r"norm: after", reference="clipped", clip=0.05)
-def clipping_of_local_norms(job: Job) -> None:
-    """Each rank clips by the norm of its own shards."""
-    model: Any = job.net()
-    fully_shard(model, mesh=init_device_mesh("cpu", (job.ranks,)))
-
-    def clip(_: int) -> None:
-        own = [p.grad.to_local() for p in model.parameters()]
-        norm = torch.cat([one.flatten() for one in own]).norm()
-        torch._foreach_mul_(own, float(0.05 / norm.clamp_min(0.05)))
-
-    train(job, model, adamw(model), before=clip)
-
-
-@planted(r"norm: |" + DIVERGE, r"norm: after", reference="clipped", clip=0.05)
-def clipping_before_the_reduction(job: Job) -> None:
-    """Gradients are clipped on each rank, and then averaged."""
+def zero2(job: Job, batch: Callable[..., Any]) -> None:
+    """Trains under our engine."""
     model = job.net()
-
-    def clip(_: int) -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        averaged(model.parameters())
-        for parameter in model.parameters():
-            parameter.grad *= 0.5
-
-    train(job, model, adamw(model), before=clip)
+    engine = zerobench.initialize(model, adamw(model), strategy="zero2")
+    train(job, engine, engine, batch=batch)
 
 
-# -- data ------------------------------------------------------------------------------------------------------------
-
-SAME_DATA = r"same data|equal.*loss|loss.*equal|loss.*(each|every|all) rank|reference: losses"
-
-
-@planted(SAME_DATA, r"reference: losses|data")
-def all_ranks_get_the_same_data(job: Job) -> None:
-    """There is no DistributedSampler."""
-    model = DDP(job.net())
-    train_on(job, Job(job.seed, 0, job.ranks), model)
+def infinite_on_one(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """Returns the loss of a batch that has infinite values on rank 1."""
+    return error(model, x / (1.0 - dist.get_rank()))
 
 
-def train_on(job: Job, data: Job, model: Any) -> None:
-    """Trains on the batches of another job."""
-    optimizer = adamw(model)
-    with job.watch(model, optimizer):
-        for step in range(6):
-            error(model, *data.batch(step)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@planted(SAME_DATA, r"reference: losses|data")
-def all_ranks_of_fsdp2_get_the_same_data(job: Job) -> None:
-    """There is no DistributedSampler."""
-    model: Any = job.net()
-    fully_shard(model, mesh=init_device_mesh("cpu", (job.ranks,)))
-    train_on(job, Job(job.seed, 0, job.ranks), model)
-
-
-@planted(SAME_DATA, r"reference: losses|data")
-def all_ranks_of_zero2_get_the_same_data(job: Job) -> None:
-    """There is no DistributedSampler."""
-    model: Any = job.net()
-    engine: Any = zerobench.initialize(model, adamw(model), strategy="zero2")
-    first = Job(job.seed, 0, job.ranks)
-    with job.watch(engine, engine):
-        for step in range(6):
-            engine.backward(error(engine, *first.batch(step)))
-            engine.step()
-            engine.zero_grad()
-
-
-@planted(r"reference: losses", r"reference: losses")
-def data_of_one_rank_is_repeated(job: Job) -> None:
-    """The sampler is never told of the next epoch: each step has the first one's batch."""
-    model = DDP(job.net())
-    optimizer = adamw(model)
-    with job.watch(model, optimizer):
-        for _ in range(6):
-            error(model, *job.batch(0)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-# -- numbers and parts -------------------------------------------------------------------------------------------------
-
-
-def sharded(
-    job: Job, dtype: torch.dtype = torch.float32, policy: MixedPrecisionPolicy | None = None, **how: Any
-) -> None:
-    """Trains under FSDP2."""
-    model: Any = job.net().to(dtype)
-    fully_shard(model, mesh=init_device_mesh("cpu", (job.ranks,)), mp_policy=policy or MixedPrecisionPolicy())
-    train(job, model, adamw(model, 1e-3), loss=lambda model, x: error(model, x.to(dtype)), **how)
-
-
-WIRE = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-PLANTED |= {
-    "fsdp2 with masters in bf16": Plant(
-        partial(sharded, dtype=torch.bfloat16),
-        2,
-        "plain",
-        {},
-        r"dtypes: (masters|moments).*bfloat16",
-        r"dtypes: masters",
-    ),
-    "fsdp2 that ignores a dtype of the wire": Plant(
-        sharded, 2, "plain", {"wire": {"all_gather": "bfloat16"}}, r"dtypes: all_gather", r"dtypes: all_gather"
-    ),
-    "fsdp2 that reduces in bf16": Plant(
-        partial(sharded, policy=WIRE),
-        2,
-        "plain",
-        {"wire": {"reduce_scatter": "float32"}},
-        r"dtypes: reduce_scatter",
-        r"dtypes: reduce_scatter",
-    ),
-}
-
-
-@planted(r"copies|partition: ", r"partition: copies", copies=1)
-def states_that_are_not_partitioned(job: Job) -> None:
-    """The option of a ZeRO stage is read by nothing: DDP keeps all states on each rank."""
-    model = DDP(job.net())
-    train(job, model, adamw(model))
-
-
-@planted(r"finite|\bnan\b|\binf\b", r"finite")
-def gradients_of_one_rank_are_not_finite(job: Job) -> None:
-    """Rank 1's batch has a value that is infinite, which the reduction sends to all."""
-    model = DDP(job.net())
-    train(job, model, adamw(model), loss=lambda model, x: error(model, x / (0.0 if job.rank else 1.0)))
-
-
-@planted(r"(0\.weight|0\.bias).*(no gradient|never changed)|no gradient", r"update: updates of (all|.*0\.)")
-def activation_detached_under_ddp(job: Job) -> None:
-    """The graph is cut, and unused parameters are looked for, so that nothing raises."""
-    inner = job.net()
-    inner[1].register_forward_hook(lambda _module, _inputs, output: output.detach())
-    model = DDP(inner, find_unused_parameters=True)
-    train(job, model, adamw(model))
-
-
-@planted(r"in no optimizer", r"update: updates of (all|.*3\.)")
-def head_in_no_optimizer_under_ddp(job: Job) -> None:
-    """The optimizer gets the backbone alone."""
-    model = DDP(job.net())
-    train(job, model, adamw(model.module[:3]))
-
-
-@planted(r"accumulation: micro-batches", r"accumulation: micro-batches", accumulation=2)
+@planted(MICRO, MICRO, accumulation=2)
 def one_rank_accumulates_less(job: Job) -> None:
-    """Rank 1 has one micro-batch, whose loss is not divided, and rank 0 two."""
+    """Rank 1 has one micro-batch, and rank 0 two."""
     model = DDP(job.net())
-    optimizer = adamw(model)
-    with job.watch(model, optimizer):
-        for step in range(6):
-            pieces = job.batch(step, 2 - job.rank)
-            for number, x in enumerate(pieces, 1):
-                with nullcontext() if number == len(pieces) else model.no_sync():
-                    (error(model, x) / len(pieces)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    train(job, model, adamw(model), micro=2 - job.rank)
+
+
+IN_BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+PLANTED |= {
+    "all ranks have the same data": between(ddp(batch=data_of_rank_0), SAME_DATA, r"reference: losses|data"),
+    "all ranks of fsdp2 have the same data": between(
+        fsdp2(batch=data_of_rank_0), SAME_DATA, r"reference: losses|data"
+    ),
+    "all ranks of zero2 have the same data": between(
+        partial(zero2, batch=data_of_rank_0), SAME_DATA, r"reference: losses|data"
+    ),
+    "ranks repeat their first batch": between(
+        ddp(batch=first_again), r"reference: losses|data", r"reference: losses"
+    ),
+    "fsdp2 with masters in bf16": between(
+        fsdp2(of(optim.AdamW, lr=1e-3), change=nn.Module.bfloat16, loss=of_low), MASTERS, r"dtypes: masters"),
+    "fsdp2 that ignores a dtype of the wire": between(
+        fsdp2, r"dtypes: all_gather", r"dtypes: all_gather", wire={"all_gather": "bfloat16"}
+    ),
+    "fsdp2 that reduces in bf16": between(
+        usual(wrap=partial(shard, policy=IN_BF16)), r"dtypes: reduce_scatter", r"dtypes: reduce_scatter",
+        wire={"reduce_scatter": "float32"},
+    ),
+    "states that are not partitioned": between(ddp(), r"partition: copies", r"partition: copies", copies=1),
+    "batch of one rank that is not finite": between(ddp(loss=infinite_on_one), FINITE, FINITE),
+    "activation detached under ddp": between(
+        usual(change=detach, wrap=unused), named(FIRST, NO_GRADIENT), updates_of(0)
+    ),
+    "head in no optimizer under ddp": between(
+        ddp(lambda model: adamw(model.module[:3])), named(HEAD, OPTIMIZERS), updates_of(3)
+    ),
+}  # fmt: skip
