@@ -98,14 +98,10 @@ def run(chosen: argparse.Namespace) -> int:
 def summary(honest: Sequence[CertificateOfLoop], planted: Sequence[CertificateOfLoop]) -> list[CertificateCount]:
     """Returns the counts, with and without references."""
     return [
-        counted(
-            f"{kind}, {'with' if has else 'without'} a reference",
-            [row for row in rows if bool(row.reference) is has],
-            is_planted,
-        )
-        for kind, rows, is_planted in (("honest", honest, False), ("planted", planted, True))
-        for has in (False, True)
-    ]  # fmt: skip
+        counted(f"{kind}, {words} a reference", [row for row in rows if bool(row.reference) is has])
+        for kind, rows in (("honest", honest), ("planted", planted))
+        for has, words in ((False, "without"), (True, "with"))
+    ]
 
 
 def run_all(patterns: Sequence[str], seed: int) -> list[CertificateOfLoop]:

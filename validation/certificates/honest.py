@@ -73,7 +73,7 @@ def by_closure(job: Job, kind: str, gradients: str = "") -> None:
     with job.watch(model, optimizer):
         for step in range(STEPS):
 
-            def closure(step: int = step) -> torch.Tensor:
+            def closure(step: int = step) -> Any:
                 optimizer.zero_grad()
                 loss = error(model, *job.batch(step))
                 if gradients != "grad":
@@ -181,7 +181,7 @@ def by_tokens(model: Any, *_: Any) -> None:
         parameter.grad /= 16 * OUT
 
 
-def sums(model: Any, x: torch.Tensor, micro: int = 1) -> torch.Tensor:
+def sums(model: Any, x: torch.Tensor, micro: int = 1) -> Any:
     """Returns a sum over tokens, which the number of micro-batches does not divide."""
     return micro * (model(x) - x[:, :OUT]).square().sum()
 
@@ -215,7 +215,7 @@ HONEST |= {
         usual(before=by_tokens, clip=5.0, loss=partial(sums, micro=2), micro=2), "never clipped", clip=5.0
     ),
     "micro-batches of other sizes": loop(
-        usual(batch=unequal, micro=2, loss=lambda *it: sums(*it, micro=2) / 128), "plain", accumulation=2
+        usual(batch=unequal, micro=2, loss=lambda model, x: 2 * sums(model, x) / 128), "plain", accumulation=2
     ),
     "epochs of six micro-batches": loop(usual(micro=(4, 2, 4, 2, 4)), accumulation=4),
     "epochs of six, from a short one": loop(usual(micro=(2, 4, 2, 4, 2)), "plain", accumulation=4),
@@ -251,7 +251,7 @@ class Lora(nn.Module):
         self.base = nn.Linear(WIDTH, OUT).to(dtype).requires_grad_(False)
         self.a, self.b = nn.Parameter(torch.randn(4, WIDTH) / 4), nn.Parameter(torch.zeros(OUT, 4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         """Returns the layer's output plus the adapter's."""
         return self.base(x.to(self.base.weight.dtype)).float() + x @ self.a.T @ self.b.T
 
@@ -270,10 +270,10 @@ def language(model: Any, x: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def language_model(job: Job, is_tied: bool = True, sparse: bool = False) -> nn.Module:
+def language_model(job: Job, is_tied: bool = True, sparse: bool = False) -> Any:
     """Returns an embedding, and a head that has the same matrix."""
     torch.manual_seed(job.seed)
-    model = nn.Sequential(
+    model: Any = nn.Sequential(
         nn.Embedding(40, WIDTH, sparse=sparse), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 40, bias=False)
     )
     if not sparse:
@@ -289,7 +289,7 @@ class Experts(nn.Module):
         torch.manual_seed(job.seed)
         self.experts, self.route = nn.ModuleList(nn.Linear(WIDTH, OUT) for _ in range(3)), route
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         """Returns the output of one expert."""
         return self.experts[self.route(x)](x)
 
@@ -302,7 +302,7 @@ class Gate(nn.Module):
         self.module, self.my_module = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
         self.weight, self.bias = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         """Returns the gated output."""
         return x + self.bias + self.weight * self.my_module(self.module(x).tanh())
 
@@ -431,7 +431,7 @@ class Target(nn.Module):
         super().__init__()
         self.online, self.target = job.net(), job.net()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         """Returns the error of temporal differences."""
         with torch.no_grad():
             goal = x[:, 0] + 0.9 * self.target(x).amax(-1)
@@ -454,11 +454,11 @@ class ActorCritic(nn.Module):
         torch.manual_seed(job.seed)
         self.actor, self.critic = nn.Linear(WIDTH, 2), nn.Linear(WIDTH + 2, 1)
 
-    def forward(self, x: torch.Tensor, action: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, action: torch.Tensor | None = None) -> Any:
         """Returns the value of an action, by default the policy's."""
         return self.critic(torch.cat([x, self.actor(x).tanh() if action is None else action], -1))
 
-    def evaluate(self, x: torch.Tensor) -> torch.Tensor:
+    def evaluate(self, x: torch.Tensor) -> Any:
         """Returns the policy's log probabilities of the first action, as policies of libraries do."""
         return self.actor(x).log_softmax(-1)[:, 0]
 
@@ -509,7 +509,7 @@ def preferences(model: Any, x: torch.Tensor) -> torch.Tensor:
     return -F.logsigmoid(both[0] - both[1]).mean()
 
 
-def inner_loop(model: Any, x: torch.Tensor) -> torch.Tensor:
+def inner_loop(model: Any, x: torch.Tensor) -> Any:
     """Returns the loss after an inner update (MAML)."""
     named = dict(model.named_parameters())
     slopes = torch.autograd.grad(error(model, x), list(named.values()), create_graph=True)
@@ -517,7 +517,7 @@ def inner_loop(model: Any, x: torch.Tensor) -> torch.Tensor:
     return (torch.func.functional_call(model, moved, x) - x[:, :OUT]).square().mean()
 
 
-def by_teacher(model: Any, x: torch.Tensor) -> torch.Tensor:
+def by_teacher(model: Any, x: torch.Tensor) -> Any:
     """Returns the usual loss; a frozen teacher is called beside."""
     return error(model, x) + 0 * error(Job(1).net().requires_grad_(False), x)
 
@@ -651,7 +651,7 @@ class StochasticRounding(optim.Optimizer):
             p.copy_(((bits + torch.randint(1 << 16, bits.shape, dtype=torch.int32)) & -65536).view(torch.float32))
 
 
-def of_low(model: Any, x: torch.Tensor) -> torch.Tensor:
+def of_low(model: Any, x: torch.Tensor) -> Any:
     """Returns the loss of a model in bf16."""
     return error(lambda y: model(y.bfloat16()), x)
 

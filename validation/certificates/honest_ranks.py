@@ -306,7 +306,7 @@ def pipeline_by_hand(job: Job) -> None:
                 y = torch.empty(8, 8)
                 dist.recv(y, 0)
                 model(y.requires_grad_()).square().mean().backward()
-                dist.send(y.grad, 0)
+                dist.send(torch.as_tensor(y.grad), 0)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -315,14 +315,14 @@ class Sum(torch.autograd.Function):
     """Sums over the ranks in forward; in backward each rank has the gradient whole."""
 
     @staticmethod
-    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         """Returns the sum."""
         y = x.clone()
         dist.all_reduce(y)
         return y
 
     @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
         """Returns the gradient as it is."""
         return gradient
 

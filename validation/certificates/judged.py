@@ -14,16 +14,16 @@ exception are refused (an error of the watch) or crashed.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from zerobench.records import CertificateRow
+from zerobench.watching import WatchError
 
 from .loops import Plant
 
 ACCUSING = ("different", "unusual")
-HONEST_CLASSES = ("clean", "unusual", "accused", "refused", "crashed")
-PLANTED_CLASSES = ("named", "misnamed", "cannot be told", "missed", "refused", "crashed")
 SEPARATOR = " | "
 
 
@@ -83,36 +83,28 @@ def judged(
         kind = "named" if named_by else "misnamed"
     else:
         kind = "cannot be told" if any(row.verdict == "cannot be told" for row in about) else "missed"
-    counts = [sum(row.verdict == verdict for row in rows) for verdict in ("same", *ACCUSING, "cannot be told")]
+    number = Counter(row.verdict for row in rows)
     shown = SEPARATOR.join(f"{row.verdict}: {text_of(row)}" for row in accusing)
     wrong = SEPARATOR.join(map(text_of, wrongly))
-    return CertificateOfLoop(loop, ranks, reference, kind, named_by, wrong, *counts, shown, seed)
+    return CertificateOfLoop(
+        loop, ranks, reference, kind, named_by, wrong, number["same"], number["different"], number["unusual"],
+        number["cannot be told"], shown, seed,
+    )  # fmt: skip
 
 
 def failed(loop: str, ranks: int, reference: str, error: BaseException, seed: int) -> CertificateOfLoop:
     """Returns the row of a loop that ended with an exception."""
-    kind = (
-        "refused" if type(error).__module__.startswith("zerobench.watching") or "watch" in str(error)[:8] else "crashed"
-    )
+    kind = "refused" if isinstance(error, WatchError) or str(error).startswith("watch") else "crashed"
     shown = " ".join(f"{type(error).__name__}: {error}".split())[:400]
     return CertificateOfLoop(loop, ranks, reference, kind, "", "", 0, 0, 0, 0, shown, seed)
 
 
-def counted(kind: str, rows: Iterable[CertificateOfLoop], is_planted: bool) -> CertificateCount:
+def counted(kind: str, rows: Iterable[CertificateOfLoop]) -> CertificateCount:
     """Returns the summary of some runs."""
     rows = list(rows)
-
-    def of(*kinds: str) -> int:
-        return sum(row.kind in kinds for row in rows)
-
-    if is_planted:
-        by = [
-            sum(row.kind == "named" and row.named_by == verdict for row in rows) for verdict in ("unusual", "different")
-        ]
-        return CertificateCount(
-            kind, len(rows), 0, *by, of("misnamed"), of("cannot be told"), of("missed"), of("refused", "crashed"),
-            sum(bool(row.wrongly_same) for row in rows),
-        )  # fmt: skip
+    number = Counter(row.named_by if row.kind == "named" else row.kind for row in rows)
     return CertificateCount(
-        kind, len(rows), of("clean"), of("unusual"), of("accused"), 0, 0, 0, of("refused", "crashed"), 0
-    )
+        kind, len(rows), number["clean"], number["unusual"], number["different"] + number["accused"],
+        number["misnamed"], number["cannot be told"], number["missed"], number["refused"] + number["crashed"],
+        sum(bool(row.wrongly_same) for row in rows),
+    )  # fmt: skip

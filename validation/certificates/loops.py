@@ -47,7 +47,7 @@ class Job:
         """Returns this rank's part of a global batch in micro-batches."""
         return list(self.draw(step, ROWS, WIDTH).chunk(self.ranks)[self.rank].chunk(micro))
 
-    def net(self) -> nn.Sequential:
+    def net(self) -> Any:
         """Returns the network of most loops, with the seed's values."""
         torch.manual_seed(self.seed)
         return nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.LayerNorm(32), nn.Linear(32, OUT))
@@ -106,12 +106,12 @@ adamw = of(optim.AdamW, lr=1e-2)
 sgd = of(optim.SGD, lr=0.1)
 
 
-def error(model: Any, x: torch.Tensor) -> torch.Tensor:
+def error(model: Any, x: torch.Tensor) -> Any:
     """Returns the loss of most loops."""
     return (model(x).float() - x[:, :OUT]).square().mean()
 
 
-def autocast(model: Any, x: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def autocast(model: Any, x: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> Any:
     """Returns the loss of a forward in a narrow dtype."""
     with torch.autocast("cpu", dtype):
         y = model(x)

@@ -361,7 +361,7 @@ def autocast_of_the_head(model: Any) -> None:
     model[3].forward = torch.autocast("cpu", torch.bfloat16)(head)
 
 
-def autocast_disabled(model: Any, x: torch.Tensor) -> torch.Tensor:
+def autocast_disabled(model: Any, x: torch.Tensor) -> Any:
     """Returns the loss under a disabled autocast."""
     with torch.autocast("cpu", torch.bfloat16, enabled=False):
         return error(model, x)

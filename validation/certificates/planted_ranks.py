@@ -98,7 +98,7 @@ def average_all_but_the_head(model: Any, *_: Any) -> None:
     average_gradients(model[:3])
 
 
-def own_values(job: Job) -> nn.Module:
+def own_values(job: Job) -> Any:
     """Returns a network with other values on each rank."""
     return Job(job.seed + 1 + job.rank).net()
 
@@ -231,7 +231,7 @@ def zero2(job: Job, batch: Callable[..., Any]) -> None:
     train(job, engine, engine, batch=batch)
 
 
-def infinite_on_one(model: Any, x: torch.Tensor) -> torch.Tensor:
+def infinite_on_one(model: Any, x: torch.Tensor) -> Any:
     """Returns the loss of a batch that has infinite values on rank 1."""
     return error(model, x / (1.0 - dist.get_rank()))
 
