@@ -150,7 +150,8 @@ def run_one(
 ) -> CertificateOfLoop:
     """Runs a loop on this rank and returns its row, which is complete on rank 0."""
     loop, references = work.loop, folder / "references"
-    to = None if work.reference or ranks > 1 else references / work.name
+    is_kept = ranks == 1 and not work.reference and not isinstance(loop, Plant)
+    to = references / work.name if is_kept else None
     job = Job(seed, rank, ranks, loop.expected, references / work.reference if work.reference else None, to)
     try:
         with ExitStack() as stack:
@@ -160,6 +161,8 @@ def run_one(
                 stack.enter_context(rank_environment(rank, ranks, "cpu", "gloo", rendezvous, 1, MEETING_S))
             stack.enter_context(leave_out())
             loop.function(job)
+        if rank == 0 and job.certificate is None:
+            raise ValueError("the loop made no certificate")
     except Exception as error:
         traceback.print_exc()
         return failed(work.name, ranks, work.reference, error, seed)

@@ -42,12 +42,40 @@ def wide(job: Job) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 128, bias=False), *middle, nn.Linear(128, OUT, bias=False))
 
 
+def square(model: Any, x: torch.Tensor) -> Any:
+    """Returns the mean square of the outputs."""
+    return model(x).square().mean()
+
+
+def without_biases(job: Job) -> nn.Module:
+    """Returns a network whose parameters are all matrices, or begin at 1."""
+    torch.manual_seed(job.seed)
+    return nn.Sequential(nn.Linear(WIDTH, 64, bias=False), nn.SiLU(), nn.RMSNorm(64), nn.Linear(64, OUT, bias=False))
+
+
+def large(job: Job) -> nn.Module:
+    """Returns a network of a large matrix."""
+    torch.manual_seed(job.seed)
+    return nn.Sequential(nn.Linear(WIDTH, 1024, bias=False), nn.Tanh(), nn.Linear(1024, 1024, bias=False))
+
+
+def with_buffer(job: Job, drawn: int = 0) -> nn.Module:
+    """Returns a network that adds a fixed table to its inputs."""
+    model = job.net()
+    model[0].register_buffer("table", Job(job.seed).draw(950 + drawn, WIDTH))
+    model[0].register_forward_pre_hook(lambda layer, inputs: inputs[0] + layer.table)
+    return model
+
+
 MUON = of(optim.Muon, lr=1e-2)
 both_kinds = partial(halves, first=partial(optim.Muon, lr=1e-2), second=partial(optim.AdamW, lr=1e-2))
 
 HONEST |= {
     "plain": loop(usual(), accumulation=1),
     "plain again": loop(usual(), "plain"),
+    "without biases": loop(usual(of(optim.AdamW, lr=3e-4), without_biases)),
+    "large": loop(usual(of(optim.AdamW, lr=1e-3), large, loss=square)),
+    "with a buffer": loop(usual(make=with_buffer)),
     "fused": loop(usual(of(optim.AdamW, lr=1e-2, fused=True)), "plain"),
     "for each parameter": loop(usual(of(optim.AdamW, lr=1e-2, foreach=False)), "plain"),
     "four micro-batches": loop(usual(micro=4), "plain", accumulation=4),
@@ -535,7 +563,7 @@ HONEST |= {
     "policy that is evaluated": loop(
         usual(lambda m: ADAM(m.actor), ActorCritic, loss=lambda m, x: -(m.evaluate(x) * x.sum(-1)).mean())
     ),
-    "gan, its critic watched": loop(partial(gan, critics=1, watches="critic")),
+    "gan, its critic watched": loop(partial(gan, critics=1, watches="critic"), accumulation=1),
     "gan, its generator watched": loop(partial(gan, critics=1, watches="generator")),
     "wgan, five critic steps": loop(partial(gan, critics=5, watches="generator")),
     "wgan with a gradient penalty": loop(partial(gan, critics=1, watches="critic", penalty=True)),
@@ -711,7 +739,12 @@ def trainer(job: Job, **options: Any) -> None:
             save_strategy="no", logging_strategy="no", disable_tqdm=True, **options,
         )  # fmt: skip
         callback = zerobench.trainer_callback(verify=zerobench.ExpectedTraining(**job.expected), timeout_s=30)
-        transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback]).train()
+        try:
+            transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback]).train()
+        except Exception as error:
+            if callback.watch is not None:
+                callback.watch.stop(error)  # a Trainer calls no callback when it fails
+            raise
     job.certificate = callback.watch.certificate
 
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import zerobench
 
-from .honest import convolution, normalized, of_low, rates, recompute
+from .honest import large, of_low, rates, recompute, square, with_buffer, without_biases
 from .honest_ranks import average_gradients, ddp, fsdp2, shard, unused
 from .loops import Job, Plant, adamw, at_once, autocast, error, nothing, of, plant, row_of, sgd, train, usual
 from .planted import (
@@ -103,6 +103,16 @@ def own_values(job: Job) -> Any:
     return Job(job.seed + 1 + job.rank).net()
 
 
+def large_and_own(job: Job) -> nn.Module:
+    """Returns matrices so large that their norms hardly differ between ranks."""
+    return large(Job(job.seed + 1 + job.rank))
+
+
+def own_buffer(job: Job) -> nn.Module:
+    """Returns a network with a buffer that each rank has drawn."""
+    return with_buffer(job, job.rank)
+
+
 def own_rate(model: Any) -> Any:
     """Returns an optimizer with another learning rate on each rank."""
     return of(optim.AdamW, lr=1e-2 * (1 + dist.get_rank()))(model)
@@ -132,8 +142,9 @@ def schedule_of_one_rank(job: Job) -> None:
 
 PLANTED |= {
     "ddp that never synchronizes": between(
-        ddp(of(optim.AdamW, lr=3e-4), delay=never), DIVERGE, COPIES
+        ddp(of(optim.AdamW, lr=3e-4), without_biases, delay=never), DIVERGE, COPIES, "without biases"
     ),
+    "ddp that never synchronizes its biases": between(ddp(delay=never), DIVERGE, COPIES),
     "ddp that reduces the first micro-batch": between(ddp(micro=2, delay=first_alone), DIVERGE, COPIES),
     "ddp under autocast that never synchronizes": between(ddp(delay=never, loss=autocast), DIVERGE, COPIES),
     "recomputed model that never synchronizes": between(ddp(delay=never, change=recompute), DIVERGE, COPIES),
@@ -141,27 +152,30 @@ PLANTED |= {
         usual(wrap=head_added), f"{DIVERGE}|{HEAD}", COPIES + r" of (all|.*3\.)"
     ),
     "parameter that ddp ignores by mistake": between(
-        ddp(change=ignored_by_mistake), f"{DIVERGE}|{FIRST}", COPIES + r" of (all|.*0\.)"
+        ddp(change=ignored_by_mistake), f"{DIVERGE}|{FIRST}", COPIES + r" of (all|.*0\.weight)"
     ),
     "gradients of one rank zeroed": between(ddp(before=zeroed_on_one), DIVERGE, COPIES),
     "update of one rank skipped": between(ddp(before=partial(zeroed_on_one, at=2)), DIVERGE, COPIES),
     "noise of each rank": between(ddp(before=own_noise), DIVERGE, COPIES),
     "learning rate of one rank": between(ddp(own_rate), f"{DIVERGE}|{RATE}", COPIES),
     "clipping on one rank": between(ddp(before=clip_on_one), f"{DIVERGE}|norm: ", COPIES, "clipped"),
-    "reduction by hand that is missing": between(usual(), DIVERGE, COPIES),
+    "reduction by hand that is missing": between(usual(), f"{DIVERGE}|and the reduction", COPIES),
     "reduction by hand of all but the head": between(
         usual(before=average_all_but_the_head), f"{DIVERGE}|{HEAD}", COPIES + r" of (all|.*3\.)"
     ),
     "seeds of ranks that differ": between(
         usual(make=own_values, before=average_gradients), f"{DIVERGE}|initial", COPIES
     ),
-    "statistics that differ": between(
-        usual(make=normalized, wrap=partial(DDP, broadcast_buffers=False)), r"buffer|running", r"buffer",
-        "batch normalization",
+    "values of ranks that differ under ddp": between(
+        usual(of(optim.AdamW, lr=1e-3), large_and_own, wrap=partial(DDP, init_sync=False), loss=square),
+        f"{DIVERGE}|initial", COPIES, "large",
     ),
-    "statistics of convolutions that differ": between(
-        usual(make=convolution, wrap=partial(DDP, broadcast_buffers=False)), r"buffer|running", r"buffer",
-        "convolution",
+    "buffer of each rank": between(
+        usual(make=own_buffer, before=average_gradients), r"buffer", r"buffer", "with a buffer"
+    ),
+    "buffer of each rank under ddp": between(
+        usual(make=own_buffer, wrap=partial(DDP, init_sync=False, broadcast_buffers=False)), r"buffer", r"buffer",
+        "with a buffer",
     ),
 }  # fmt: skip
 
@@ -171,7 +185,9 @@ PLANTED |= {
 def sum_hook(model: Any) -> None:
     """Sums and does not divide."""
     reduced = partial(dist.all_reduce, async_op=True)
-    model.register_comm_hook(None, lambda _, it: reduced(it.buffer()).get_future().then(lambda done: done.value()[0]))
+    model.register_comm_hook(
+        None, lambda _, bucket: reduced(bucket.buffer()).get_future().then(lambda done: done.value()[0])
+    )
 
 
 def multiplied(model: Any, *_: Any, factor: float) -> None:
@@ -236,11 +252,15 @@ def infinite_on_one(model: Any, x: torch.Tensor) -> Any:
     return error(model, x / (1.0 - dist.get_rank()))
 
 
-@planted(MICRO, MICRO, accumulation=2)
-def one_rank_accumulates_less(job: Job) -> None:
-    """Rank 1 has one micro-batch, and rank 0 two."""
+def less_on_one(job: Job, step: int, _: int) -> list[torch.Tensor]:
+    """Returns both micro-batches on rank 0, and the first on rank 1."""
+    return job.batch(step, 2)[: 2 - job.rank]
+
+
+@planted(rf"{MICRO}|reference: losses", MICRO, accumulation=2)
+def one_rank_drops_a_micro_batch(job: Job) -> None:
     model = DDP(job.net())
-    train(job, model, adamw(model), micro=2 - job.rank)
+    train(job, model, adamw(model), micro=2 - job.rank, batch=less_on_one)
 
 
 IN_BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
@@ -258,7 +278,7 @@ PLANTED |= {
     "fsdp2 with masters in bf16": between(
         fsdp2(of(optim.AdamW, lr=1e-3), change=nn.Module.bfloat16, loss=of_low), MASTERS, r"dtypes: masters"),
     "fsdp2 that ignores a dtype of the wire": between(
-        fsdp2, r"dtypes: all_gather", r"dtypes: all_gather", wire={"all_gather": "bfloat16"}
+        fsdp2(), r"dtypes: all_gather", r"dtypes: all_gather", wire={"all_gather": "bfloat16"}
     ),
     "fsdp2 that reduces in bf16": between(
         usual(wrap=partial(shard, policy=IN_BF16)), r"dtypes: reduce_scatter", r"dtypes: reduce_scatter",
