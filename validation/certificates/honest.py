@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -59,7 +60,7 @@ def large(job: Job) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 1024, bias=False), nn.Tanh(), nn.Linear(1024, 1024, bias=False))
 
 
-def with_buffer(job: Job, drawn: int = 0) -> nn.Module:
+def with_buffer(job: Job, drawn: int = 0) -> Any:
     """Returns a network that adds a fixed table to its inputs."""
     model = job.net()
     model[0].register_buffer("table", Job(job.seed).draw(950 + drawn, WIDTH))
@@ -725,10 +726,22 @@ def ours(job: Job, strategy: str, **how: Any) -> None:
     train(job, engine, engine, **how)
 
 
+def see_world(job: Job) -> None:
+    """Lets accelerate see the ranks of this loop, as under torchrun; it keeps what it saw first."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    if job.ranks > 1:
+        os.environ.update(RANK=str(job.rank), LOCAL_RANK=str(job.rank), MASTER_ADDR="localhost", OMP_NUM_THREADS="1")
+        os.environ.update(WORLD_SIZE=str(job.ranks), LOCAL_WORLD_SIZE=str(job.ranks))
+
+
 def trainer(job: Job, **options: Any) -> None:
     """Trains in transformers' Trainer."""
     import transformers
 
+    see_world(job)
     torch.manual_seed(job.seed)
     sizes: dict[str, Any] = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(bos_token_id=0, eos_token_id=0, **sizes))
@@ -752,6 +765,7 @@ def accelerated(job: Job, micro: int) -> None:
     """Trains with accelerate."""
     import accelerate
 
+    see_world(job)
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=micro)
     model = job.net()
     model, optimizer = accelerator.prepare(model, adamw(model))
