@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import zerobench
 
-from .loops import OUT, STEPS, WIDTH, Job, Loop, adamw, autocast, error, loop, of, row_of, sgd, train, usual
+from .loops import OUT, STEPS, WIDTH, Job, Loop, adamw, autocast, error, loop, nothing, of, row_of, sgd, train, usual
 
 HONEST: dict[str, Loop] = {}
 """Name -> loop."""
@@ -144,6 +144,19 @@ def sharpness_aware(job: Job) -> None:
                 torch._foreach_sub_(list(model.parameters()), moves)
             optimizer.step()
             optimizer.zero_grad()
+
+
+@honest()
+def update_by_hand(job: Job) -> None:
+    """There is no optimizer."""
+    model = job.net()
+    with job.watch(model, None, ends="step") as watch:
+        for step in range(STEPS):
+            error(model, *job.batch(step)).backward()
+            for parameter in model.parameters():
+                parameter.data.sub_(parameter.grad, alpha=0.1)
+                parameter.grad = None
+            watch.step()
 
 
 @honest()
@@ -419,6 +432,7 @@ HONEST |= {
         usual(make=lambda job: nn.Sequential(Gate(), Gate(), nn.Linear(WIDTH, OUT)))
     ),
     "batch normalization": loop(usual(make=normalized)),
+    "frozen statistics": loop(usual(make=normalized, change=lambda model: model[1].eval())),
     "convolution": loop(usual(MOMENTUM, convolution)),
     "convolution in a warm-up": loop(usual(of(optim.SGD, lr=2e-5, momentum=0.9), convolution)),
     "spectral normalization": loop(usual(MOMENTUM, partial(convolution, wrap=spectral_norm))),
@@ -719,10 +733,17 @@ def compiled(job: Job, of_step: bool = False, backend: str = "eager") -> None:
     train(job, model if of_step else torch.compile(model, backend=backend), optimizer)
 
 
-def ours(job: Job, strategy: str, **how: Any) -> None:
+def ours(
+    job: Job,
+    strategy: str,
+    change: Callable[[Any], Any] = nothing,
+    options: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> None:
     """Trains under our engine."""
     model = job.net()
-    engine = zerobench.initialize(model, adamw(model), strategy=strategy)
+    change(model)
+    engine = zerobench.initialize(model, adamw(model), strategy=strategy, **(options or {}))
     train(job, engine, engine, **how)
 
 
