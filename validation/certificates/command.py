@@ -2,8 +2,9 @@
 many failures are named, with and without a reference.
 
 Loops of one process run in one process, and loops of two ranks in two, over gloo; each in a process group of its own.
-A loop that ends with an exception is a row like the others. All values come from one seed, which is drawn anew for each
-call. Nothing is timed, and a busy machine changes no row.
+A loop that ends with an exception is a row like the others. All values come from one seed, which is drawn for each
+call. Nothing is timed, and a busy machine changes no row. Exit code 1: an honest loop is accused or has no certificate,
+or a row about a planted failure says `same`.
 
     python -m validation certificates                         all loops, to results/certificates
     python -m validation certificates --only "*lora*"         these loops, on standard output; by name, or by a
@@ -68,7 +69,7 @@ def loops() -> dict[str, Loop]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     parser.add_argument("--only", action="append", metavar="PATTERN", help="names of loops; nothing is written")
-    parser.add_argument("--seed", type=int, help="default: drawn anew")
+    parser.add_argument("--seed", type=int, help="default: drawn")
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: %(default)s")
     parser.add_argument("--list", action="store_true", help="print the names of all loops")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import zerobench
 
-from .loops import OUT, STEPS, WIDTH, Job, Loop, adamw, autocast, error, loop, of, row_of, sgd, train, usual
+from .loops import OUT, STEPS, WIDTH, Job, Loop, adamw, autocast, error, loop, nothing, of, row_of, sgd, train, usual
 
 HONEST: dict[str, Loop] = {}
 """Name -> loop."""
@@ -59,7 +60,7 @@ def large(job: Job) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 1024, bias=False), nn.Tanh(), nn.Linear(1024, 1024, bias=False))
 
 
-def with_buffer(job: Job, drawn: int = 0) -> nn.Module:
+def with_buffer(job: Job, drawn: int = 0) -> Any:
     """Returns a network that adds a fixed table to its inputs."""
     model = job.net()
     model[0].register_buffer("table", Job(job.seed).draw(950 + drawn, WIDTH))
@@ -143,6 +144,19 @@ def sharpness_aware(job: Job) -> None:
                 torch._foreach_sub_(list(model.parameters()), moves)
             optimizer.step()
             optimizer.zero_grad()
+
+
+@honest()
+def update_by_hand(job: Job) -> None:
+    """There is no optimizer."""
+    model = job.net()
+    with job.watch(model, None, ends="step") as watch:
+        for step in range(STEPS):
+            error(model, *job.batch(step)).backward()
+            for parameter in model.parameters():
+                parameter.data.sub_(parameter.grad, alpha=0.1)
+                parameter.grad = None
+            watch.step()
 
 
 @honest()
@@ -418,6 +432,7 @@ HONEST |= {
         usual(make=lambda job: nn.Sequential(Gate(), Gate(), nn.Linear(WIDTH, OUT)))
     ),
     "batch normalization": loop(usual(make=normalized)),
+    "frozen statistics": loop(usual(make=normalized, change=lambda model: model[1].eval())),
     "convolution": loop(usual(MOMENTUM, convolution)),
     "convolution in a warm-up": loop(usual(of(optim.SGD, lr=2e-5, momentum=0.9), convolution)),
     "spectral normalization": loop(usual(MOMENTUM, partial(convolution, wrap=spectral_norm))),
@@ -718,17 +733,36 @@ def compiled(job: Job, of_step: bool = False, backend: str = "eager") -> None:
     train(job, model if of_step else torch.compile(model, backend=backend), optimizer)
 
 
-def ours(job: Job, strategy: str, **how: Any) -> None:
+def ours(
+    job: Job,
+    strategy: str,
+    change: Callable[[Any], Any] = nothing,
+    options: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> None:
     """Trains under our engine."""
     model = job.net()
-    engine = zerobench.initialize(model, adamw(model), strategy=strategy)
+    change(model)
+    engine = zerobench.initialize(model, adamw(model), strategy=strategy, **(options or {}))
     train(job, engine, engine, **how)
+
+
+def see_world(job: Job) -> None:
+    """Lets accelerate see the ranks of this loop, as under torchrun; it keeps what it saw first."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    if job.ranks > 1:
+        os.environ.update(RANK=str(job.rank), LOCAL_RANK=str(job.rank), MASTER_ADDR="localhost", OMP_NUM_THREADS="1")
+        os.environ.update(WORLD_SIZE=str(job.ranks), LOCAL_WORLD_SIZE=str(job.ranks))
 
 
 def trainer(job: Job, **options: Any) -> None:
     """Trains in transformers' Trainer."""
     import transformers
 
+    see_world(job)
     torch.manual_seed(job.seed)
     sizes: dict[str, Any] = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(bos_token_id=0, eos_token_id=0, **sizes))
@@ -752,6 +786,7 @@ def accelerated(job: Job, micro: int) -> None:
     """Trains with accelerate."""
     import accelerate
 
+    see_world(job)
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=micro)
     model = job.net()
     model, optimizer = accelerator.prepare(model, adamw(model))

@@ -32,6 +32,7 @@ from .honest import (
     freeze,
     half,
     normalized,
+    of_low,
     ours,
     output,
     recompute,
@@ -92,6 +93,7 @@ zero = of(ZeroRedundancyOptimizer, optimizer_class=optim.AdamW, lr=1e-2)
 HONEST |= {
     "ddp": two_ranks(ddp(), "plain", accumulation=1, reductions=1),
     "ddp that accumulates": two_ranks(ddp(micro=2), "plain", accumulation=2, reductions=1),
+    "ddp in epochs of six micro-batches": two_ranks(ddp(micro=(4, 2, 4, 2, 4, 2)), "plain", accumulation=4),
     "ddp that reduces each micro-batch": two_ranks(ddp(micro=2, delay=at_once), "plain"),
     "ddp, gradients in buckets": two_ranks(usual(wrap=partial(DDP, gradient_as_bucket_view=True)), "plain"),
     "ddp, static graph": two_ranks(usual(wrap=partial(DDP, static_graph=True)), "plain"),
@@ -275,6 +277,8 @@ HONEST |= {
     "fsdp2 of a frozen backbone": two_ranks(fsdp2(change=freeze), "frozen backbone"),
     "fsdp2 of an adapter": two_ranks(fsdp2(adamw, LOW_LORA)),
     **{f"ours, {name}": two_ranks(partial(ours, strategy=name), "plain") for name in ("zero1", "zero2", "zero3")},
+    "ours, zero2, in host memory": two_ranks(partial(ours, strategy="zero2", options={"offload": "cpu"}), "plain"),
+    "ours, zero3, in bf16": two_ranks(partial(ours, strategy="zero3", change=nn.Module.bfloat16, loss=of_low), "plain"),
     "ours, megatron": two_ranks(partial(ours, strategy="megatron"), "plain"),
     **{
         f"ours, {name}, accumulated and clipped": two_ranks(

@@ -108,7 +108,7 @@ def large_and_own(job: Job) -> nn.Module:
     return large(Job(job.seed + 1 + job.rank))
 
 
-def own_buffer(job: Job) -> nn.Module:
+def own_buffer(job: Job) -> Any:
     """Returns a network with a buffer that each rank has drawn."""
     return with_buffer(job, job.rank)
 
