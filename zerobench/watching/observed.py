@@ -130,7 +130,7 @@ class RankSeen:
     outputs of modules with parameters -> elements of matrices of these modules, by name. `values`, `buffers`: before
     the first step and after each: name -> checksum of a whole tensor. `frozen`: parameters that need no gradient.
     `own`: parameters and buffers that DDP leaves to each rank. `lines`: kind of a collective -> the first line that
-    issued it. `is_new`: no optimizer had stepped before the watch.
+    issued it.
     """
 
     parts: dict[str, PartSeen] = field(default_factory=dict)
@@ -147,7 +147,6 @@ class RankSeen:
     wrapper_calls: int = 0
     has_hook: bool = False
     syncs_buffers: bool = True
-    is_new: bool = True
     lines: dict[str, str] = field(default_factory=dict)
     peak_bytes: int = 0
 
@@ -221,7 +220,6 @@ class TrainingObserver:
         self.values = FirstUpdates()
         sizes = {name: parts.numel_of(p) for p, name in self._names.items()}
         self.seen = RankSeen(sizes=sizes, frozen=[n for p, n in self._all.items() if not p.requires_grad])
-        self.seen.is_new = not any(one.state for one in self._given)
 
     @contextmanager
     def observing(self, wrapper: Any) -> Iterator[None]:
