@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from .certificate import Certificate
 
-PARTITIONED = ("zero_redundancy", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "deepspeed")
+PARTITIONED = ("zero_redundancy", "zero1", "zero2", "zero3", "megatron", "fsdp1", "fsdp2", "deepspeed")
 """Strategies that partition optimizer states."""
 
 REPLICATED = ("ddp", "zero_redundancy")
 """Strategies that keep equal parameters on all ranks; in a plain loop ranks may hold different experts."""
 
-DATA_PARALLEL = (*PARTITIONED, "ddp", "megatron")
+DATA_PARALLEL = (*PARTITIONED, "ddp")
 """Strategies whose ranks usually have samples of their own."""
 
 

@@ -225,8 +225,17 @@ def _unusual_schedule(found: str, wanted: str, why: str) -> CertificateRow:
 
 
 def _accumulation(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
-    counts, wanted = [step.micro_batches for step in job.ranks[0].steps], expected.accumulation
-    found, subject = ", ".join(map(str, counts if len(set(counts)) > 1 else counts[:1])), "micro-batches per update"
+    by_rank = [[step.micro_batches for step in rank.steps[: job.steps]] for rank in job.ranks]
+    counts, wanted, subject = by_rank[0], expected.accumulation, "micro-batches per update"
+    found = ", ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
+    if other := next((number for number, own in enumerate(by_rank) if own != counts), 0):
+        found += f" on rank 0, {', '.join(map(str, by_rank[other]))} on rank {other}"
+        why, verdict = (
+            "gradients are means over the ranks: a rank with fewer weighs more",
+            DIFFERENT if wanted else UNUSUAL,
+        )
+        yield CertificateRow("accumulation", subject, found, "equal on all ranks", why, verdict)
+        return
     if wanted is None or not any(counts):
         yield declared("accumulation", subject, found, "", False)
     else:

@@ -211,7 +211,7 @@ class TrainingObserver:
         self._has_backward = False  # since the last update
         self._got: dict[str, tuple[float, int, int]] = {}  # in this step: square of the gradient, updates, call
         self._calls = 0  # of optimizers' steps
-        self._overflows = False  # in this step
+        self._overflows = self._has_scaler = False  # in this step
         self._scheduled: Counter[int] = Counter()
         self._from = 0
         self._engine_seen = False
@@ -348,7 +348,7 @@ class TrainingObserver:
         """Wraps the step of a GradScaler, whose factor the loss of this step has."""
         self._step.scale = scaler.get_scale()
         yield
-        self._has_backward = False
+        self._has_backward, self._has_scaler = False, True
 
     @property
     def _number(self) -> int:
@@ -365,7 +365,7 @@ class TrainingObserver:
             step.skipped = bool(self._engine.skipped)
             step.updates = int(not step.skipped)
         else:
-            step.skipped = step.updates == 0 or self._overflows
+            step.skipped = self._overflows or (self._has_scaler and step.updates == 0)
             step.before = scaled(step.before, 1 / step.scale)
         step.loss = loss / step.scale
         sent = step.sent
@@ -376,7 +376,7 @@ class TrainingObserver:
         self._end_updates()
         self.seen.steps.append(step)
         self._step, self._from, self._engine_seen, self._has_backward = StepSeen(), 0, False, False
-        self._overflows = False
+        self._overflows = self._has_scaler = False
         self._got.clear()
         self._left.clear()
         self._scheduled.clear()
