@@ -308,7 +308,6 @@ answer-times: setup
 # CERTIFICATES="--seed 7", or CERTIFICATES="--only '*lora*'" for some of them, on standard output.
 certificates: setup
 	$(VALIDATE) certificates $(CERTIFICATES)
-	$(RUN) tools/docs/pages.py
 
 # On an idle machine, 4 minutes: WATCH_COST="--rounds 2"
 watch-cost: setup
