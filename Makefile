@@ -9,7 +9,7 @@ REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
 .PHONY: questions compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind kills table1
-.PHONY: answer-times watch-cost gpu-runs one-gpu update-traffic published-runs versions predicted-maps predicted-here predicted-runs largest-model clean
+.PHONY: answer-times certificates watch-cost gpu-runs one-gpu update-traffic published-runs versions predicted-maps predicted-here predicted-runs largest-model clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -35,6 +35,7 @@ help:
 	@echo "make replay     the recorded step as a page (docs/assets/), with screenshots; needs make setup-browser"
 	@echo "make report     the example of a report (docs/assets/report/), with screenshots; needs make setup-browser"
 	@echo "make answer-times  how long the first commands take, as ratios to import torch (results/answer_times.csv)"
+	@echo "make certificates  what certificates say of honest loops and planted failures (results/certificates/)"
 	@echo "make watch-cost  what a watched and a verified step cost, as ratios to a plain one (results/watch_cost.csv)"
 	@echo "make gpu-suite  what this machine's GPU can do, in 8 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
@@ -303,6 +304,10 @@ blind: setup
 # On an idle machine: ANSWER_TIMES="--before REV --rounds 3"
 answer-times: setup
 	$(VALIDATE) answer-times $(ANSWER_TIMES)
+
+# CERTIFICATES="--seed 7", or CERTIFICATES="--only '*lora*'" for some of them, on standard output.
+certificates: setup
+	$(VALIDATE) certificates $(CERTIFICATES)
 
 # On an idle machine, 4 minutes: WATCH_COST="--rounds 2"
 watch-cost: setup

@@ -27,6 +27,7 @@ NAMES = {
     "blind": ("blind", "cells drawn by a seed: predictions, then the runs that they predict"),
     "kills": ("kills", "200 cells under random kills, compared with an undisturbed sweep"),
     "answer-times": ("answer_times", "how long the first commands take, before and after a change"),
+    "certificates": ("certificates.command", "what certificates say of honest loops and of planted failures"),
     "watch-cost": ("watch_cost", "what a watched and a verified step cost, as ratios to a plain one"),
     "gpu-suite": ("gpu_suite.command", "what this machine's GPU can do, in 8 minutes"),
     "update-traffic": ("update_traffic", "memory traffic and kernels of an update on a GPU, counted without one"),

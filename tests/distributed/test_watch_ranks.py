@@ -17,9 +17,11 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import zerobench
@@ -314,6 +316,81 @@ def rounded() -> tuple[Any, Any]:
     return engine, engine
 
 
+def train_simply(rank: int, build: Callable[[], tuple[Any, Any, Any]], expected: Any = True) -> Any:
+    """Watches three updates of a small loop. `build` returns what is watched, the function that makes a loss of a
+    batch, and the optimizer.
+    """
+    with leave_out():
+        torch.manual_seed(0)
+        watched, forward, optimizer = build()
+        with zerobench.watch(watched, optimizer, verify=expected) as watch:
+            for step in range(UPDATES):
+                x = torch.randn(4, 16, generator=torch.Generator().manual_seed(10 * step + rank))
+                forward(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return watch.certificate
+
+
+def small(kind: Any = torch.optim.AdamW) -> tuple[Any, Any]:
+    ddp = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4)))
+    return ddp, kind(ddp.parameters(), 1e-2)
+
+
+def never_synchronized() -> tuple[Any, Any, Any]:
+    ddp, optimizer = small()
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        ddp.require_backward_grad_sync = False  # as in no_sync()
+        return ddp(x)
+
+    return ddp, forward, optimizer
+
+
+def bypassed() -> tuple[Any, Any, Any]:
+    ddp, optimizer = small()
+    return ddp.module, lambda x: ddp.module(x), optimizer
+
+
+def head_added_later() -> tuple[Any, Any, Any]:
+    ddp, _ = small()
+    ddp.module.append(torch.nn.Linear(4, 2))
+    return ddp, ddp, torch.optim.AdamW(ddp.parameters(), 1e-2)
+
+
+def factored() -> tuple[Any, Any, Any]:
+    ddp, optimizer = small(torch.optim.Adafactor)
+    return ddp, ddp, optimizer
+
+
+def averaged_now_and_then() -> tuple[Any, Any, Any]:
+    ddp, _ = small()
+    own = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    ddp.register_comm_hook(PostLocalSGDState(None, own, start_localSGD_iter=1), post_localSGD_hook)
+    averager = PeriodicModelAverager(period=8, warmup_steps=1)
+    return ddp, ddp, PostLocalSGDOptimizer(torch.optim.SGD(ddp.parameters(), 0.1), averager)
+
+
+def pipeline() -> tuple[Any, Any, Any]:
+    """Half a model on each rank."""
+    rank = dist.get_rank()
+    model = torch.nn.Linear(16, 8) if rank == 0 else torch.nn.Linear(8, 4)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        if rank == 0:
+            y = model(x)
+            dist.send(y.detach(), 1)
+            return y
+        y = torch.empty(4, 8)
+        dist.recv(y, 0)
+        return model(y)
+
+    return model, forward, torch.optim.AdamW(model.parameters(), 1e-3)
+
+
+SIMPLE = (never_synchronized, bypassed, head_added_later, factored, averaged_now_and_then, pipeline)
+
+
 def judged(rank: int, n: int, reference: Path) -> dict[str, list[str]]:
     """Loop -> checks that differ, as found; only rank 0 has them."""
     honest = ExpectedTraining(reference=reference, accumulation=MICRO, reductions=1, clip=CLIP)
@@ -333,8 +410,12 @@ def judged(rank: int, n: int, reference: Path) -> dict[str, list[str]]:
     unlike = ExpectedTraining(unlike=made["fsdp2, no delay"])
     made["ignored option"] = certificate_of(rank, unlike, sharded, syncs=True)
     made["live option"] = certificate_of(rank, unlike, sharded)
+    made |= {build.__name__: train_simply(rank, build) for build in SIMPLE}
+    made["same data"] = train_simply(0, lambda: ((all_of := small())[0], *all_of))
+    declared = ExpectedTraining(data="distinct")
+    made["same data, declared"] = train_simply(0, lambda: ((all_of := small())[0], *all_of), declared)
     found = {
-        name: [f"{row.subject}: {row.found}; {row.why}" for row in one.different] if one else []
+        name: [f"{row.subject}: {row.found}; {row.why}" for row in one.different + one.unusual] if one else []
         for name, one in made.items()
     }
     for name in ("ddp", "own loop"):
@@ -355,7 +436,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return result
 
 
-@pytest.mark.parametrize("name", [*STRATEGIES, "mixed", "live option", "own loop", "own parameter", "rounded first"])
+HONEST = ("mixed", "live option", "own loop", "own parameter", "rounded first", "factored", "pipeline")
+
+
+@pytest.mark.parametrize("name", [*STRATEGIES, *HONEST])
 def test_an_honest_loop_gets_no_accusation(name: str, found: dict[str, list[str]]) -> None:
     assert found[name] == []
 
@@ -369,6 +453,29 @@ def test_collectives_are_named_by_the_line_of_the_loop(found: dict[str, list[str
     where = f"{shown_path(__file__)}:{{}} in train_in_parts"
     assert found["ddp, lines"] == [where.format(backward)]
     assert found["own loop, lines"] == [where.format(average)]
+
+
+def test_ranks_that_train_apart_are_named(found: dict[str, list[str]]) -> None:
+    values, reductions = found["never_synchronized"]
+    assert values.startswith(
+        "values of all 4 parameters on all ranks: they differ in all 4 parameters from step 1 on; "
+    )
+    assert reductions == (
+        "each gradient is reduced over the ranks: 0 times in a step; DDP reduces each gradient at least once per update"
+    )
+    assert found["bypassed"][1].endswith(
+        "the DDP wrapper was not called, only the module in it: its gradients are not reduced"
+    )
+    (head,) = found["head_added_later"]
+    assert "they differ in 3.weight, 3.bias from step 1 on" in head
+    averaged, _ = found["averaged_now_and_then"]
+    assert "a hook of DDP reduces" in averaged
+
+
+def test_ranks_with_the_same_samples_are_unusual_and_different_if_declared(found: dict[str, list[str]]) -> None:
+    words = "losses of the ranks: equal to the bit in every step on several ranks; "
+    assert found["same data"] == [f"{words}nothing is declared; have these ranks the same samples?"]
+    assert found["same data, declared"] == [f"{words}it is declared"]
 
 
 def test_failures_between_ranks_are_named(found: dict[str, list[str]]) -> None:

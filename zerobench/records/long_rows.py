@@ -237,7 +237,7 @@ class CertificateRow:
     """One check of a watched loop with `verify`: the finding, the expectation and its reason, and the verdict."""
 
     check: str
-    """dtypes, update, accumulation, partition, norm, scaling, reference or knob."""
+    """dtypes, update, finite, accumulation, partition, data, norm, scaling, reference or knob."""
     subject: str
     """What is checked: a property of the loop, and the parameters or collectives that have it."""
     found: str
@@ -247,6 +247,6 @@ class CertificateRow:
     why: str
     """Why this is expected, or why it cannot be told; with the bound, if the check has one."""
     verdict: str
-    """same, different, or cannot be told."""
+    """same, different, unusual or cannot be told."""
     source: str = ""
     """The line that made the tensors, if they were made while the loop was watched."""

@@ -20,8 +20,13 @@ from .held_tensors import not_of_loop
 from .job_seen import JobSeen
 from .observed import FirstUpdates, RankSeen
 
-SAME, DIFFERENT, UNKNOWN = "same", "different", "cannot be told"
-"""Verdicts."""
+SAME, DIFFERENT, UNUSUAL, UNKNOWN = "same", "different", "unusual", "cannot be told"
+"""Verdicts: compared, and equal within a stated bound; contradicts a declaration, a reference or an invariant of the
+engine in use; a heuristic's evidence, which accuses nobody; not compared.
+"""
+
+FIRST = (DIFFERENT, UNUSUAL)
+"""Verdicts whose rows come first."""
 
 OBSERVED, UPDATES = "certificate.json", "updates.pt"
 """Files in a run's folder."""
@@ -41,18 +46,27 @@ class Certificate:
 
     @property
     def different(self) -> list[CertificateRow]:
-        """The checks whose finding is not the expected one."""
+        """The checks whose finding contradicts a declaration, the reference or an invariant of the engine."""
         return [row for row in self.rows if row.verdict == DIFFERENT]
 
-    def check(self) -> None:
-        """Raises CertificateError if any check differs: a gate for pytest."""
+    @property
+    def unusual(self) -> list[CertificateRow]:
+        """The checks whose finding is worth a look, and contradicts nothing."""
+        return [row for row in self.rows if row.verdict == UNUSUAL]
+
+    def check(self, strict: bool = False) -> None:
+        """Raises CertificateError if any check is different, or with `strict` unusual: a gate for pytest."""
+        rows = self.different + (self.unusual if strict else [])
         lines = [
             f"{row.check}: {row.subject}: {row.found}; expected {row.expected}: {row.why}"
             + (f" ({row.source})" if row.source else "")
-            for row in self.different
+            for row in rows
         ]
         if lines:
-            raise CertificateError("\n".join([f"the watched loop differs in {len(lines)}:", *lines]))
+            differs = f"the watched loop differs in {len(lines)}:"
+            if strict:
+                differs = f"the watched loop is different or unusual in {len(lines)}:"
+            raise CertificateError("\n".join([differs, *lines]))
 
     def __str__(self) -> str:
         return "\n".join(map(_lines_of, self.rows))

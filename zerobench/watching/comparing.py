@@ -9,6 +9,11 @@ comparison with DDP (sweep/parity.py). Parameters, after each update, for the wh
 `eps` is that of the reference's masters: two roundings of a sum may differ by so much. Elements and parameters whose
 gradient may be rounding alone move arbitrarily under Adam, and are not compared: FirstUpdates.noise, and parameters
 whose gradient is below `rounding` of all gradients' norm. Initial values are equal to the bit.
+
+A loop may sum its losses over tokens and divide the gradients later. If gradients agree at the update, and parameters
+after it, losses and earlier norms that are off by one factor are shown, and not accused.
+
+Updates are compared until either loop skips one: the batches of later ones are not the same.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import torch
 
 from ..records import CertificateRow
 from ..sweep.parity import TOLERANCES
-from .certificate import DIFFERENT, UNKNOWN
+from .certificate import DIFFERENT, SAME, UNKNOWN
 from .job_seen import NARROW, JobSeen
 from .judging import shown_names, verdict_of
 from .observed import UPDATES, Deviation, ulps_between
@@ -52,13 +57,61 @@ class Bounds:
 
 def compare_with_reference(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
     """Yields the checks of the first updates. Both loops must have trained on the same global batches."""
-    bounds, steps = Bounds.between(job, reference), min(job.steps, reference.steps, UPDATES)
-    yield from _losses(job, reference, bounds, steps)
-    yield from _norms(job, reference, bounds, steps)
-    yield from _values(job, reference, bounds, steps)
+    yield from _trained(job, reference)
+    steps = min([job.steps, reference.steps, UPDATES, *job.skipped, *reference.skipped])
+    if not steps:
+        why = "the first update was skipped: the next one has another batch than the reference's"
+        yield CertificateRow("reference", "updates", "not compared", "", why, UNKNOWN)
+        return
+    bounds = Bounds.between(job, reference)
+    values = list(_values(job, reference, bounds, steps))
+    # Clipping makes norms agree whatever they were before.
+    unclipped = [n for n in range(steps) if relative(reference.norm(n, True), reference.norm(n)) <= bounds.norm]
+    at_update = [(job.norm(step, True), reference.norm(step, True)) for step in unclipped]
+    agrees = bool(at_update) and all(own and relative(own, other) <= bounds.norm for own, other in at_update)
+    agrees = agrees and all(row.verdict == SAME for row in values)
+    yield from _losses(job, reference, bounds, steps, agrees)
+    yield from _norms(job, reference, bounds, steps, agrees)
+    yield from _rates(job, reference, steps)
+    yield from values
 
 
-def _losses(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Iterator[CertificateRow]:
+def _trained(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
+    """Yields the checks that the loop trains the parameters that the reference trains, and no frozen one changes."""
+    subject = "parameters that are trained"
+    if not job.held & reference.held:
+        if job.held and reference.held:
+            why = "no name of the loop is one of the reference"
+            yield CertificateRow("reference", subject, "not compared", "", why, UNKNOWN)
+        return
+    changed = set(job.changed_frozen) - set(reference.changed_frozen)
+    sides = {
+        "trained here alone": job.held - reference.held,
+        "trained by the reference alone": reference.held - job.held,
+        "frozen, and changed here alone": changed,
+    }
+    for found, names in sides.items():
+        if names:
+            parameters = f"training of {shown_names(sorted(names), 0)}"
+            yield CertificateRow("reference", parameters, found, "the reference's", "by their names", DIFFERENT)
+    if not any(sides.values()):
+        found = f"{len(job.held)} of the same names"
+        yield CertificateRow("reference", subject, found, "the reference's", "by their names", SAME)
+
+
+def _rates(job: JobSeen, reference: JobSeen, steps: int) -> Iterator[CertificateRow]:
+    pairs = [(sorted(set(own.ranks[0].steps[n].lr)) for own in (job, reference)) for n in range(steps)]
+    rates = [(own, other) for own, other in pairs if own and other]
+    if rates:
+        found, expected = (
+            ", ".join(" and ".join(f"{lr:.4g}" for lr in side) for side in sides) for sides in zip(*rates, strict=True)
+        )
+        is_so = all(len(own) == len(other) and all(map(math.isclose, own, other)) for own, other in rates)
+        why = "of all groups, in each update"
+        yield CertificateRow("reference", "learning rates", found, expected, why, verdict_of(is_so))
+
+
+def _losses(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees: bool) -> Iterator[CertificateRow]:
     pairs = [(job.loss(step), reference.loss(step)) for step in range(steps)]
     offs = [relative(own, other) for own, other in pairs]
     why = f"relative difference within {bounds.loss:.0e} for {bounds.dtype}"
@@ -73,10 +126,22 @@ def _losses(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Ite
     shown = ", ".join(f"{own:.6g}" for own, _ in pairs)
     found = f"{shown}; off by at most {max(offs):.1e}, {ulps_of(pairs):,} fp32 ULP"
     expected = ", ".join(f"{other:.6g}" for _, other in pairs)
-    yield CertificateRow("reference", f"losses of {steps} steps", found, expected, why, verdict_of(bad is None))
+    verdict = verdict_of(bad is None)
+    if bad is not None and agrees and (factor := _one_factor(pairs, bounds.norm)):
+        why, verdict = f"they are {factor:.4g} times the reference's; {AGREES}", UNKNOWN
+    yield CertificateRow("reference", f"losses of {steps} steps", found, expected, why, verdict)
 
 
-def _norms(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Iterator[CertificateRow]:
+AGREES = "gradients at the update and parameters after it agree, so that a later factor makes up for it"
+
+
+def _one_factor(pairs: list[tuple[float, float]], slack: float) -> float:
+    """Returns the factor by which all pairs differ; 0 if there is no such factor."""
+    factors = [own / other if other else math.nan for own, other in pairs]
+    return factors[0] if all(math.isclose(factor, factors[0], rel_tol=slack) for factor in factors) else 0.0
+
+
+def _norms(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees: bool) -> Iterator[CertificateRow]:
     late = job.reduces_late
     pairs = [(job.norm(step, late), reference.norm(step, late)) for step in range(steps)]
     if not all(own and other for own, other in pairs):
@@ -97,7 +162,10 @@ def _norms(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Iter
     found += f", most in {worst}" * bool(worst and max(offs))
     expected = ", ".join(f"{one:.6g}" for _, one in pairs)
     subject = f"norms of gradients, {'at the update' if late else 'before clipping'}"
-    yield CertificateRow("reference", subject, found, expected, why, verdict_of(first is None))
+    verdict = verdict_of(first is None)
+    if first is not None and agrees and (factor := _one_factor(pairs, bounds.norm)):
+        why, verdict = f"they are {factor:.4g} times the reference's; {AGREES}", UNKNOWN
+    yield CertificateRow("reference", subject, found, expected, why, verdict)
 
 
 def _factor(own: float, other: float, ranks: int, step: int) -> str:

@@ -46,7 +46,10 @@ class JobSeen:
             joined.elements = sum(one.elements for one in there)
             joined.moment_elements = sum(one.moment_elements for one in there)
             joined.gradients = max(one.gradients for one in there)
+            joined.lost = max(one.lost for one in there)
             joined.changed = any(one.changed for one in there)
+            joined.reach = max(one.reach for one in there)
+            joined.not_finite = max(one.not_finite for one in there)
             joined.updates = [max(counts) for counts in zip(*(one.updates for one in there), strict=False)]
             found[name] = joined
         return found
@@ -80,12 +83,33 @@ class JobSeen:
         known = {name: numel for name, numel in moments.items() if numel}
         return sum(known.values()) / sum(self.sizes[name] for name in known) if known else None
 
+    @cached_property
+    def held(self) -> set[str]:
+        """Names of the trainable parameters that a watched optimizer has, on any rank."""
+        return set(chain.from_iterable(rank.held for rank in self.ranks))
+
     @property
-    def replicas(self) -> dict[str, list[float]]:
-        """Parameter -> the square of its norm after the last step, on each rank that holds it whole."""
-        found = {name: [rank.parts[name] for rank in self.ranks if name in rank.parts] for name in self.sizes}
-        whole = {name: [s.square for s in seen if s.elements == self.sizes[name]] for name, seen in found.items()}
-        return {name: squares for name, squares in whole.items() if len(squares) > 1}
+    def skipped(self) -> list[int]:
+        """Numbers of the steps whose update a scaler skipped."""
+        return [number for number, step in enumerate(self.ranks[0].steps) if step.skipped]
+
+    def unequal(self, kind: str, number: int) -> list[str]:
+        """Returns the `values` or `buffers` whose bits differ between ranks after step `number`; 0: at the beginning.
+        Of all ranks' tensors that are whole.
+        """
+        seen: list[dict[str, int]] = [getattr(rank, kind)[number] for rank in self.ranks]
+        return [name for name in seen[0] if len({one.get(name) for one in seen if name in one}) > 1]
+
+    def shared(self, kind: str) -> list[str]:
+        """Returns the names of `values` or `buffers` that all ranks have whole."""
+        first, *others = (getattr(rank, kind)[0] for rank in self.ranks)
+        return [name for name in first if all(name in one for one in others)]
+
+    @property
+    def changed_frozen(self) -> list[str]:
+        """Frozen parameters whose bits changed in the watched steps."""
+        rank = self.ranks[0]
+        return [name for name in rank.frozen if len({one[name] for one in rank.values if name in one}) > 1]
 
     @property
     def reduces_late(self) -> bool:
@@ -102,16 +126,22 @@ class JobSeen:
         """Kind and dtype of each collective of the last step -> payload bytes of the first rank."""
         return self.ranks[0].steps[self.steps - 1].sent
 
-    @property
-    def computes(self) -> list[str]:
-        """dtypes that modules with parameters computed in."""
-        return sorted(set(chain.from_iterable(rank.computes for rank in self.ranks)))
+    @cached_property
+    def computes(self) -> dict[str, dict[str, int]]:
+        """dtype that modules with parameters computed in -> module -> elements of its matrix, if it has one."""
+        found: dict[str, dict[str, int]] = {}
+        for dtype in sorted({dtype for rank in self.ranks for dtype in rank.computes}):
+            found[dtype] = {name: size for rank in self.ranks for name, size in rank.computes.get(dtype, {}).items()}
+        return found
 
     @property
     def precision(self) -> str:
-        """The dtype that sets the bounds: the narrowest that computes, or stores parameters and gradients."""
+        """The dtype that sets the bounds: the narrowest that computes, or stores parameters and gradients. Muon's
+        Newton-Schulz iteration computes in bfloat16, whatever the parameters' dtype.
+        """
         stored = ((seen.in_model, seen.master, seen.gradient) for seen in self.parts.values())
         there = {*self.computes, *chain.from_iterable(stored)}
+        there |= {"bfloat16" for seen in self.parts.values() if "Muon" in seen.optimizer}
         return next((dtype for dtype in NARROW if dtype in there), "float32")
 
     def deviations(self, number: int) -> dict[str, Deviation]:

@@ -1,7 +1,9 @@
-"""The checks of a certificate, one function for each kind; comparing.py has those against another certificate.
+"""The checks of a loop by itself, one function for each kind; between_ranks.py has those of several ranks, comparing.py
+those against another certificate.
 
 Parameters with equal findings share a row. A check without an expectation is `cannot be told`, and so is one that
-these steps or this engine do not show: only a finding that contradicts an expectation is `different`.
+these steps or this engine do not show. A finding that contradicts a declaration, the reference or an invariant (what
+backward left reaches the optimizer; parameters are finite) is `different`; one that most loops do not have, `unusual`.
 """
 
 from __future__ import annotations
@@ -12,15 +14,20 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ..records import CertificateRow
-from ..sizes import show_count
-from .certificate import DIFFERENT, SAME, UNKNOWN
-from .expected import PARTITIONED, REPLICATED, ExpectedTraining
+from .certificate import DIFFERENT, SAME, UNKNOWN, UNUSUAL
+from .expected import ExpectedTraining
 from .job_seen import JobSeen
 from .observed import UPDATES, PartSeen
 
 WIDE = "float32 or wider"
 LOST = "an update smaller than 2^-8 of a bfloat16 weight is lost, and moments decay in steps of 2^-8"
 NOTHING_EXPECTED, DECLARED = "nothing is declared", "it is declared"
+ONCE = "once per step"
+COMPENSATIONS = ("comp", "kahan")
+"""Beginnings of the names of states that keep what bfloat16 weights lose."""
+
+SURE = 4.0
+"""A part whose largest change is this many times what changes its value must change."""
 REL = 1e-3
 """Relative slack of a clipped norm: torch divides by the norm plus 1e-6, in fp32."""
 
@@ -31,19 +38,16 @@ Finding = tuple[str, str, str, str, str]
 """found, expected, why, verdict, source."""
 
 
-def judge(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -> list[CertificateRow]:
-    """Returns the checks of a loop by itself. `reference`: its dtypes and optimizers are expected, if any."""
-    rows = [
-        *_dtypes(job, expected, reference),
-        *_optimizers(job, expected, reference),
-        *_updates(job, reference),
-        *_accumulation(job, expected),
-        *_partition(job, expected),
-        *_replicas(job),
-        *_norms(job, expected),
-        *_scaling(job),
-    ]
-    return sorted(rows, key=lambda row: row.verdict != DIFFERENT)
+def judge(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -> Iterator[CertificateRow]:
+    """Yields the checks of a loop by itself. `reference`: its dtypes and optimizers are expected, if any."""
+    yield from _dtypes(job, expected, reference)
+    yield from _optimizers(job, expected, reference)
+    yield from _updates(job, reference)
+    yield from _finite(job)
+    yield from _schedules(job)
+    yield from _accumulation(job, expected)
+    yield from _norms(job, expected)
+    yield from _scaling(job)
 
 
 def verdict_of(is_as_expected: bool) -> str:
@@ -64,22 +68,36 @@ def _dtypes(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None)
         for name, seen in job.parts.items():
             value, by_reference = read(seen), read(theirs[name]) if name in theirs else ""
             if value:
-                wanted = _expected_dtype(kind, value, declared, by_reference, seen.is_torchs)
+                wanted = _expected_dtype(kind, value, declared, by_reference, seen)
                 found[name] = (value, *wanted, seen.lines.get(kind, ""))
         yield from _grouped("dtypes", kind, found, job)
-    shown, computes = ", ".join(job.computes) or "nothing was seen", expected.computes if job.computes else ""
-    yield _declared("dtypes", "modules compute", shown, computes, computes in job.computes)
+    yield _computes(job, expected.computes)
     yield from _collectives(job, expected)
 
 
-def _expected_dtype(kind: str, value: str, declared: str, reference: str, is_torchs: bool) -> tuple[str, str, str]:
+def _computes(job: JobSeen, wanted: str) -> CertificateRow:
+    """Returns the check of the dtypes that modules compute in. Norms, losses and embeddings may keep another one."""
+    found, subject = ", ".join(job.computes) or "nothing was seen", "modules compute"
+    others = {n: size for dtype, sizes in job.computes.items() if dtype != wanted for n, size in sizes.items() if size}
+    if not wanted or not job.computes or (wanted in job.computes and not others):
+        return declared("dtypes", subject, found, wanted if job.computes else "", is_so=True)
+    as_declared = sum(job.computes.get(wanted, {}).values())
+    verdict = DIFFERENT if sum(others.values()) >= as_declared else UNUSUAL
+    found += f"; not in {wanted}: {shown_names([*others], 0)}" if others else ""
+    return CertificateRow("dtypes", subject, found, wanted, f"{DECLARED}: norms and embeddings aside", verdict)
+
+
+def _expected_dtype(kind: str, value: str, declared: str, reference: str, seen: PartSeen) -> tuple[str, str, str]:
     """Returns expectation, reason and verdict."""
     if declared:
         return declared, DECLARED, verdict_of(value == declared)
     if kind in ("masters", "moments") and reference:
         return reference, "the reference has it", verdict_of(value == reference)
-    if kind == "masters" or (kind == "moments" and is_torchs):
-        return WIDE, LOST, verdict_of(all(getattr(torch, one).itemsize >= 4 for one in value.split(", ")))
+    if any(state.startswith(COMPENSATIONS) for state in seen.moments):
+        return "", "a state of the optimizer keeps what its dtype loses", UNKNOWN
+    if kind == "masters" or (kind == "moments" and seen.is_torchs):
+        is_wide = all(getattr(torch, dtype).itemsize >= 4 for dtype in value.split(", "))
+        return WIDE, LOST, SAME if is_wide else UNUSUAL
     return "", NOTHING_EXPECTED, UNKNOWN
 
 
@@ -87,7 +105,7 @@ def _collectives(job: JobSeen, expected: ExpectedTraining) -> Iterator[Certifica
     for kind in dict.fromkeys((*job.sent, *expected.wire)):
         sizes, wanted = job.sent.get(kind, {}), expected.wire.get(kind, "")
         found = ", ".join(f"{size:,} bytes in {dtype}" for dtype, size in sizes.items()) or "none in a step"
-        row = _declared("dtypes", f"{kind} per step and rank", found, wanted, set(sizes) == {wanted})
+        row = declared("dtypes", f"{kind} per step and rank", found, wanted, set(sizes) == {wanted})
         row.source = job.ranks[0].lines.get(kind, "")
         yield row
 
@@ -113,117 +131,172 @@ def _updates(job: JobSeen, reference: JobSeen | None) -> Iterator[CertificateRow
 
 
 def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
-    wanted, seen = "once per step", job.parts.get(name)
-    if seen is None:
-        return "in no optimizer", wanted, "it requires a gradient", DIFFERENT, ""
-    line = seen.lines.get("gradients", "")
-    if max(seen.updates, default=0) > 1:
-        found = f"{max(seen.updates)} times per step"
-        return found, wanted, "a second update in a step uses the same gradient again", DIFFERENT, line
+    seen = job.parts.get(name)
     gradients = [(job.squares(step).get(name), job.squares(step, True).get(name)) for step in range(job.steps)]
+    has_left = any(before for before, _ in gradients)
+    if seen is None and name in job.held:
+        return "no update", "", "its optimizer took no step in these steps", UNKNOWN, ""
+    if seen is None:
+        why = "backward leaves a gradient on it: give all optimizers to the watch, or is it meant to be frozen?"
+        verdict = UNUSUAL if has_left else UNKNOWN
+        return "in no optimizer", ONCE if has_left else "", why if has_left else "it gets no gradient", verdict, ""
+    line = seen.lines.get("gradients", "")
+    if seen.lost:
+        return *_lost(job, seen), line
+    if max(seen.updates, default=0) > 1:
+        why = "a second update in a step uses the same gradient again"
+        return f"{max(seen.updates)} times per step", ONCE, why, UNUSUAL, line
     if not seen.gradients:
-        if seen.is_copy and any(before for before, _ in gradients):
-            why = "backward makes one on the model's parameter, and the optimizer has another tensor of its shape"
-            return "no gradient in the optimizer", wanted, why, DIFFERENT, line
         if reference is not None and name in reference.parts:
             has = reference.parts[name].gradients > 0
             return "no gradient", "a gradient" if has else "none", "as the reference", verdict_of(not has), ""
         return "no gradient", "", "the loop may not use it in these steps", UNKNOWN, ""
     if not seen.changed:
-        if seen.lr < LEAST_LR:
-            why = f"the learning rate is {seen.lr:.2g} in these steps: less than float32 can add to most values"
-            return "no change", "", why if seen.lr else "the learning rate is 0 in these steps", UNKNOWN, ""
-        if not any(before and at_update for before, at_update in gradients):
-            return "no change", "", "its gradient is 0 in these steps", UNKNOWN, ""
-        return "never changed", wanted, "it has a gradient, and a learning rate that is not 0", DIFFERENT, line
-    return "once per step", wanted, "a step is one update", SAME, ""
+        return *_unchanged(job, seen, gradients), line
+    return ONCE, ONCE, "a step is one update", SAME, ""
 
 
-def _replicas(job: JobSeen) -> Iterator[CertificateRow]:
-    """Yields the checks that ranks which hold whole parameters hold equal ones: of those that the strategy keeps equal,
-    and of others, which may be experts of one rank.
-    """
-    whole, own = job.replicas, set(job.ranks[0].own)
-    kept = [name for name in whole if job.strategy in REPLICATED and name not in own]
-    for names, wanted in ((kept, "equal"), ([name for name in whole if name not in kept], "")):
-        off = [name for name in names if max(whole[name]) - min(whole[name]) > REL * max(whole[name])]
-        if names:
-            found = f"they differ in {shown_names(off, len(names))}" if off else "equal"
-            subject = f"values of {shown_names(names, len(job.sizes))} on all ranks"
-            yield _declared("partition", subject, found, wanted, not off, f"{job.strategy} keeps them equal")
+def _lost(job: JobSeen, seen: PartSeen) -> tuple[str, str, str, str]:
+    """Returns the finding for a part whose gradient did not reach the optimizer: of all parts, or of some."""
+    wanted = "the gradient that backward left"
+    if seen.is_copy:
+        why = "backward makes one on the model's parameter, and the optimizer has another tensor of its shape"
+        return "no gradient in the optimizer", wanted, why, DIFFERENT
+    why = f"backward left one before {seen.lost} of {job.steps} updates: is it dropped, or set to 0, before the update?"
+    reaches = any(square for step in range(job.steps) for square in job.squares(step, True).values())
+    return "no gradient in the optimizer", wanted, why, UNUSUAL if reaches else DIFFERENT
+
+
+def _unchanged(
+    job: JobSeen, seen: PartSeen, gradients: list[tuple[float | None, float | None]]
+) -> tuple[str, str, str, str]:
+    """Returns the finding for a part that got gradients, and has the values that it had before."""
+    if len(job.skipped) == job.steps or any(got is not None and not math.isfinite(got) for _, got in gradients):
+        return "no change", "", "updates are skipped, or gradients not finite, in these steps", UNKNOWN
+    if seen.lr < LEAST_LR:
+        why = f"the learning rate is {seen.lr:.2g} in these steps: less than float32 can add to most values"
+        return "no change", "", why if seen.lr else "the learning rate is 0 in these steps", UNKNOWN
+    if not any(got for _, got in gradients):
+        return "no change", "", "its gradient is 0 in these steps", UNKNOWN
+    if seen.reach < SURE:
+        is_wide = getattr(torch, seen.master).itemsize >= 4
+        why = f"its updates are about half a unit in the last place of its {seen.master} values, or less"
+        return "never changed", "" if is_wide else ONCE, why, UNKNOWN if is_wide else UNUSUAL
+    why = "it has a gradient, and a learning rate that is not 0"
+    return "never changed", ONCE, why, DIFFERENT if math.isfinite(seen.reach) else UNUSUAL
+
+
+def _finite(job: JobSeen) -> Iterator[CertificateRow]:
+    broken = {name: seen.not_finite for name, seen in job.parts.items() if seen.not_finite}
+    losses = [n for n in range(job.steps) if not math.isfinite(job.loss(n)) and n not in job.skipped]
+    norms = [n for n in range(job.steps) if not math.isfinite(job.norm(n, True)) and n not in job.skipped]
+    found = [
+        *(
+            [f"parameters after step {min(broken.values())}: {shown_names([*broken], len(job.parts))}"]
+            if broken
+            else []
+        ),
+        *([f"gradients of step {norms[0] + 1}"] if norms else []),
+        *([f"losses of step {losses[0] + 1}"] if losses else []),
+    ]
+    subject, why = "losses, gradients and parameters", "a value that is not finite spreads to all others"
+    if not found:
+        is_seen = any(job.loss(n) or job.norm(n, True) for n in range(job.steps))
+        yield declared("finite", subject, "finite", "finite" if is_seen else "", True, "no step is without them")
+        return
+    if not broken:
+        why += "; the parameters are finite: is the update skipped?"
+    verdict = DIFFERENT if broken else UNUSUAL
+    yield CertificateRow("finite", subject, f"not finite: {', '.join(found)}", "finite", why, verdict)
+
+
+def _schedules(job: JobSeen) -> Iterator[CertificateRow]:
+    steps = [step for rank in job.ranks for step in rank.steps]
+    if (most := max(step.schedules for step in steps)) > 1:
+        yield _unusual_schedule(
+            f"{most} steps of a scheduler per update", "once per update", "is it stepped per micro-batch?"
+        )
+    if any(step.schedules_early for step in steps):
+        yield _unusual_schedule("a scheduler steps before the update", "after it", "the first rate is never used")
+
+
+def _unusual_schedule(found: str, wanted: str, why: str) -> CertificateRow:
+    return CertificateRow("update", "schedule of the learning rate", found, wanted, why, UNUSUAL)
 
 
 def _accumulation(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
-    counts = [step.backwards for step in job.ranks[0].steps]
-    shown, wanted = " or ".join(map(str, sorted(set(counts)))), expected.accumulation if any(counts) else None
-    fewer = sum(count != wanted for count in counts)
-    is_so = max(counts, default=0) == wanted and fewer <= 1  # an epoch may end with fewer
-    yield _declared("accumulation", "micro-batches per update", shown, str(wanted or ""), is_so)
-    if len(job.ranks) == 1:
+    by_rank = [[step.micro_batches for step in rank.steps[: job.steps]] for rank in job.ranks]
+    counts, wanted, subject = by_rank[0], expected.accumulation, "micro-batches per update"
+    found = ", ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
+    if other := next((number for number, own in enumerate(by_rank) if own != counts), 0):
+        found += f" on rank 0, {', '.join(map(str, by_rank[other]))} on rank {other}"
+        why, verdict = (
+            "gradients are means over the ranks: a rank with fewer weighs more",
+            DIFFERENT if wanted else UNUSUAL,
+        )
+        yield CertificateRow("accumulation", subject, found, "equal on all ranks", why, verdict)
         return
-    times, number = job.reductions(job.steps - 1), expected.reductions
-    *each, after = (
-        f"{round(one, 2):g} ({show_count(calls, 'collective')}, {size:,} bytes)"
-        for one, (calls, size) in zip(times, job.ranks[0].steps[job.steps - 1].calls, strict=True)
-    )
-    found = f"{sum(times):.3g} times: {', '.join(each)} in its micro-batches, {after} after them"
-    wanted_words = "" if number is None else f"{number} times"
-    is_so = abs(sum(times) - (number or 0)) < 0.5
-    yield _declared("accumulation", "each gradient is reduced over the ranks", found, wanted_words, is_so)
-
-
-def _partition(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
-    copies, n, subject = job.copies, len(job.ranks), "copies of each optimizer state"
-    if n == 1:
-        return
-    if copies is None:
-        why = "the optimizer has no states, or their parameters are unknown"
-        yield CertificateRow("partition", subject, "none seen", "", why, UNKNOWN)
-        return
-    if expected.copies is not None:
-        wanted, why, is_so = f"{expected.copies:g}", DECLARED, abs(copies - expected.copies) < 0.1
-    elif job.strategy in PARTITIONED:
-        wanted, why, is_so = f"fewer than {n}", f"{job.strategy} partitions states over ranks", copies < n - 0.1
+    if wanted is None or not any(counts):
+        yield declared("accumulation", subject, found, "", False)
     else:
-        wanted, why, is_so = str(n), f"{job.strategy} keeps all states on each of {n} ranks", copies > n - 0.1
-    yield _declared("partition", subject, f"{copies:.3g} on {n} ranks", wanted, is_so, why)
+        why, verdict = _counted(counts, wanted)
+        yield CertificateRow("accumulation", subject, found, str(wanted), why, verdict)
+    if any(step.between for rank in job.ranks for step in rank.steps):
+        why = "the sum so far is clipped or scaled before the next micro-batch is added: another training"
+        found = "gradients change between the micro-batches of an update"
+        yield CertificateRow("accumulation", "gradients", found, "only backward changes them", why, UNUSUAL)
+
+
+def _counted(counts: list[int], wanted: int) -> tuple[str, str]:
+    """Returns why, and the verdict, of the micro-batches of each update against a declared number."""
+    if set(counts) == {wanted}:
+        return DECLARED, SAME
+    if min(counts) > wanted and len(set(counts)) == 1 and counts[0] % wanted == 0:
+        return f"{DECLARED}; a forward and a backward count as a micro-batch: has a batch several of them?", UNUSUAL
+    if max(counts) == wanted and counts[0] == 1 and set(counts[1:]) == {wanted}:
+        return f"{DECLARED}; the first update alone has 1: is the counter compared before it counts?", DIFFERENT
+    if max(counts) == wanted:
+        return f"{DECLARED}; an epoch may end with fewer", UNKNOWN
+    return DECLARED, DIFFERENT
 
 
 def _norms(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
-    pairs = [(job.norm(step), job.norm(step, at_update=True)) for step in range(job.steps)]
-    steps = job.ranks[0].steps
-    shown_steps = [
-        n for n, (before, _) in enumerate(pairs) if before and math.isfinite(before) and not steps[n].skipped
-    ]
-    pairs = [pairs[number] for number in shown_steps]
+    numbers = [n for n in range(job.steps) if job.squares(n) and n not in job.skipped]
+    pairs = [(job.norm(n), job.norm(n, at_update=True)) for n in numbers]
+    pairs = [pair for pair in pairs if pair[0]]
     if not pairs:
-        yield CertificateRow("norm", "gradients", "none seen", "", "they are not on the parameters", UNKNOWN)
+        why = "all updates were skipped" if job.skipped else "they are not on the parameters after backward"
+        yield CertificateRow("norm", "gradients", "none seen", "", why, UNKNOWN)
         return
     acted = sum(after < before * (1 - REL) for before, after in pairs)
     shown = ", ".join(f"{before:.4g} → {after:.4g}" for before, after in pairs[:UPDATES])
-    others = [n for n in shown_steps if job.squares(n) and job.squares(n, True).keys() - job.squares(n).keys()]
+    others = [n for n in numbers if job.squares(n) and job.squares(n, True).keys() - job.squares(n).keys()]
     found, limit = f"{shown}: clipping acted in {acted} of {len(pairs)} steps", expected.clip or 0.0
-    wanted = f"at most {limit:g}, else unchanged" if limit and not others else ""  # of all models, if there are others
-    goals = [min(after if job.reduces_late else before, limit) for before, after in pairs]
-    is_so = all(abs(after - goal) <= REL * goal for goal, (_, after) in zip(goals, pairs, strict=True))
+    subject = "after backward → at the update"
+    if not limit or others:  # others: of all models, if there are several
+        yield declared("norm", subject, found, "", False)
+        return
+    changes = any(step.between for rank in job.ranks for step in rank.steps)
+    is_within = all(after <= limit * (1 + REL) for _, after in pairs)
+    is_seen = all(after > 0 for _, after in pairs) and not changes
+    verdict = DIFFERENT if not is_within else SAME if is_seen else UNKNOWN
     why = f"{DECLARED}: the norm over all parameters and ranks"
-    yield _declared("norm", "after backward → at the update", found, wanted, is_so, why)
+    yield CertificateRow("norm", subject, found, f"at most {limit:g}", why, verdict)
 
 
 def _scaling(job: JobSeen) -> Iterator[CertificateRow]:
-    steps = job.ranks[0].steps
-    skipped = [number for number, step in enumerate(steps) if step.skipped]
+    steps, skipped = job.ranks[0].steps, job.skipped
     if skipped or any(step.scale != 1 for step in steps):
-        scales = ", ".join(f"{step.scale:g}" for step in steps)
-        found = f"factors {scales}; {len(skipped)} of {len(steps)} updates skipped"
-        verdict = UNKNOWN if len(skipped) < len(steps) else DIFFERENT
-        why = "a scaler lowers its factor by skips" if verdict == UNKNOWN else "nothing is trained"
-        wanted = "" if verdict == UNKNOWN else "at least one update"
+        scales = [step.scale for step in steps]
+        found = f"factors {', '.join(f'{scale:g}' for scale in scales)}; {len(skipped)} of {len(steps)} updates skipped"
+        is_stuck = len(steps) == len(skipped) > 1 and scales[-1] >= scales[0]
+        why = "nothing is trained, and the factor is not lowered" if is_stuck else "a scaler lowers its factor by skips"
+        wanted, verdict = ("at least one update", UNUSUAL) if is_stuck else ("", UNKNOWN)
         yield CertificateRow("scaling", "factor of the loss", found, wanted, why, verdict)
 
 
-def _declared(check: str, subject: str, found: str, wanted: str, is_so: bool, why: str = DECLARED) -> CertificateRow:
-    """Returns a check with an expectation, or, if `wanted` is empty, with nothing but its finding."""
+def declared(check: str, subject: str, found: str, wanted: str, is_so: bool, why: str = DECLARED) -> CertificateRow:
+    """Returns a check with a declaration or an invariant, or, if `wanted` is empty, with nothing but its finding."""
     if not wanted:
         return CertificateRow(check, subject, found, "", NOTHING_EXPECTED, UNKNOWN)
     return CertificateRow(check, subject, found, wanted, why, verdict_of(is_so))

@@ -7,6 +7,7 @@ the host, so that the tables of a watch have the figures that they have without 
 from __future__ import annotations
 
 import math
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..probes.labeling import parts_of
@@ -31,6 +33,14 @@ UPDATES = 3
 """Number of first updates whose values are compared with a reference's."""
 
 NOISE = 0.1
+
+COLUMNS = 4093
+"""A checksum sums the words of a tensor by columns; a prime, so that moved rows change the sums."""
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+UNITS = ("Linear", "Conv1D", "Conv1d", "Conv2d", "Conv3d", "Bilinear")
+"""Classes of modules that autocast computes in its dtype."""
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 """Kinds of collectives that reduce gradients."""
@@ -55,10 +65,15 @@ class PartSeen:
     is_torchs: bool = True
     is_copy: bool = False
     updates: list[int] = field(default_factory=list)
+    """Per step, the updates with one and the same gradient."""
     gradients: int = 0
+    lost: int = 0
+    """Updates without a gradient that backward had left on the model's parameter."""
     changed: bool = False
-    square: float = 0.0
-    """Sum of the squares of its values after the last step."""
+    reach: float = math.inf
+    """Largest change of an element that an unchanged part should have had, in units of what changes its value."""
+    not_finite: int = 0
+    """The first step after which a value is not finite; 0 if there is none."""
     lr: float = 0.0
     lines: dict[str, str] = field(default_factory=dict)
     """masters, moments or gradients -> the line that made them."""
@@ -74,7 +89,15 @@ class StepSeen:
     loss: float = 0.0
     scale: float = 1.0
     backwards: int = 0
+    micro_batches: int = 0
     updates: int = 0
+    between: int = 0
+    """Micro-batches after which something other than backward changed the gradients."""
+    lr: list[float] = field(default_factory=list)
+    schedules: int = 0
+    """The most steps of one scheduler since the last update."""
+    schedules_early: bool = False
+    """Whether a scheduler stepped between backward and the update."""
     skipped: bool = False
     before: Squares = field(default_factory=dict)
     at_update: Squares = field(default_factory=dict)
@@ -103,16 +126,27 @@ class Deviation:
 @dataclass
 class RankSeen:
     """Everything that one rank observed. `deviations`: per update from 0, the initial values: parameter -> deviation.
-    `sizes`: elements of the whole trainable parameters. `computes`: dtypes of the outputs of modules with parameters.
-    `own`: parameters that DDP leaves to each rank. `lines`: kind of a collective -> the first line that issued it.
+    `sizes`: elements of the whole trainable parameters. `held`: those in a watched optimizer. `computes`: dtype of the
+    outputs of modules with parameters -> elements of matrices of these modules, by name. `values`, `buffers`: before
+    the first step and after each: name -> checksum of a whole tensor. `frozen`: parameters that need no gradient.
+    `own`: parameters and buffers that DDP leaves to each rank. `lines`: kind of a collective -> the first line that
+    issued it.
     """
 
     parts: dict[str, PartSeen] = field(default_factory=dict)
     steps: list[StepSeen] = field(default_factory=list)
     deviations: list[dict[str, Deviation]] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
-    computes: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    computes: dict[str, dict[str, int]] = field(default_factory=dict)
+    values: list[dict[str, int]] = field(default_factory=list)
+    buffers: list[dict[str, int]] = field(default_factory=list)
+    frozen: list[str] = field(default_factory=list)
     own: list[str] = field(default_factory=list)
+    is_ddp: bool = False
+    wrapper_calls: int = 0
+    has_hook: bool = False
+    syncs_buffers: bool = True
     lines: dict[str, str] = field(default_factory=dict)
     peak_bytes: int = 0
 
@@ -160,43 +194,73 @@ class TrainingObserver:
     """Observes the steps of a watch. `reference`: values to compare with, if any; `keeps`: whether to keep its own."""
 
     def __init__(
-        self, model: nn.Module, engines: list[Any], ledger: Ledger, meter: TrafficMeter, reference: FirstUpdates | None,
-        keeps: bool,
+        self, model: nn.Module, engines: list[Any], optimizers: list[Any], ledger: Ledger, meter: TrafficMeter,
+        reference: FirstUpdates | None, ranks: int,
     ) -> None:  # fmt: skip
-        self._model, self._ledger, self._meter = model, ledger, meter
+        self._model, self._ledger, self._meter, self._ranks = model, ledger, meter, ranks
         self._engine = next((one for one in engines if parts.is_ours(one)), None)
-        self._names = parts.names_in(model)
-        self._reference, self._keeps = reference, keeps
+        self._given = torch_optimizers(optimizers)
+        self._all = parts.names_in(model)
+        self._names = {p: name for p, name in self._all.items() if p.requires_grad}
+        self._reference, self._keeps = reference, ranks == 1 and reference is None
         self._known: dict[int, UpdatedPart] = {}
         self._previous: dict[int, torch.Tensor] = {}
         self._rounded: set[int] = set()  # masters that were made from a model whose values were rounded before
         self._step = StepSeen()
-        self._updated: Counter[str] = Counter()  # since the last backward
-        self._most_updated: Counter[str] = Counter()  # in this step, after one backward
+        self._left: set[str] = set()  # parameters with a gradient of the last backward, until an update
+        self._has_backward = False  # since the last update
+        self._got: dict[str, tuple[float, int, int]] = {}  # in this step: square of the gradient, updates, call
+        self._calls = 0  # of optimizers' steps
+        self._overflows = self._has_scaler = False  # in this step
+        self._scheduled: Counter[int] = Counter()
         self._from = 0
         self._engine_seen = False
         self._optimizers: list[optim.Optimizer] = []
+        self._modules: dict[nn.Module, str] = {}
         self.values = FirstUpdates()
-        self.seen = RankSeen(sizes={name: parts.numel_of(p) for p, name in self._names.items()})
-        self.seen.own = list(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+        sizes = {name: parts.numel_of(p) for p, name in self._names.items()}
+        self.seen = RankSeen(sizes=sizes, frozen=[n for p, n in self._all.items() if not p.requires_grad])
 
     @contextmanager
-    def observing(self) -> Iterator[None]:
-        """Observes the dtypes in which modules compute, and scalers, in its block."""
+    def observing(self, wrapper: Any) -> Iterator[None]:
+        """Observes the dtypes in which modules compute, scalers and schedulers, in its block. `wrapper`: DDP's, or
+        the model itself.
+        """
+        seen = self.seen
+        seen.own = list(getattr(self._model, "_ddp_params_and_buffers_to_ignore", ()))
+        seen.is_ddp = isinstance(wrapper, DistributedDataParallel)
+        seen.has_hook = bool(getattr(wrapper, "_comm_hooks", ()))
+        seen.syncs_buffers = bool(getattr(wrapper, "broadcast_buffers", True))
+        self._modules = {module: parts.plain_name(name) for name, module in self._model.named_modules()}
         with ExitStack() as stack:
             stack.callback(register_module_forward_hook(self._after_module).remove)
+            stack.callback(wrapper.register_forward_pre_hook(self._before_wrapper).remove)
             stack.callback(replaced(torch.amp.GradScaler, "step", self.scaling))
+            stack.callback(replaced(optim.lr_scheduler.LRScheduler, "step", self._scheduling))
             stack.callback(setattr, self._meter, "tell", self._meter.tell)
             self._meter.tell = self._issued
+            self._see_values()
             yield
-            self.seen.peak_bytes = max((one.peak for one in self._ledger.sums.extremes.values()), default=0)
+            seen.peak_bytes = max((one.peak for one in self._ledger.sums.extremes.values()), default=0)
+
+    def _before_wrapper(self, *_: object) -> None:
+        self.seen.wrapper_calls += 1
 
     def _after_module(self, module: nn.Module, _inputs: object, output: object) -> None:
         if torch.compiler.is_compiling() or not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return
-        shown = shown_dtype(output.dtype)
-        if next(module.parameters(recurse=False), None) is not None and shown not in self.seen.computes:
-            self.seen.computes.append(shown)
+        if (name := self._modules.get(module)) is None or next(module.parameters(recurse=False), None) is None:
+            return
+        is_unit = type(module).__name__ in UNITS
+        size = module.weight.numel() if is_unit and isinstance(module.weight, torch.Tensor) else 0
+        self.seen.computes.setdefault(shown_dtype(output.dtype), {})[name] = size
+
+    @contextmanager
+    def _scheduling(self, scheduler: Any, *_args: Any, **_named: Any) -> Iterator[None]:
+        if any(getattr(scheduler, "optimizer", None) is one for one in self._given):
+            self._scheduled[id(scheduler)] += 1
+            self._step.schedules_early |= self._has_backward
+        yield
 
     def _issued(self, operation: Operation, _times: int) -> None:
         if operation.group_size > 1 and not operation.control and operation.kind not in self.seen.lines:
@@ -204,13 +268,19 @@ class TrainingObserver:
 
     # -- a step ---------------------------------------------------------------------------------------
 
+    def before_backward(self) -> None:
+        """Called when a micro-batch's backward begins."""
+        if self._engine is None and self._has_backward:
+            now = self._squares((name, p.grad) for p, name in self._names.items())
+            self._step.between += any(now[name] != self._step.before.get(name) for name in now if now[name][0])
+
     def after_backward(self) -> None:
         """Called when a micro-batch's gradients exist."""
         self._end_section()
-        self._most_updated |= self._updated
-        self._updated.clear()
         if self._engine is None:
             self._step.before = self._squares((name, p.grad) for p, name in self._names.items())
+            self._left = {name for name, (square, _) in self._step.before.items() if square}
+        self._has_backward = True
 
     def on_engine_step(self) -> None:
         """Called when the step of one of our engines begins, before it clips in the step itself."""
@@ -232,45 +302,71 @@ class TrainingObserver:
             dtypes[name] = gradient.dtype
             yield name, gradient
 
-    def on_update(self, optimizer: optim.Optimizer, by_closure: bool = False) -> None:
-        """Called when an optimizer's step begins, and `by_closure`: when its closure has made the gradients."""
+    def on_update(self, optimizer: optim.Optimizer, closure: str = "") -> None:
+        """Called when an optimizer's step begins. `closure`: "before" a closure that may make the gradients, and again
+        "after" each call of it.
+        """
         if self._engine is not None or any(one is not optimizer for one in torch_optimizers([optimizer])):
             return  # a wrapper: the optimizer inside of it steps, too
-        self._step.updates += not by_closure
+        if optimizer not in self._given and not any(p in self._all for p in parts.held_by(optimizer)):
+            return  # another model's
+        if closure != "after":
+            self._step.updates += 1
+            self._calls += 1
+            self._step.lr += [float(group.get("lr") or 0) for group in optimizer.param_groups]
         if all(optimizer is not one for one in self._optimizers):
             self._optimizers.append(optimizer)
-        with _unseen():
-            found = list(parts.parts_of_optimizer(optimizer, self._names))
-            scale = getattr(optimizer, "grad_scale", None)  # of a fused update, which unscales by itself
-            got = self._squares((one.name, one.key.grad) for one in found)
-            self._step.at_update |= got if scale is None else scaled(got, 1 / float(scale))
-            for part in found:
-                gradient = None if part.key.grad is None else next(parts_of(part.key.grad))
-                if self._keeps and gradient is not None and len(self.seen.steps) < UPDATES:
-                    self.values.keep_noise(part.name, gradient)
-                line = "" if gradient is None else self._line_of(gradient)
-                self._see(part, optimizer, None if gradient is None else gradient.dtype, line)
+        if closure != "before":
+            with _unseen():
+                self._see_update(optimizer)
+
+    def _see_update(self, optimizer: optim.Optimizer) -> None:
+        found = list(parts.parts_of_optimizer(optimizer, self._all))
+        scale = getattr(optimizer, "grad_scale", None)  # of a fused update, which unscales and skips by itself
+        self._overflows |= bool(getattr(optimizer, "found_inf", None))
+        got = self._squares((one.name, one.key.grad) for one in found)
+        for part in found:
+            gradient = None if part.key.grad is None else next(parts_of(part.key.grad))
+            if self._keeps and gradient is not None and self._number <= UPDATES:
+                self.values.keep_noise(part.name, gradient)
+            line = "" if gradient is None else self._line_of(gradient)
+            self._see(part, optimizer, None if gradient is None else gradient.dtype, line)
+            seen = self.seen.parts[part.name]
+            square = got.get(part.name, [0.0])[0]
+            seen.lost += part.name in self._left and not square
+            before, updates, call = self._got.get(part.name, (math.nan, 0, 0))
+            same = square == before != 0 and call != self._calls
+            self._got[part.name] = (square, updates + 1 if same else max(1, updates), self._calls)
+            if gradient is not None and seen.gradients > 1 and not seen.changed:
+                seen.reach = _reach(part.tensor, gradient, optimizer, seen.lr)
+        self._left -= {part.name for part in found}
+        self._has_backward = False
+        self._step.at_update |= got if scale is None else scaled(got, 1 / float(scale))
 
     @contextmanager
     def scaling(self, scaler: torch.amp.GradScaler, *_args: Any, **_named: Any) -> Iterator[None]:
         """Wraps the step of a GradScaler, whose factor the loss of this step has."""
         self._step.scale = scaler.get_scale()
         yield
+        self._has_backward, self._has_scaler = False, True
 
-    def end_step(self, loss: float, backwards: int) -> None:
+    @property
+    def _number(self) -> int:
+        """The number of the next update, from 1: skipped ones do not count."""
+        return 1 + sum(not step.skipped for step in self.seen.steps)
+
+    def end_step(self, loss: float, backwards: int, micro_batches: int) -> None:
         """Called when a step is over, before its operations are forgotten."""
         step = self._step
-        step.backwards = backwards
+        step.backwards, step.micro_batches = backwards, micro_batches
+        step.schedules = max(self._scheduled.values(), default=0)
         self._end_section()
         if self._engine is not None:
             step.skipped = bool(self._engine.skipped)
             step.updates = int(not step.skipped)
         else:
-            step.skipped = step.updates == 0
+            step.skipped = self._overflows or (self._has_scaler and step.updates == 0)
             step.before = scaled(step.before, 1 / step.scale)
-        self._most_updated |= self._updated
-        if step.skipped:
-            self._most_updated.clear()
         step.loss = loss / step.scale
         sent = step.sent
         for operation, times in self._meter.operations:
@@ -279,9 +375,11 @@ class TrainingObserver:
                 sizes[operation.dtype] = sizes.get(operation.dtype, 0) + times * operation.payload_bytes
         self._end_updates()
         self.seen.steps.append(step)
-        self._step, self._from, self._engine_seen = StepSeen(), 0, False
-        self._updated.clear()
-        self._most_updated.clear()
+        self._step, self._from, self._engine_seen, self._has_backward = StepSeen(), 0, False, False
+        self._overflows = self._has_scaler = False
+        self._got.clear()
+        self._left.clear()
+        self._scheduled.clear()
 
     def _end_section(self) -> None:
         operations, moved, calls = self._meter.operations[self._from :], defaultdict[str, float](float), [0, 0]
@@ -310,25 +408,48 @@ class TrainingObserver:
         if gradient is not None:
             seen.gradient = shown_dtype(gradient)
             seen.lines |= {"gradients": source} if source else {}
-            seen.gradients += self._updated[part.name] == 0
-            if self._engine is None or not self._updated[part.name]:  # else another segment: one update in parts
-                self._updated[part.name] += 1
+            seen.gradients += part.name not in self._got
+            if self._engine is not None:
+                self._got[part.name] = (math.nan, 1, 0)
 
     def _end_updates(self) -> None:
-        number = 1 + len(self.seen.steps)
+        number, is_update = self._number, not self._step.skipped
         with _unseen():
-            squares: Counter[str] = Counter()
             for key, part in self._known.items():
                 seen, value = self.seen.parts[part.name], part.tensor.detach().reshape(-1)
-                squares[part.name] += sum_of_powers([value], 2.0, value.device).item()  # type: ignore[assignment]
                 if not seen.changed and not torch.equal(self._previous[key], part.tensor.detach().cpu()):
                     seen.changed = True
-                if number <= UPDATES:
+                if not seen.not_finite and value.numel() and not torch.linalg.vector_norm(value, math.inf).isfinite():
+                    seen.not_finite = len(self.seen.steps) + 1
+                if is_update and number <= UPDATES:
                     self._compare(part, number)
             for name, seen in self.seen.parts.items():
-                seen.updates.append(self._most_updated[name])
-                seen.square = squares[name]
+                seen.updates.append(0 if self._step.skipped else self._got.get(name, (0.0, 0, 0))[1])
             self._see_states()
+            self._see_held()
+        self._see_values()
+
+    def _see_held(self) -> None:
+        held = {name for one in self._given + self._optimizers for name in self._names_held(one)}
+        if self._engine is not None:
+            held |= {self._names[p] for p in self._engine.trainable if p in self._names}
+        self.seen.held = [name for name in self.seen.sizes if name in held]
+
+    def _names_held(self, optimizer: optim.Optimizer) -> Iterator[str]:
+        for part in parts.parts_of_optimizer(optimizer, self._all):
+            yield part.name
+
+    def _see_values(self) -> None:
+        """Keeps the checksums of whole parameters and buffers: those that other ranks have, and frozen ones."""
+        named = {} if self._engine is not None else {name: p.detach() for p, name in self._all.items()}
+        if self._ranks == 1:
+            named = {name: named[name] for name in self.seen.frozen if name in named}
+        with _unseen():
+            for kept, tensors in (
+                (self.seen.values, named.items()),
+                (self.seen.buffers, self._model.named_buffers() if self._ranks > 1 else ()),
+            ):
+                kept.append({name: checksum(tensor) for name, tensor in tensors if _is_whole(tensor)})
 
     def _see_states(self) -> None:
         optimizers = self._optimizers if self._engine is None else [self._engine.optimizer]
@@ -390,6 +511,33 @@ class TrainingObserver:
         )  # fmt: skip
         known = self.seen.deviations[number].get(part.name)
         self.seen.deviations[number][part.name] = off if known is None else known.joined(off)
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Returns True for a plain tensor in memory: no shard, nothing sparse, not freed."""
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.layout == torch.strided
+    return is_plain and not tensor.is_meta and tensor.untyped_storage().nbytes() >= tensor.nbytes > 0
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Returns 32 bits of a tensor's bits: the CRC of sums of its words over COLUMNS columns, in one pass of memory."""
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    words = plain.detach().contiguous().reshape(-1).view(INTEGERS[plain.element_size()])
+    end = words.numel() // COLUMNS * COLUMNS
+    sums = words[:end].view(-1, COLUMNS).sum(0, dtype=torch.int64)
+    return zlib.crc32(words[end:].cpu().numpy().data, zlib.crc32(sums.cpu().numpy().data))
+
+
+def _reach(tensor: torch.Tensor, gradient: torch.Tensor, optimizer: optim.Optimizer, lr: float) -> float:
+    """Returns the largest change of an element, over half a unit in its last place. Adam changes each by about the
+    learning rate; SGD by the learning rate times the gradient; of other optimizers it is unknown, and infinite.
+    """
+    if type(optimizer).__name__ not in ("SGD", "Adam", "AdamW") or gradient.is_sparse or not tensor.numel():
+        return math.inf
+    change = lr * gradient.double().abs() if isinstance(optimizer, optim.SGD) else torch.full((), lr).double()
+    _, exponent = torch.frexp(tensor.detach().double())
+    half_unit = torch.finfo(tensor.dtype).eps / 4 * 2.0 ** exponent.double()
+    return (change.cpu() / half_unit.cpu()).max().item()
 
 
 def scaled(squares: Squares, factor: float) -> Squares:

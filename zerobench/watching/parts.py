@@ -19,8 +19,11 @@ from torch import nn, optim
 from ..probes.labeling import parts_of
 from ..zero.layout import MemoryOrder
 
-WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "module.")
+WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 """Parts of a parameter's name that wrappers of a module add."""
+
+OUTER = "module."
+"""What nn.DataParallel and DDP put before every name; anywhere else it is a name of the user's own."""
 
 Cut = Callable[[torch.Tensor], torch.Tensor | None]
 """Returns a rank's part of a whole tensor; None if the part is unknown."""
@@ -40,8 +43,11 @@ class UpdatedPart:
 
 
 def names_in(model: nn.Module) -> dict[nn.Parameter, str]:
-    """Returns the trainable parameters with their names in the plain model."""
-    return {p: plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
+    """Returns the parameters with their names in the plain model."""
+    names = {p: plain_name(name) for name, p in model.named_parameters()}
+    while names and all(name.startswith(OUTER) for name in names.values()):
+        names = {p: name.removeprefix(OUTER) for p, name in names.items()}
+    return names
 
 
 def plain_name(name: str) -> str:
@@ -89,26 +95,31 @@ def gradients_of_engine(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, gradient
 
 
+def held_by(optimizer: optim.Optimizer) -> list[torch.Tensor]:
+    """Returns the tensors in an optimizer's parameter groups."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def parts_of_optimizer(optimizer: optim.Optimizer, names: dict[nn.Parameter, str]) -> Iterator[UpdatedPart]:
-    """Yields the parts that an optimizer of torch updates. `names`: of the model's trainable parameters."""
-    held = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad or p not in names]
-    masters = _names_of_masters(held, names)
+    """Yields the parts that an optimizer of torch updates, without frozen parameters. `names`: of the model's."""
+    held = [p for p in held_by(optimizer) if p.requires_grad or p not in names]
+    originals = _originals(held, names)
     for number, parameter in enumerate(held):
-        name, in_model = masters.get(number, (f"master {number}", parameter.dtype))
-        if parameter in names:
-            name, in_model = names[parameter], parameter.dtype
+        original = originals.get(parameter, parameter)
+        name = names.get(original, f"master {number}")  # type: ignore[call-overload]
         tensor = next(parts_of(parameter.detach()))
-        yield UpdatedPart(name, tensor, parameter, in_model, _cut_of(parameter))
+        yield UpdatedPart(name, tensor, parameter, original.dtype, _cut_of(parameter))
 
 
-def _names_of_masters(held: list[torch.Tensor], names: dict[nn.Parameter, str]) -> dict[int, tuple[str, torch.dtype]]:
-    """Returns number of a master -> name and dtype of the parameter that it belongs to; empty if orders differ."""
-    if len(held) != len(names) or any(one in names for one in held):
-        return {}
-    pairs = list(zip(held, names, strict=True))
-    if any(one.shape != parameter.shape for one, parameter in pairs):
-        return {}
-    return {number: (names[parameter], parameter.dtype) for number, (_, parameter) in enumerate(pairs)}
+def _originals(held: list[torch.Tensor], names: dict[nn.Parameter, str]) -> dict[torch.Tensor, nn.Parameter]:
+    """Returns master -> parameter of the model, for the tensors in an optimizer that are not the model's: in their
+    order, each the next trainable parameter of its shape that the optimizer does not hold. Empty if any has none.
+    """
+    own = set(held)
+    others = iter([p for p in names if p.requires_grad and p not in own])
+    masters = [one for one in held if one not in names]
+    pairs = {one: next((p for p in others if p.shape == one.shape), None) for one in masters}
+    return {} if None in pairs.values() else pairs  # type: ignore[return-value]
 
 
 def _cut_of(parameter: torch.Tensor) -> Cut:

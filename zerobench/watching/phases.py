@@ -35,7 +35,7 @@ class PhaseListener(Protocol):
 
     def enter_phase(self, phase: str) -> None: ...
     def on_inputs(self, given: Any) -> None: ...
-    def on_update(self, optimizer: optim.Optimizer, by_closure: bool = False) -> None: ...
+    def on_update(self, optimizer: optim.Optimizer, closure: str = "") -> None: ...
     def on_loss(self, tensors: Any) -> None: ...
     def after_backward(self) -> None: ...
 
@@ -95,15 +95,15 @@ class Phases(AbstractContextManager["Phases"]):
         yield
 
     def _before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._listener.on_update(optimizer)
-        self._begin("update")
         closure = args[1] if args[1:] else kwargs.get("closure")
+        self._listener.on_update(optimizer, "" if closure is None else "before")
+        self._begin("update")
         if closure is None:
             return None
 
         def heard() -> Any:
             loss = closure()
-            self._listener.on_update(optimizer, by_closure=True)
+            self._listener.on_update(optimizer, "after")
             return loss
 
         return (args[0], heard, *args[2:]), {key: value for key, value in kwargs.items() if key != "closure"}
@@ -202,7 +202,10 @@ def on_step(optimizer: Any, act: Callable[[], None]) -> Callable[[], None]:
 
     inner = optimizer
     while isinstance(inner, optim.Optimizer) and not hasattr(inner, "_optimizer_step_post_hooks"):
-        inner = inner.optimizer  # type: ignore[attr-defined]  # accelerate's, which steps when gradients are complete
+        inside = getattr(inner, "optimizer", None) or getattr(inner, "optim", None)
+        if inside is None:
+            break
+        inner = inside  # accelerate's, which steps when gradients are complete; PostLocalSGDOptimizer's
     if isinstance(inner, optim.Optimizer):
         undo.callback(inner.register_step_post_hook(lambda *_: tell()).remove)
         undo.callback(replaced(torch.amp.GradScaler, "step", stepped_or_skipped))

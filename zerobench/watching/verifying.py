@@ -9,7 +9,8 @@ from torch import nn
 
 from ..cluster.serialize import rebuild
 from ..probes import AccountedPass
-from .certificate import Certificate, certificate_of
+from .between_ranks import judge_ranks
+from .certificate import FIRST, Certificate, certificate_of
 from .comparing import compare_with_reference, effect_of_option
 from .expected import ExpectedTraining
 from .job_seen import JobSeen
@@ -39,19 +40,21 @@ class Verifying:
             return cls(ExpectedTraining()) if given else None
         return cls(given if isinstance(given, ExpectedTraining) else ExpectedTraining(reference=given))
 
-    def observer(self, model: nn.Module, engines: list[Any], probe: AccountedPass, ranks: int) -> TrainingObserver:
+    def observer(
+        self, model: nn.Module, engines: list[Any], optimizers: list[Any], probe: AccountedPass, ranks: int
+    ) -> TrainingObserver:
         """Returns the observer of one rank's steps."""
         values = None if self._reference is None else self._reference.values
-        keeps = ranks == 1 and self._reference is None
-        return TrainingObserver(model, engines, probe.ledger, probe.meter, values, keeps)
+        return TrainingObserver(model, engines, optimizers, probe.ledger, probe.meter, values, ranks)
 
     def certify(self, records: list[dict[str, Any]], values: FirstUpdates, strategy: str, name: str) -> Certificate:
         """Returns the certificate of the job from the observations of all ranks."""
         job = JobSeen(strategy, [rebuild(RankSeen, one) for one in records], name)
         reference = self._reference.job if self._reference is not None else None
-        rows = judge(job, self.expected, reference)
+        rows = [*judge(job, self.expected, reference), *judge_ranks(job, self.expected)]
         if reference is not None:
             rows += compare_with_reference(job, reference)
         if self._unlike is not None:
             rows.append(effect_of_option(job, self._unlike.job))
+        rows.sort(key=lambda row: FIRST.index(row.verdict) if row.verdict in FIRST else len(FIRST))
         return Certificate(job, rows, values)

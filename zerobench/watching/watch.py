@@ -110,6 +110,7 @@ class Watch:
         """The certificate, on rank 0 once the watch has stopped, if `verify` is given."""
         self._observing, self._step = ExitStack(), ExitStack()
         self._seen_forward, self._loss, self._backwards = False, 0.0, 0
+        self._micro_batches, self._has_forward = 0, False  # a forward that no backward has followed
         self._others = ""  # the class of an optimizer that steps and is not watched
         self._history = History() if snapshot else None
         self._snapshot: dict[str, Any] | None = None  # from the end of the last step on
@@ -147,8 +148,8 @@ class Watch:
             self._phases = self._observing.enter_context(Phases(self._called, engines, self))
             if self._verifying is not None:
                 ranks = self._world.world_size
-                self._observer = self._verifying.observer(self.model, engines, accounted, ranks)
-                self._observing.enter_context(self._observer.observing())
+                self._observer = self._verifying.observer(self.model, engines, self._optimizers, accounted, ranks)
+                self._observing.enter_context(self._observer.observing(self._called))
             if self._ends == "optimizer":
                 self._observing.callback(on_step(self._optimizers[-1], self._end_step))
         except BaseException:
@@ -238,12 +239,12 @@ class Watch:
             return
         self._holdings.label_updated()
         if self._observer is not None:
-            self._observer.end_step(self._loss, self._backwards)
+            self._observer.end_step(self._loss, self._backwards, self._micro_batches or self._backwards)
         self._step.close()
         self.done += 1
         self._about.losses.append(self._loss)
         self._about.accumulation = max(1, self._backwards // max(1, len(self._optimizers)))
-        self._loss, self._backwards = 0.0, 0
+        self._loss, self._backwards, self._micro_batches, self._has_forward = 0.0, 0, 0, False
         if not self._seen_forward:
             words = f"the watched {type(self.model).__name__} was not called in step {self.done}; was it replaced?"
             self.problem = f"watch: {words} Watch the model that the loop calls"
@@ -276,21 +277,25 @@ class Watch:
 
     def on_inputs(self, given: Any) -> None:
         """Called when the model is called."""
-        self._seen_forward = True
+        self._seen_forward = self._has_forward = True
         found = list(tensors_in(given))
         self._about.see_batch(found)
         self.probe.inputs(*found)
 
-    def on_update(self, optimizer: torch.optim.Optimizer, by_closure: bool = False) -> None:
-        """Called when an optimizer's step begins, and when its closure has made gradients."""
+    def on_update(self, optimizer: torch.optim.Optimizer, closure: str = "") -> None:
+        """Called when an optimizer's step begins, "before" its closure makes gradients and "after" it has."""
         if optimizer not in self._known:
             self._others = type(optimizer).__name__
         if self._observer is not None:
-            self._observer.on_update(optimizer, by_closure)
+            self._observer.on_update(optimizer, closure)
 
     def on_loss(self, tensors: Any) -> None:
         """Called when backward is called."""
         self._backwards += 1
+        self._micro_batches += self._has_forward
+        self._has_forward = False
+        if self._observer is not None:
+            self._observer.before_backward()
         if isinstance(tensors, torch.Tensor):
             self.probe.before_backward(tensors)
             if type(tensors) is torch.Tensor and tensors.numel() == 1:
@@ -299,6 +304,8 @@ class Watch:
     def after_backward(self) -> None:
         """Called when the gradients exist."""
         self.probe.after_backward(self.model)
+        if not self._seen_forward:  # a loop may call parts or other methods of the model
+            self._seen_forward = any(p.grad is not None for p in self.model.parameters())
         if self._observer is not None:
             self._observer.after_backward()
 

@@ -1,0 +1,429 @@
+"""Loops of one process with one planted failure each: mistakes that raise no error. A reference is the honest loop of
+one process that was meant.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn, optim
+from torch.nn.utils import clip_grad_norm_
+
+from .honest import LOW_LORA, MOMENTUM, Lora, convolution, language, language_model, of_low, rates, trainable, wide
+from .loops import STEPS, Job, Plant, adamw, autocast, error, of, plant, row_of, sgd, train, usual
+
+PLANTED: dict[str, Plant] = {}
+"""Name -> loop."""
+
+planted = partial(row_of, PLANTED, plant)
+
+# Patterns of the rows that name a failure, then of the checks and subjects that must not be `same`.
+VALUES = r"reference: (losses|parameters|norms)"
+NO_GRADIENT = r"no gradient|gets? (none|no)|never changed|not reach|zeroed|replaced|another tensor|→ 0\b"
+FINITE = r"finite|\bnan\b|\binf\b"
+NORM = r"norm: .*(→|clip|at the update)"
+MICRO = r"accumulation: micro-batches"
+RATE = r"learning rate|\blr\b|schedul"
+OPTIMIZERS = r"in no optimizer"
+NEVER = r"(?!)"
+AFTER = r"norm: after"
+
+
+def updates_of(*names: int | str) -> str:
+    """Returns the pattern of the rows on updates of some parameters, alone or among others."""
+    return rf"update: updates of (all |.*\b({'|'.join(map(str, names))}))"
+
+
+def named(names: str, words: str) -> str:
+    """Returns the pattern of a row with a parameter and a finding."""
+    return rf"({names}|all \d+ parameters).*({words})"
+
+
+# -- gradients that do not arrive, parameters that are not trained ---------------------------------------------------
+
+
+def clear(model: Any, optimizer: Any, _step: int, to_none: bool = True) -> None:
+    """Zeroes gradients between backward and the update."""
+    optimizer.zero_grad(set_to_none=to_none)
+
+
+def detach(model: Any) -> None:
+    """Cuts the graph after the first layer."""
+    model[1].register_forward_hook(lambda _module, _inputs, output: output.detach())
+
+
+def first_without_gradients(model: Any) -> None:
+    """Runs the first layers under no_grad."""
+    first = model[0].forward
+    model[0].forward = torch.no_grad()(first)
+
+
+def replace_head(job: Job, of_weight: bool = False) -> None:
+    """Replaces a layer, or a parameter, after the optimizer was made."""
+    optimizer = adamw(model := job.net())
+    if of_weight:
+        model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+    else:
+        model[3] = copy.deepcopy(model[3])
+    train(job, model, optimizer)
+
+
+def only_a_bias(model: Any) -> None:
+    """Freezes all but a bias of the base."""
+    model.requires_grad_(False)
+    model.base.bias.requires_grad_(True)
+
+
+def decay_frozen(model: Any, *_: Any) -> None:
+    """Changes frozen parameters by hand."""
+    for parameter in model[:3].parameters():
+        parameter.mul_(0.9)
+
+
+HEAD, FIRST = r"3\.(weight|bias)", r"0\.(weight|bias)"
+ALL_TRAINED = r"update: (updates|trainable)|reference: (names|trainable)"
+PLANTED |= {
+    "gradients set to none before the update": plant(usual(before=clear), NO_GRADIENT, updates_of(0)),
+    "gradients zeroed before the update": plant(
+        usual(before=partial(clear, to_none=False)), NO_GRADIENT, updates_of(0)
+    ),
+    "head replaced after the optimizer was made": plant(
+        replace_head, named(HEAD, f"{OPTIMIZERS}|{NO_GRADIENT}"), updates_of(3)
+    ),
+    "weight replaced after the optimizer was made": plant(
+        partial(replace_head, of_weight=True), named(FIRST, f"{OPTIMIZERS}|{NO_GRADIENT}"), updates_of("0.weight")
+    ),
+    "optimizer of a copy": plant(
+        usual(lambda model: adamw(copy.deepcopy(model))), f"{OPTIMIZERS}|{NO_GRADIENT}", updates_of(0)
+    ),
+    "head in no optimizer": plant(
+        usual(lambda model: adamw(model[:3])), named(HEAD, OPTIMIZERS), updates_of(3)
+    ),
+    "head in two optimizers": plant(
+        usual(lambda model: [of(optim.SGD, lr=1e-2)(model[3]), adamw(model)]),
+        named(HEAD, "[2-9] times|two|several|more than one"), updates_of(3),
+    ),
+    "activation detached": plant(usual(change=detach), named(FIRST, NO_GRADIENT), updates_of(0)),
+    "no_grad around a layer": plant(
+        usual(change=first_without_gradients), named(FIRST, NO_GRADIENT), updates_of(0)
+    ),
+    "adapters frozen by mistake": plant(
+        usual(trainable, Lora, change=only_a_bias),
+        r"\ba\b.*\b(train|no gradient|frozen)|train.*: a\b|not train", NEVER, "lora",
+    ),
+    "base that trains": plant(
+        usual(adamw, Lora, change=lambda model: model.requires_grad_(True)), r"base.*(train|reference)",
+        ALL_TRAINED + r" of (all|.*base)", "lora",
+    ),
+    "base in bf16 that trains": plant(
+        usual(adamw, LOW_LORA, change=lambda model: model.requires_grad_(True)),
+        r"masters.*(base|all).*bfloat16|base.*(train|reference)", r"dtypes: masters of (all|.*base)",
+        "lora on a bf16 base",
+    ),
+    "weights untied": plant(
+        usual(make=partial(language_model, is_tied=False), loss=language),
+        r"2\.weight.*(train|reference)|tied", NEVER, "tied",
+    ),
+    "frozen parameters that change": plant(
+        usual(change=lambda model: model[:3].requires_grad_(False), after=decay_frozen),
+        r"(frozen|0\.(weight|bias)|requires? no gradient).*(chang|differ)", r"frozen", "frozen backbone",
+    ),
+    "head frozen by mistake": plant(
+        usual(trainable, change=lambda model: model[3].requires_grad_(False)),
+        r"3\..*(train|frozen|reference)|train.*3\.", NEVER,
+    ),
+}  # fmt: skip
+
+# -- accumulation and updates ----------------------------------------------------------------------------------------
+
+
+@planted(MICRO, MICRO, accumulation=4)
+def update_in_each_micro_batch(job: Job) -> None:
+    """The update is indented by one level too much."""
+    optimizer = adamw(model := job.net())
+    with job.watch(model, optimizer):
+        for number in range(4 * STEPS):
+            (error(model, job.batch(number // 4, 4)[number % 4]) / 4).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@planted(MICRO, MICRO, accumulation=4)
+def accumulation_off_by_one(job: Job) -> None:
+    """`step % 4 == 0` in place of `(step + 1) % 4 == 0`: the first update has one micro-batch."""
+    optimizer = adamw(model := job.net())
+    with job.watch(model, optimizer):
+        for number in range(17):
+            (error(model, job.batch(number // 4, 4)[number % 4]) / 4).backward()
+            if number % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def three_of_four(job: Job, step: int, _: int) -> list[torch.Tensor]:
+    """Returns three micro-batches of four."""
+    return job.batch(step, 4)[:3]
+
+
+@planted(r"stale|zeroed|accumulat|left|add up|reference: norms", NEVER, "sgd")
+def gradients_never_zeroed(job: Job) -> None:
+    """All gradients since the beginning add up."""
+    optimizer = sgd(model := job.net())
+    with job.watch(model, optimizer):
+        for step in range(STEPS):
+            error(model, *job.batch(step)).backward()
+            optimizer.step()
+
+
+def twice(job: Job, ends: str) -> None:
+    """Steps twice with one gradient."""
+    optimizer = adamw(model := job.net())
+    with job.watch(model, optimizer, ends=ends) as watch:
+        for step in range(STEPS):
+            error(model, *job.batch(step)).backward()
+            optimizer.step()
+            model(*job.batch(step))
+            optimizer.step()
+            optimizer.zero_grad()
+            if ends == "step":
+                watch.step()
+
+
+def schedule_at(job: Job, each: bool) -> None:
+    """Steps a schedule in each of four micro-batches, or before the optimizer."""
+    optimizer = adamw(model := job.net())
+    schedule = rates(lambda step: 0.5**step)(optimizer)
+    with job.watch(model, optimizer):
+        for step in range(STEPS):
+            for number, x in enumerate(job.batch(step, 4)):
+                (error(model, x) / 4).backward()
+                if each or number == 0:
+                    schedule.step()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def forget(_model: Any, optimizer: Any, _step: int) -> None:
+    """Drops the states after each update, as a resume without them."""
+    optimizer.state.clear()
+
+
+def drawn_again(model: Any) -> None:
+    """Draws other initial values."""
+    torch.manual_seed(123)
+    model[0].reset_parameters()
+
+
+def other_order(job: Job, step: int, micro: int) -> list[torch.Tensor]:
+    """Returns the batches of other steps."""
+    return job.batch(step + 77, micro)
+
+
+def first_again(job: Job, _step: int, micro: int) -> list[torch.Tensor]:
+    """Returns the first batch in each step."""
+    return job.batch(0, micro)
+
+
+def with_dropout(model: Any) -> None:
+    """Leaves out half of the activations."""
+    model[1].register_forward_hook(lambda _module, _inputs, output: nn.functional.dropout(output, 0.5))
+
+
+AGAIN = r"[2-9] times per step|second update|same gradient|without a backward|micro-batches.*\b0\b"
+PLANTED |= {
+    "loss not divided": plant(
+        usual(sgd, micro=4, loss=lambda model, x: 4 * error(model, x)), VALUES,
+        r"reference: (losses|norms)", "sgd",
+    ),
+    "loss divided twice": plant(
+        usual(sgd, micro=4, loss=lambda model, x: error(model, x) / 4), VALUES,
+        r"reference: (losses|norms)", "sgd",
+    ),
+    "three micro-batches of four": plant(
+        usual(micro=4, batch=three_of_four), MICRO, MICRO, accumulation=4
+    ),
+    "two updates of one gradient": plant(partial(twice, ends="step"), AGAIN, updates_of(0)),
+    "update without a backward": plant(partial(twice, ends="optimizer"), AGAIN, updates_of(0)),
+    "learning rate of zero": plant(
+        usual(of(optim.AdamW, lr=0.0)), f"{RATE}|no change|never changed", updates_of(0)
+    ),
+    "learning rate ten times too high": plant(usual(of(optim.AdamW, lr=0.1)), f"{RATE}|{VALUES}", RATE),
+    "schedule stepped in each micro-batch": plant(
+        partial(schedule_at, each=True), RATE, RATE, "learning rate that halves"
+    ),
+    "schedule stepped before the optimizer": plant(
+        partial(schedule_at, each=False), RATE, RATE, "learning rate that halves"
+    ),
+    "another optimizer": plant(
+        usual(of(optim.SGD, lr=1e-2)), r"class of the optimizer", r"update: class", optimizer="AdamW"
+    ),
+    "adamw in place of muon": plant(
+        usual(adamw, wide), r"class of the optimizer", r"update: class", "muon", optimizer="Muon"
+    ),
+    "decay of everything": plant(
+        usual(of(optim.AdamW, lr=1e-2, weight_decay=0.1)), rf"{VALUES}|{RATE}|decay", r"decay", "groups"
+    ),
+    "other betas": plant(usual(of(optim.AdamW, lr=1e-2, betas=(0.5, 0.5))), rf"{VALUES}|betas", r"betas"),
+    "gradient of one layer negated": plant(
+        usual(change=lambda model: model[3].weight.register_hook(torch.neg) and None), VALUES, NEVER
+    ),
+    "states lost after each update": plant(
+        usual(after=forget), r"states?\b|moments|reference: parameters after update [23]", NEVER
+    ),
+    "another initialization": plant(usual(change=drawn_again), r"initial values", r"reference: initial"),
+    "other data": plant(usual(batch=other_order), r"reference: losses", r"reference: losses"),
+    "one batch again and again": plant(
+        usual(batch=first_again), r"reference: losses|data", r"reference: losses"
+    ),
+    "dropout that should be off": plant(usual(change=with_dropout), VALUES, r"reference: losses"),
+    "evaluation mode in training": plant(
+        usual(MOMENTUM, convolution, change=nn.Module.eval), rf"{VALUES}|buffer|eval", NEVER, "convolution"
+    ),
+}  # fmt: skip
+
+# -- clipping --------------------------------------------------------------------------------------------------------
+
+
+def clip_each(model: Any, *_: Any) -> None:
+    """Clips each parameter's gradient by its own norm."""
+    for parameter in model.parameters():
+        clip_grad_norm_([parameter], 0.05)
+
+
+@planted(NORM + r"|reference: norms", AFTER, "clipped", clip=0.05)
+def clipping_in_each_micro_batch(job: Job) -> None:
+    """The running sum is clipped after each backward."""
+    optimizer = adamw(model := job.net())
+    with job.watch(model, optimizer):
+        for step in range(STEPS):
+            for x in job.batch(step, 4):
+                (error(model, x) / 4).backward()
+                clip_grad_norm_(model.parameters(), 0.05)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+PLANTED |= {
+    "clipping left out": plant(usual(), NORM, AFTER, "clipped", clip=0.05),
+    "clipping after the update": plant(
+        usual(after=lambda model, *_: clip_grad_norm_(model.parameters(), 0.05)),
+        NORM, AFTER, "clipped", clip=0.05,
+    ),
+    "clipping to another norm": plant(usual(clip=0.5), NORM, AFTER, "clipped", clip=0.05),
+    "clipping of each parameter": plant(usual(before=clip_each), NORM, AFTER, "clipped", clip=0.05),
+    "clipping of scaled gradients": plant(
+        usual(scale=256.0, loss=partial(autocast, dtype=torch.float16),
+                before=lambda model, *_: clip_grad_norm_(model.parameters(), 0.05)),
+        NORM, AFTER, "clipped", clip=0.05,
+    ),
+}  # fmt: skip
+
+# -- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def head_of_zeros(model: Any) -> None:
+    """Makes all outputs 0."""
+    model[3].requires_grad_(False).weight.zero_()
+    model[3].bias.zero_()
+    model[3].requires_grad_(True)
+
+
+def one_is_nan(model: Any) -> None:
+    """Makes one element of a gradient NaN."""
+    model[0].bias.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor(3), math.nan))
+
+
+def low_from(model: Any, first: int = 0) -> None:
+    """Makes the parameters from a layer on bf16, and keeps none of them wider."""
+    model[first:].bfloat16()
+    model[first].register_forward_pre_hook(lambda _module, inputs: inputs[0].bfloat16())
+
+
+def low_moments(model: Any) -> Any:
+    """Returns an optimizer whose states are cast after each update."""
+    optimizer = of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=False)(model)
+
+    def cast(*_: Any) -> None:
+        for state in optimizer.state.values():
+            state["momentum_buffer"] = state["momentum_buffer"].bfloat16()
+
+    optimizer.register_step_post_hook(cast)
+    return optimizer
+
+
+def autocast_of_the_head(model: Any) -> None:
+    """Ends autocast too early: it begins with the head."""
+    head = model[3].forward
+    model[3].forward = torch.autocast("cpu", torch.bfloat16)(head)
+
+
+def autocast_disabled(model: Any, x: torch.Tensor) -> Any:
+    """Returns the loss under a disabled autocast."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=False):
+        return error(model, x)
+
+
+def stubborn(job: Job) -> None:
+    """Skips all updates: gradients are infinite, and the scaler's factor does not shrink."""
+    optimizer, scaler = adamw(model := job.net()), torch.amp.GradScaler("cpu", init_scale=256.0, backoff_factor=0.9999)
+    train(job, model, optimizer, scaler=scaler, loss=lambda model, x: error(model, x) * 1e38)
+
+
+@planted(r"masters|copied|never changed|in the model", updates_of(0))
+def masters_that_are_not_copied_back(job: Job) -> None:
+    """fp32 copies are updated, and the model keeps its initial values."""
+    model = job.net()
+    copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
+
+    def hand_over(*_: Any) -> None:
+        for master, parameter in zip(copies, model.parameters(), strict=True):
+            master.grad, parameter.grad = parameter.grad, None
+
+    train(job, model, optim.AdamW(copies, lr=1e-2), before=hand_over)
+
+
+@planted(r"this option changed nothing", r"knob")
+def option_without_effect(job: Job) -> None:
+    """An option is read by nothing: the loop is compared with one without it."""
+    usual()(first := Job(job.seed))
+    job.expected = {"unlike": first.certificate}
+    usual()(job)
+
+
+MASTERS, MODULES = r"dtypes: (masters|moments|values).*bfloat16", r"dtypes: modules"
+PLANTED |= {
+    "loss that is not a number": plant(
+        usual(loss=lambda model, x: (model(x) - 5).sqrt().mean()), FINITE, f"{updates_of(0)}|{FINITE}"
+    ),
+    "gradients that are infinite": plant(
+        usual(change=torch.no_grad()(head_of_zeros), loss=lambda model, x: model(x).square().sum().sqrt()),
+        FINITE, f"{updates_of(3)}|{FINITE}",
+    ),
+    "one weight that is not a number": plant(usual(change=one_is_nan), FINITE, FINITE),
+    "updates that are skipped forever": plant(stubborn, f"scaling|skipped|{FINITE}", r"scaling"),
+    "masters in bf16": plant(
+        usual(of(optim.AdamW, lr=1e-3), change=low_from), MASTERS, r"dtypes: masters"
+    ),
+    "masters in bf16, declared": plant(
+        usual(change=low_from), MASTERS, r"dtypes: masters", masters="float32"
+    ),
+    "some masters in bf16": plant(
+        usual(change=partial(low_from, first=3)), MASTERS, r"dtypes: masters of (all|.*3\.)"
+    ),
+    "moments in bf16": plant(
+        usual(low_moments), r"moments.*bfloat16", r"dtypes: moments", "sgd with momentum"
+    ),
+    "everything in bf16": plant(
+        usual(change=nn.Module.bfloat16, loss=of_low), MASTERS, r"dtypes: masters"
+    ),
+    "autocast of the head alone": plant(
+        usual(change=autocast_of_the_head), MODULES, MODULES, computes="bfloat16"
+    ),
+    "autocast that does nothing": plant(
+        usual(loss=autocast_disabled), MODULES, MODULES, computes="bfloat16"
+    ),
+}  # fmt: skip
