@@ -166,7 +166,9 @@ def operators(job: tuple[int, str], tell: Any) -> list[int]:
 
 
 def allocations(ledger: Ledger) -> dict[str, list[int]]:
-    """Returns, by functional collective, the changes of memory by its call, its wait, and the end of its outputs."""
+    """Returns, by functional collective, the allocations by its call and its wait. When a real collective's tensors are
+    freed is up to gloo's thread, which lets go of them a moment after the wait.
+    """
     functional, group = torch.ops._c10d_functional, dist.group.WORLD.group_name
     calls = {
         "all_reduce": lambda x: functional.all_reduce(x, "sum", group),
@@ -186,7 +188,7 @@ def allocations(ledger: Ledger) -> dict[str, list[int]]:
         out = call(given)
         waited = [functional.wait_tensor(one) for one in (out if isinstance(out, list) else [out])]
         del out, waited
-        found[name] = [event.grown for event in ledger.since(0)]
+        found[name] = [event.grown for event in ledger.since(0) if event.grown > 0]
     return found
 
 
@@ -205,7 +207,7 @@ def test_functional_collectives_allocate_as_in_a_real_world(tmp_path: Path) -> N
     ):
         fake = allocations(ledger)
     assert fake == real
-    assert real["all_reduce"] == [96, -96]
+    assert real["all_reduce"] == [96]
 
 
 @pytest.mark.thorough
