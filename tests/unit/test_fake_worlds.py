@@ -74,6 +74,14 @@ def test_a_model_that_reads_values_is_told_so_in_a_sentence(monkeypatch, way: st
     assert not dist.is_initialized(), "what went wrong leaves nothing behind"
 
 
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_model_built_on_the_meta_device_has_the_states_of_a_plain_one(strategy: str) -> None:
+    """Draws are skipped in a fake world, and restore values all the same."""
+    plain, meta = (execute(cell(strategy, 2, strategy={"construct": where}).config) for where in ("plain", "meta"))
+    assert not meta.problem
+    assert meta.states_bytes == plain.states_bytes
+
+
 def test_fake_tensors_of_a_real_world_are_refused() -> None:
     words = "tensors=fake: ranks of a real world send values; use backend=simulated"
     assert cell("zero1", 2, tensors="fake").problems == (words,)

@@ -52,6 +52,7 @@ class Undrawn(TorchFunctionMode):
         if getattr(func, "__name__", "") not in DRAWS:
             return func(*args, **named)
         tensor: torch.Tensor = args[0] if args else named["tensor"]  # torch.nn.init's functions pass it by name
+        tensor.detach()  # a parameter without memory gets it, as from the operator itself (zero/parameters/absent.py)
         torch.autograd.graph.increment_version(tensor)  # versions tell what was drawn
         return tensor
 
