@@ -35,16 +35,8 @@ def train(strategy: str, offload: Offload | None) -> list[weakref.ref]:
     return [weakref.ref(one) for one in (engine, model, optimizer, model.one.weight)]
 
 
-@pytest.mark.shown(1)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "tier"),
-    [
-        pytest.param(strategy, tier, marks=() if strategy == "zero3" and tier != "host" else pytest.mark.thorough)
-        for strategy in ("zero1", "zero2", "zero3")
-        for tier in ("device", "host", "files")
-    ],
-)
+@pytest.mark.parametrize(("strategy", "tier"), [("zero3", "device"), ("zero3", "files"), ("zero2", "host")])
 def test_an_engine_that_nobody_holds_is_collected(strategy: str, tier: str, tmp_path: Path) -> None:
     gc.collect()  # what other tests have left
     threads = threading.active_count()

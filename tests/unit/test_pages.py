@@ -78,13 +78,7 @@ def test_the_main_jobs_committed_runs_are_whole_and_agree() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "experiment",
-    [
-        pytest.param(one, marks=pytest.mark.thorough if n % 4 else ())
-        for n, one in enumerate(sorted({*FIGURES.values()}))
-    ],
-)
+@pytest.mark.parametrize("experiment", sorted({*FIGURES.values()}))
 def test_every_experiment_has_committed_tables_that_say_where_they_come_from(experiment: str, capsys) -> None:
     results = zerobench.load(REFERENCE / experiment)
     assert set(results.runs.status) == {"ok"}
