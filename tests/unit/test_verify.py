@@ -325,9 +325,9 @@ def test_a_planted_failure_is_named(name: str, reference: Path) -> None:
 def test_a_parameter_that_two_optimizers_update_is_named() -> None:
     training = Training()
     other = torch.optim.SGD(training.model[3].parameters(), lr=1e-2)
-    training.update = lambda: [one.step() for one in (other, training.optimizer)]  # type: ignore
+    training.update = lambda: [other.step(), Training.update(training)]  # type: ignore
     certificate = training.certificate(optimizers=[other, training.optimizer])
-    assert named(certificate) == ["update: updates of 3.weight, 3.bias: 2 times per step"]
+    assert named(certificate) == ["update: updates of 3.weight, 3.bias: 2 updates with the same gradient"]
 
 
 def test_updates_that_differ_in_one_parameter_name_it(reference: Path) -> None:

@@ -210,12 +210,12 @@ def clip_then_reduce(model: Any, *_: Any) -> None:
 
 
 PLANTED |= {
-    "sum over the ranks": between(ddp(sgd, prepare=sum_hook), FACTOR, r"reference: (norms|parameters)", "sgd"),
+    "sum over the ranks": between(ddp(sgd, prepare=sum_hook), FACTOR, r"reference: (norms|parameters after)", "sgd"),
     "gradients averaged twice": between(
-        ddp(sgd, before=partial(multiplied, factor=0.5)), FACTOR, r"reference: parameters", "sgd"
+        ddp(sgd, before=partial(multiplied, factor=0.5)), FACTOR, r"reference: parameters after", "sgd"
     ),
     "gradients multiplied by the ranks": between(
-        ddp(sgd, before=partial(multiplied, factor=2.0)), FACTOR, r"reference: parameters", "sgd"
+        ddp(sgd, before=partial(multiplied, factor=2.0)), FACTOR, r"reference: parameters after", "sgd"
     ),
     "gradients reduced twice": between(
         ddp(sgd, before=average_gradients), REDUCED, REDUCED, "sgd", reductions=1

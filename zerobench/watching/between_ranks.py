@@ -25,6 +25,7 @@ def judge_ranks(job: JobSeen, expected: ExpectedTraining) -> Iterator[Certificat
     """Yields the checks between the ranks of a job."""
     if len(job.ranks) > 1:
         yield _values(job)
+        yield from _ignored(job)
         yield from _buffers(job)
         yield _reductions(job, expected)
         yield from _data(job, expected)
@@ -32,9 +33,9 @@ def judge_ranks(job: JobSeen, expected: ExpectedTraining) -> Iterator[Certificat
 
 
 def _values(job: JobSeen) -> CertificateRow:
-    own = set(job.ranks[0].own)
-    names = [name for name in job.shared("values") if name not in own]
-    subject, steps = f"values of {shown_names(names, len(names))} on all ranks", range(job.steps + 1)
+    own, shared = set(job.ranks[0].own), job.shared("values")
+    names = [name for name in shared if name not in own]
+    subject, steps = f"values of {shown_names(names, len(shared))} on all ranks", range(job.steps + 1)
     if not names:
         return CertificateRow(
             "partition", "values on all ranks", "no rank has whole parameters", "", "not compared", UNKNOWN
@@ -49,14 +50,24 @@ def _values(job: JobSeen) -> CertificateRow:
     found = f"they differ in {shown_names(off[-1] or off[first], len(names))} from {_shown(first)} on"
     if job.strategy not in REPLICATED:
         drifts = first > 0 and bool(off[-1])
-        why = (
-            f"they were equal at the beginning: {bits}" if drifts else "ranks of a plain loop may have different parts"
-        )
-        return CertificateRow("partition", subject, found, "equal" * drifts, why, UNUSUAL if drifts else UNKNOWN)
+        why = "ranks of a plain loop may have different parts"
+        if drifts or job.reduces_by_hand:
+            why = f"{'they were equal at the beginning' if drifts else 'the loop reduces their gradients'}: {bits}"
+            return CertificateRow("partition", subject, found, "equal", why, UNUSUAL)
+        return CertificateRow("partition", subject, found, "", why, UNKNOWN)
     if _averages(off) or job.ranks[0].has_hook:
         why = "a hook of DDP reduces" if job.ranks[0].has_hook else "they are equal again later: are they averaged?"
         return CertificateRow("partition", subject, found, "equal", f"{why}; {bits}", UNUSUAL)
     return CertificateRow("partition", subject, found, "equal", f"{job.strategy} keeps them equal: {bits}", DIFFERENT)
+
+
+def _ignored(job: JobSeen) -> Iterator[CertificateRow]:
+    """Yields the check of parameters that DDP was told to leave to each rank, if they were equal at the beginning."""
+    off = [name for name in job.unequal("values", job.steps) if name in job.ranks[0].own]
+    if off := [name for name in off if name not in job.unequal("values", 0)]:
+        why = "DDP was told to ignore them, and they were equal at the beginning"
+        subject = f"values of {shown_names(off, 0)} on all ranks"
+        yield CertificateRow("partition", subject, "they differ", "equal", why, UNUSUAL)
 
 
 def _averages(off: list[list[str]]) -> bool:
@@ -79,7 +90,7 @@ def _buffers(job: JobSeen) -> Iterator[CertificateRow]:
         yield CertificateRow("partition", subject, "equal", "", "checksums of the bits after the last step", UNKNOWN)
         return
     found = f"they differ in {shown_names(off, len(names))}"
-    if job.ranks[0].syncs_buffers or job.strategy == "plain":
+    if job.ranks[0].syncs_buffers if job.strategy != "plain" else not job.reduces_by_hand:
         why = "DDP and our engines send rank 0's before each forward; each rank's forward changes them again"
         yield CertificateRow("partition", subject, found, "", why, UNKNOWN)
         return

@@ -27,7 +27,7 @@ import torch
 
 from ..records import CertificateRow
 from ..sweep.parity import TOLERANCES
-from .certificate import DIFFERENT, SAME, UNKNOWN
+from .certificate import DIFFERENT, SAME, UNKNOWN, UNUSUAL
 from .job_seen import NARROW, JobSeen
 from .judging import shown_names, verdict_of
 from .observed import UPDATES, Deviation, ulps_between
@@ -79,7 +79,7 @@ def compare_with_reference(job: JobSeen, reference: JobSeen) -> Iterator[Certifi
 def _trained(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
     """Yields the checks that the loop trains the parameters that the reference trains, and no frozen one changes."""
     subject = "parameters that are trained"
-    if not job.held & reference.held:
+    if not (job.held and reference.held and job.names & reference.names):
         if job.held and reference.held:
             why = "no name of the loop is one of the reference"
             yield CertificateRow("reference", subject, "not compared", "", why, UNKNOWN)
@@ -193,12 +193,25 @@ def _values(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Ite
         "the same seed; rounded if the model is narrower",
         verdict_of(not initial),
     )
+    yield from _buffers(job, reference)
     left_out = _rounding_alone(reference, bounds)
     for number in range(1, steps + 1):
         all_of = job.deviations(number)
         compared = {name: one for name, one in all_of.items() if name not in left_out}
         if compared:
             yield _update_row(number, compared, reference, bounds, sorted(left_out & all_of.keys()))
+
+
+def _buffers(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
+    """Yields the check of initial buffers, whose bits depend on the model's dtype."""
+    dtypes = [{seen.in_model for seen in one.parts.values()} for one in (job, reference)]
+    others = reference.ranks[0].buffers[0] if dtypes[0] == dtypes[1] else {}
+    off = [
+        name for name in others if any(rank.buffers[0].get(name, others[name]) != others[name] for rank in job.ranks)
+    ]
+    if off:
+        subject, why = f"initial values of buffers: {shown_names(off, 0)}", "checksums of the bits, on all ranks"
+        yield CertificateRow("reference", subject, "other values", "equal to the bit", why, UNUSUAL)
 
 
 def _update_row(

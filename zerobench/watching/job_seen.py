@@ -89,6 +89,29 @@ class JobSeen:
         return set(chain.from_iterable(rank.held for rank in self.ranks))
 
     @property
+    def names(self) -> set[str]:
+        """Names of all parameters of the model, trainable or frozen."""
+        return {*self.sizes, *self.ranks[0].frozen}
+
+    @property
+    def updates_copies_alone(self) -> bool:
+        """Whether the optimizer updates copies of parameters, such as masters, and no parameter with one changes."""
+        bits = [
+            {one[name] for one in self.ranks[0].values[1:]}
+            for name, seen in self.parts.items()
+            if self._is_copied(name, seen)
+        ]
+        return self.steps > 1 and bool(bits) and all(len(own) == 1 for own in bits)
+
+    def _is_copied(self, name: str, seen: PartSeen) -> bool:
+        return seen.is_copy and seen.changed and all(name in one for one in self.ranks[0].values[1:])
+
+    @property
+    def reduces_by_hand(self) -> bool:
+        """Whether a plain loop reduces all gradients over the ranks after backward, as if parameters were equal."""
+        return self.reduces_late and self.reductions(self.steps - 1)[-1] > 0.9
+
+    @property
     def skipped(self) -> list[int]:
         """Numbers of the steps whose update a scaler skipped."""
         return [number for number, step in enumerate(self.ranks[0].steps) if step.skipped]

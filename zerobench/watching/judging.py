@@ -144,15 +144,25 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
     if seen.lost:
         return *_lost(job, seen), line
     if max(seen.updates, default=0) > 1:
-        why = "a second update in a step uses the same gradient again"
-        return f"{max(seen.updates)} times per step", ONCE, why, UNUSUAL, line
+        why = "no backward came in between"
+        return f"{max(seen.updates)} updates with the same gradient", ONCE, why, UNUSUAL, line
     if not seen.gradients:
         if reference is not None and name in reference.parts:
             has = reference.parts[name].gradients > 0
             return "no gradient", "a gradient" if has else "none", "as the reference", verdict_of(not has), ""
+        if any(name.rpartition(".")[0] in called for called in job.computes.values()):
+            why = "its module is called: is an activation detached, or made under no_grad?"
+            return "no gradient", "a gradient", why, UNUSUAL, ""
         return "no gradient", "", "the loop may not use it in these steps", UNKNOWN, ""
     if not seen.changed:
         return *_unchanged(job, seen, gradients), line
+    if seen.not_finite:
+        return "values that are not finite", "", "see the check of finite values", UNKNOWN, ""
+    if job.updates_copies_alone and seen.is_copy:
+        why = "the optimizer's copies change, and the model keeps its values"
+        return "no change of the model", ONCE, why, UNUSUAL, seen.lines.get("masters", "")
+    if reference is not None and name in reference.names - reference.held and reference.held:
+        return ONCE, "none", "the reference does not train it", DIFFERENT, ""
     return ONCE, ONCE, "a step is one update", SAME, ""
 
 
@@ -218,6 +228,8 @@ def _schedules(job: JobSeen) -> Iterator[CertificateRow]:
         )
     if any(step.schedules_early for step in steps):
         yield _unusual_schedule("a scheduler steps before the update", "after it", "the first rate is never used")
+    if (rates := [lr for step in steps for lr in step.lr]) and not any(rates):
+        yield _unusual_schedule(f"a learning rate of 0 in {job.steps} steps", "another one", "nothing is trained")
 
 
 def _unusual_schedule(found: str, wanted: str, why: str) -> CertificateRow:
@@ -245,13 +257,18 @@ def _accumulation(job: JobSeen, expected: ExpectedTraining) -> Iterator[Certific
         why = "the sum so far is clipped or scaled before the next micro-batch is added: another training"
         found = "gradients change between the micro-batches of an update"
         yield CertificateRow("accumulation", "gradients", found, "only backward changes them", why, UNUSUAL)
+    stale = [step.stale for step in job.ranks[0].steps[1 : job.steps]]
+    if any(stale):
+        found = f"those of earlier updates are there before backward in {sum(stale)} of {len(stale)} steps"
+        why = "gradients of all steps add up: is zero_grad missing?"
+        yield CertificateRow("accumulation", "gradients", found, "none", why, UNUSUAL)
 
 
 def _counted(counts: list[int], wanted: int) -> tuple[str, str]:
     """Returns why, and the verdict, of the micro-batches of each update against a declared number."""
     if set(counts) == {wanted}:
         return DECLARED, SAME
-    if min(counts) > wanted and len(set(counts)) == 1 and counts[0] % wanted == 0:
+    if min(counts) > wanted and not any(count % wanted for count in counts):
         return f"{DECLARED}; a forward and a backward count as a micro-batch: has a batch several of them?", UNUSUAL
     if max(counts) == wanted and counts[0] == 1 and set(counts[1:]) == {wanted}:
         return f"{DECLARED}; the first update alone has 1: is the counter compared before it counts?", DIFFERENT
@@ -281,6 +298,12 @@ def _norms(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]
     is_seen = all(after > 0 for _, after in pairs) and not changes
     verdict = DIFFERENT if not is_within else SAME if is_seen else UNKNOWN
     why = f"{DECLARED}: the norm over all parameters and ranks"
+    is_scaled = any(step.scale != 1 for step in job.ranks[0].steps)
+    if is_within and is_scaled and any(before > limit and after < 0.9 * limit for before, after in pairs):
+        why, verdict = (
+            "a norm above the limit becomes the limit: are gradients clipped before they are unscaled?",
+            UNUSUAL,
+        )
     yield CertificateRow("norm", subject, found, f"at most {limit:g}", why, verdict)
 
 
@@ -289,8 +312,8 @@ def _scaling(job: JobSeen) -> Iterator[CertificateRow]:
     if skipped or any(step.scale != 1 for step in steps):
         scales = [step.scale for step in steps]
         found = f"factors {', '.join(f'{scale:g}' for scale in scales)}; {len(skipped)} of {len(steps)} updates skipped"
-        is_stuck = len(steps) == len(skipped) > 1 and scales[-1] >= scales[0]
-        why = "nothing is trained, and the factor is not lowered" if is_stuck else "a scaler lowers its factor by skips"
+        is_stuck = len(steps) == len(skipped) > 1 and scales[-1] > scales[0] * 0.51 ** (len(steps) - 1)
+        why = "nothing is trained, and no skip halves the factor" if is_stuck else "a scaler lowers its factor by skips"
         wanted, verdict = ("at least one update", UNUSUAL) if is_stuck else ("", UNKNOWN)
         yield CertificateRow("scaling", "factor of the loss", found, wanted, why, verdict)
 

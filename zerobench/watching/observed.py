@@ -93,6 +93,8 @@ class StepSeen:
     updates: int = 0
     between: int = 0
     """Micro-batches after which something other than backward changed the gradients."""
+    stale: bool = False
+    """Whether each backward began with a gradient of one parameter that was not 0: nobody zeroed an earlier step's."""
     lr: list[float] = field(default_factory=list)
     schedules: int = 0
     """The most steps of one scheduler since the last update."""
@@ -207,9 +209,11 @@ class TrainingObserver:
         self._previous: dict[int, torch.Tensor] = {}
         self._rounded: set[int] = set()  # masters that were made from a model whose values were rounded before
         self._step = StepSeen()
+        self._stale: set[str] = set()  # parameters with a gradient at the beginning of each backward of this step
         self._left: set[str] = set()  # parameters with a gradient of the last backward, until an update
         self._has_backward = False  # since the last update
         self._got: dict[str, tuple[float, int, int]] = {}  # in this step: square of the gradient, updates, call
+        self._last: dict[str, tuple[float, int, int]] = {}  # the same of the step before
         self._calls = 0  # of optimizers' steps
         self._overflows = self._has_scaler = False  # in this step
         self._scheduled: Counter[int] = Counter()
@@ -270,9 +274,16 @@ class TrainingObserver:
 
     def before_backward(self) -> None:
         """Called when a micro-batch's backward begins."""
-        if self._engine is None and self._has_backward:
+        if self._engine is not None:
+            return
+        is_first = not self._step.before
+        if self._has_backward or self._step.stale or is_first:
             now = self._squares((name, p.grad) for p, name in self._names.items())
-            self._step.between += any(now[name] != self._step.before.get(name) for name in now if now[name][0])
+            if self._has_backward:
+                self._step.between += any(now[name] != self._step.before.get(name) for name in now if now[name][0])
+            left = {name for name, (square, _) in now.items() if square}
+            self._stale = left if is_first else self._stale & left
+            self._step.stale = bool(self._stale)
 
     def after_backward(self) -> None:
         """Called when a micro-batch's gradients exist."""
@@ -313,7 +324,8 @@ class TrainingObserver:
         if closure != "after":
             self._step.updates += 1
             self._calls += 1
-            self._step.lr += [float(group.get("lr") or 0) for group in optimizer.param_groups]
+            rates = [group.get("lr") for group in optimizer.param_groups]
+            self._step.lr += [float(lr) for lr in rates if lr is not None]
         if all(optimizer is not one for one in self._optimizers):
             self._optimizers.append(optimizer)
         if closure != "before":
@@ -334,7 +346,8 @@ class TrainingObserver:
             seen = self.seen.parts[part.name]
             square = got.get(part.name, [0.0])[0]
             seen.lost += part.name in self._left and not square
-            before, updates, call = self._got.get(part.name, (math.nan, 0, 0))
+            known = self._got if self._step.before or part.name in self._got else self._last
+            before, updates, call = known.get(part.name, (math.nan, 0, 0))
             same = square == before != 0 and call != self._calls
             self._got[part.name] = (square, updates + 1 if same else max(1, updates), self._calls)
             if gradient is not None and seen.gradients > 1 and not seen.changed:
@@ -377,7 +390,8 @@ class TrainingObserver:
         self.seen.steps.append(step)
         self._step, self._from, self._engine_seen, self._has_backward = StepSeen(), 0, False, False
         self._overflows = self._has_scaler = False
-        self._got.clear()
+        self._last = {name: (square, 1, call) for name, (square, _, call) in self._got.items()}
+        self._got = {}
         self._left.clear()
         self._scheduled.clear()
 
@@ -440,16 +454,18 @@ class TrainingObserver:
             yield part.name
 
     def _see_values(self) -> None:
-        """Keeps the checksums of whole parameters and buffers: those that other ranks have, and frozen ones."""
+        """Keeps the checksums of whole parameters and buffers: those that other ranks have, those that are frozen or
+        have masters, and the initial buffers.
+        """
         named = {} if self._engine is not None else {name: p.detach() for p, name in self._all.items()}
         if self._ranks == 1:
-            named = {name: named[name] for name in self.seen.frozen if name in named}
+            kept_alone = {*self.seen.frozen, *(name for name, seen in self.seen.parts.items() if seen.is_copy)}
+            named = {name: p for name, p in named.items() if name in kept_alone}
+        is_kept = self._ranks > 1 or not self.seen.buffers
+        buffers = {parts.plain_name(name): buffer for name, buffer in self._model.named_buffers() if is_kept}
         with _unseen():
-            for kept, tensors in (
-                (self.seen.values, named.items()),
-                (self.seen.buffers, self._model.named_buffers() if self._ranks > 1 else ()),
-            ):
-                kept.append({name: checksum(tensor) for name, tensor in tensors if _is_whole(tensor)})
+            for kept, tensors in ((self.seen.values, named), (self.seen.buffers, buffers)):
+                kept.append({name: checksum(tensor) for name, tensor in tensors.items() if _is_whole(tensor)})
 
     def _see_states(self) -> None:
         optimizers = self._optimizers if self._engine is None else [self._engine.optimizer]
