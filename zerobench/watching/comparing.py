@@ -61,7 +61,7 @@ def compare_with_reference(job: JobSeen, reference: JobSeen) -> Iterator[Certifi
     steps = min([job.steps, reference.steps, UPDATES, *job.skipped, *reference.skipped])
     if not steps:
         why = "the first update was skipped: the next one has another batch than the reference's"
-        yield CertificateRow("reference", "updates", "not compared", "", why, UNKNOWN)
+        yield _row("updates", "not compared", "", why, UNKNOWN)
         return
     bounds = Bounds.between(job, reference)
     values = list(_values(job, reference, bounds, steps))
@@ -82,7 +82,7 @@ def _trained(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
     if not (job.held and reference.held and job.names & reference.names):
         if job.held and reference.held:
             why = "no name of the loop is one of the reference"
-            yield CertificateRow("reference", subject, "not compared", "", why, UNKNOWN)
+            yield _row(subject, "not compared", "", why, UNKNOWN)
         return
     changed = set(job.changed_frozen) - set(reference.changed_frozen)
     sides = {
@@ -93,10 +93,10 @@ def _trained(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
     for found, names in sides.items():
         if names:
             parameters = f"training of {shown_names(sorted(names), 0)}"
-            yield CertificateRow("reference", parameters, found, "the reference's", "by their names", DIFFERENT)
+            yield _row(parameters, found, "the reference's", "by their names", DIFFERENT)
     if not any(sides.values()):
         found = f"{len(job.held)} of the same names"
-        yield CertificateRow("reference", subject, found, "the reference's", "by their names", SAME)
+        yield _row(subject, found, "the reference's", "by their names", SAME)
 
 
 def _rates(job: JobSeen, reference: JobSeen, steps: int) -> Iterator[CertificateRow]:
@@ -108,37 +108,28 @@ def _rates(job: JobSeen, reference: JobSeen, steps: int) -> Iterator[Certificate
         )
         is_so = all(len(own) == len(other) and all(map(math.isclose, own, other)) for own, other in rates)
         why = "of all groups, in each update"
-        yield CertificateRow("reference", "learning rates", found, expected, why, verdict_of(is_so))
+        yield _row("learning rates", found, expected, why, verdict_of(is_so))
+
+
+EQUAL = "equal to the bit"
+AGREES = "gradients at the update and parameters after it agree, so that a later factor makes up for it"
+
+
+def _row(subject: str, found: str, expected: str, why: str, verdict: str) -> CertificateRow:
+    return CertificateRow("reference", subject, found, expected, why, verdict)
 
 
 def _losses(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees: bool) -> Iterator[CertificateRow]:
     pairs = [(job.loss(step), reference.loss(step)) for step in range(steps)]
-    offs = [relative(own, other) for own, other in pairs]
-    why = f"relative difference within {bounds.loss:.0e} for {bounds.dtype}"
-    bad = next((step for step, off in enumerate(offs) if off > bounds.loss), None)
-    if bad == 0:
-        why += "; there was no update yet: check the data, the seed, the initial values and the forward"
+    row, first = _series(f"losses of {steps} steps", pairs, bounds.loss, bounds, agrees)
+    if first == 0 and row.verdict == DIFFERENT:
+        row.why += "; there was no update yet: check the data, the seed, the initial values and the forward"
         factor = pairs[0][0] / pairs[0][1] if pairs[0][1] else math.nan
         if math.isclose(factor, job.ranks[0].steps[0].backwards, rel_tol=1e-2) and factor > 1.5:
-            why += "; the factor is the number of micro-batches: the loss is not divided by it"
-    elif bad is not None:
-        why += f"; losses agree until update {bad}: check that update"
-    shown = ", ".join(f"{own:.6g}" for own, _ in pairs)
-    found = f"{shown}; off by at most {max(offs):.1e}, {ulps_of(pairs):,} fp32 ULP"
-    expected = ", ".join(f"{other:.6g}" for _, other in pairs)
-    verdict = verdict_of(bad is None)
-    if bad is not None and agrees and (factor := _one_factor(pairs, bounds.norm)):
-        why, verdict = f"they are {factor:.4g} times the reference's; {AGREES}", UNKNOWN
-    yield CertificateRow("reference", f"losses of {steps} steps", found, expected, why, verdict)
-
-
-AGREES = "gradients at the update and parameters after it agree, so that a later factor makes up for it"
-
-
-def _one_factor(pairs: list[tuple[float, float]], slack: float) -> float:
-    """Returns the factor by which all pairs differ; 0 if there is no such factor."""
-    factors = [own / other if other else math.nan for own, other in pairs]
-    return factors[0] if all(math.isclose(factor, factors[0], rel_tol=slack) for factor in factors) else 0.0
+            row.why += "; the factor is the number of micro-batches: the loss is not divided by it"
+    elif first and row.verdict == DIFFERENT:
+        row.why += f"; losses agree until update {first}: check that update"
+    yield row
 
 
 def _norms(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees: bool) -> Iterator[CertificateRow]:
@@ -146,26 +137,35 @@ def _norms(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees:
     pairs = [(job.norm(step, late), reference.norm(step, late)) for step in range(steps)]
     if not all(own and other for own, other in pairs):
         why = "gradients are not on the parameters of this loop, or of the reference"
-        yield CertificateRow("reference", "norms of gradients", "none seen", "", why, UNKNOWN)
+        yield _row("norms of gradients", "none seen", "", why, UNKNOWN)
         return
-    offs = [relative(own, other) for own, other in pairs]
-    why = f"relative difference within {bounds.norm:.0e} for {bounds.dtype}"
-    first = next((step for step, off in enumerate(offs) if off > bounds.norm), None)
-    if first is not None:
-        why += _factor(*pairs[first], len(job.ranks), first)
-    own, other = job.squares(0, late), reference.squares(0, late)
-    named = {name: abs(math.sqrt(own[name]) - math.sqrt(other[name])) / pairs[0][1] for name in own.keys() & other}
-    worst = max(named, key=lambda name: named[name], default="")
-    found = (
-        f"{', '.join(f'{one:.6g}' for one, _ in pairs)}; off by at most {max(offs):.1e}, {ulps_of(pairs):,} fp32 ULP"
-    )
-    found += f", most in {worst}" * bool(worst and max(offs))
-    expected = ", ".join(f"{one:.6g}" for _, one in pairs)
     subject = f"norms of gradients, {'at the update' if late else 'before clipping'}"
-    verdict = verdict_of(first is None)
-    if first is not None and agrees and (factor := _one_factor(pairs, bounds.norm)):
-        why, verdict = f"they are {factor:.4g} times the reference's; {AGREES}", UNKNOWN
-    yield CertificateRow("reference", subject, found, expected, why, verdict)
+    row, first = _series(subject, pairs, bounds.norm, bounds, agrees)
+    if first is not None and row.verdict == DIFFERENT:
+        row.why += _factor(*pairs[first], len(job.ranks), first)
+    own, other = job.squares(0, late), reference.squares(0, late)
+    named = {name: abs(math.sqrt(own[name]) - math.sqrt(other[name])) for name in own.keys() & other}
+    worst = max(named, key=lambda name: named[name], default="")
+    row.found += f", most in {worst}" * bool(worst and named[worst])
+    yield row
+
+
+def _series(
+    subject: str, pairs: list[tuple[float, float]], bound: float, bounds: Bounds, agrees: bool
+) -> tuple[CertificateRow, int | None]:
+    """Returns the row of a value of each step beside the reference's, and the first step that is out of `bound`.
+    `agrees`: gradients at the update and parameters do.
+    """
+    offs = [relative(own, other) for own, other in pairs]
+    first = next((step for step, off in enumerate(offs) if off > bound), None)
+    found, expected = (", ".join(f"{value:.6g}" for value in side) for side in zip(*pairs, strict=True))
+    found += f"; off by at most {max(offs):.1e}, {ulps_of(pairs):,} fp32 ULP"
+    factors = [own / other if other else math.nan for own, other in pairs]
+    if first is not None and agrees and all(math.isclose(one, factors[0], rel_tol=bounds.norm) for one in factors):
+        why = f"they are {factors[0]:.4g} times the reference's; {AGREES}"
+        return _row(subject, found, expected, why, UNKNOWN), first
+    why = f"relative difference within {bound:.0e} for {bounds.dtype}"
+    return _row(subject, found, expected, why, verdict_of(first is None)), first
 
 
 def _factor(own: float, other: float, ranks: int, step: int) -> str:
@@ -181,18 +181,11 @@ def _factor(own: float, other: float, ranks: int, step: int) -> str:
 def _values(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Iterator[CertificateRow]:
     if not job.deviations(0):
         why = "the reference has no values, or the parts that this engine updates have no names"
-        yield CertificateRow("reference", "parameters", "not compared", "", why, UNKNOWN)
+        yield _row("parameters", "not compared", "", why, UNKNOWN)
         return
     initial = {name: one for name, one in job.deviations(0).items() if one.off}
-    found = f"{worst_of(initial)}" if initial else "equal to the bit"
-    yield CertificateRow(
-        "reference",
-        "initial values",
-        found,
-        "equal to the bit",
-        "the same seed; rounded if the model is narrower",
-        verdict_of(not initial),
-    )
+    found, why = worst_of(initial) if initial else EQUAL, "the same seed; rounded if the model is narrower"
+    yield _row("initial values", found, EQUAL, why, verdict_of(not initial))
     yield from _buffers(job, reference)
     left_out = _rounding_alone(reference, bounds)
     for number in range(1, steps + 1):
@@ -211,7 +204,7 @@ def _buffers(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
     ]
     if off:
         subject, why = f"initial values of buffers: {shown_names(off, 0)}", "checksums of the bits, on all ranks"
-        yield CertificateRow("reference", subject, "other values", "equal to the bit", why, UNUSUAL)
+        yield _row(subject, "other values", EQUAL, why, UNUSUAL)
 
 
 def _update_row(
@@ -225,7 +218,7 @@ def _update_row(
     if left_out:
         why += f"; not compared, as their gradients are rounding alone: {shown_names(left_out, 0)}"
     found = worst_of({name: compared[name] for name in over} or compared)
-    return CertificateRow("reference", subject, found, "the reference's", why, verdict_of(not over))
+    return _row(subject, found, "the reference's", why, verdict_of(not over))
 
 
 def _is_within(one: Deviation, reference: JobSeen, name: str, bounds: Bounds) -> bool:
@@ -253,7 +246,7 @@ def worst_of(deviations: dict[str, Deviation]) -> str:
 
     worst = max(deviations, key=share)
     if not deviations[worst].off:
-        return "equal to the bit"
+        return EQUAL
     by_ulp = max(deviations, key=lambda name: deviations[name].ulp)
     ulps = "not finite" if deviations[worst].ulp < 0 else f"{deviations[by_ulp].ulp:,} ULP in {by_ulp}"
     of = "of the movement" if deviations[worst].update else "relative"
