@@ -21,6 +21,10 @@ NEVER = 0.05
 """Reductions of the gradients per update, on average, that are none: of the loss or of metrics alone."""
 
 
+REDUCED = 0.02
+"""Largest deviation from a declared number of reductions, for scalars that a loop reduces beside its gradients."""
+
+
 def judge_ranks(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
     """Yields the checks between the ranks of a job."""
     if len(job.ranks) > 1:
@@ -28,6 +32,7 @@ def judge_ranks(job: JobSeen, expected: ExpectedTraining) -> Iterator[Certificat
         yield from _ignored(job)
         yield from _buffers(job)
         yield _reductions(job, expected)
+        yield from _rates(job)
         yield from _data(job, expected)
         yield _copies(job, expected)
 
@@ -35,11 +40,10 @@ def judge_ranks(job: JobSeen, expected: ExpectedTraining) -> Iterator[Certificat
 def _values(job: JobSeen) -> CertificateRow:
     own, shared = set(job.ranks[0].own), job.shared("values")
     names = [name for name in shared if name not in own]
-    subject, steps = f"values of {shown_names(names, len(shared))} on all ranks", range(job.steps + 1)
+    subject, steps = f"values of {shown_names(names, len(job.names))} on all ranks", range(job.steps + 1)
     if not names:
-        return CertificateRow(
-            "partition", "values on all ranks", "no rank has whole parameters", "", "not compared", UNKNOWN
-        )
+        why = "parameters that an engine divides or gathers are not"
+        return CertificateRow("partition", "values on all ranks", "not compared", "", why, UNKNOWN)
     off = [[name for name in job.unequal("values", step) if name not in own] for step in steps]
     bits = f"checksums of the bits at the beginning and after each of {job.steps} steps"
     if not any(off):
@@ -114,8 +118,24 @@ def _reductions(job: JobSeen, expected: ExpectedTraining) -> CertificateRow:
             why = "the DDP wrapper was not called, only the module in it: its gradients are not reduced"
         verdict = UNUSUAL if rank.has_hook or _averages(off) else DIFFERENT
         return CertificateRow("accumulation", subject, f"{fewest:.2g} times in a step", "at least once", why, verdict)
-    wanted = "" if number is None else f"{number} times"
-    return declared("accumulation", subject, found, wanted, abs(sum(times) - (number or 0)) < 0.5)
+    if number is None:
+        return declared("accumulation", subject, found, "", False)
+    sums = [sum(job.reductions(step)) for step in range(job.steps)]
+    is_so = all(abs(count - number) < REDUCED for count in sums)
+    has_more = min(sums) > number - REDUCED and max(sums) < number + 0.5
+    verdict = SAME if is_so else UNKNOWN if has_more else DIFFERENT
+    why = f"{DECLARED}; are the others of metrics or padding?" if has_more and not is_so else DECLARED
+    return CertificateRow("accumulation", subject, found, f"{number} times", why, verdict)
+
+
+def _rates(job: JobSeen) -> Iterator[CertificateRow]:
+    """Yields the check that a parameter has one learning rate on all ranks."""
+    rates = [{name: seen.rates for name, seen in rank.parts.items() if seen.elements} for rank in job.ranks]
+    first = {name: own for rank in reversed(rates) for name, own in rank.items()}
+    off = [name for name, own in first.items() if any(rank.get(name, own) != own for rank in rates)]
+    if off and job.strategy in DATA_PARALLEL:
+        subject, why = f"learning rates of {shown_names(off, len(first))}", "does one rank alone step a scheduler?"
+        yield CertificateRow("partition", subject, "they differ between ranks", "equal", why, UNUSUAL)
 
 
 def _data(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:

@@ -100,15 +100,21 @@ def _trained(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
 
 
 def _rates(job: JobSeen, reference: JobSeen, steps: int) -> Iterator[CertificateRow]:
-    pairs = [(sorted(set(own.ranks[0].steps[n].lr)) for own in (job, reference)) for n in range(steps)]
-    rates = [(own, other) for own, other in pairs if own and other]
-    if rates:
-        found, expected = (
-            ", ".join(" and ".join(f"{lr:.4g}" for lr in side) for side in sides) for sides in zip(*rates, strict=True)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in reference.parts.keys() & job.parts:
+        other = reference.parts[name].rates[:steps]
+        own = [rank.parts[name].rates[:steps] for rank in job.ranks if name in rank.parts]
+        off = next(
+            (rates for rates in own if len(rates) != len(other) or not all(map(math.isclose, rates, other))), None
         )
-        is_so = all(len(own) == len(other) and all(map(math.isclose, own, other)) for own, other in rates)
-        why = "of all groups, in each update"
-        yield _row("learning rates", found, expected, why, verdict_of(is_so))
+        if off is not None and off and other:
+            sides = tuple(", ".join(f"{lr:.4g}" for lr in side) for side in (off, other))
+            groups.setdefault((sides[0], sides[1]), []).append(name)
+    for (found, expected), names in groups.items():
+        subject = f"learning rates of {shown_names(sorted(names), len(job.parts))}"
+        yield _row(subject, found, expected, "in each update", DIFFERENT)
+    if not groups and any(seen.rates for seen in job.parts.values()):
+        yield _row("learning rates", "equal", "the reference's", "of each parameter, in each update", SAME)
 
 
 EQUAL = "equal to the bit"
@@ -133,21 +139,43 @@ def _losses(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees
 
 
 def _norms(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees: bool) -> Iterator[CertificateRow]:
-    late = job.reduces_late
-    pairs = [(job.norm(step, late), reference.norm(step, late)) for step in range(steps)]
-    if not all(own and other for own, other in pairs):
-        why = "gradients are not on the parameters of this loop, or of the reference"
-        yield _row("norms of gradients", "none seen", "", why, UNKNOWN)
-        return
-    subject = f"norms of gradients, {'at the update' if late else 'before clipping'}"
-    row, first = _series(subject, pairs, bounds.norm, bounds, agrees)
-    if first is not None and row.verdict == DIFFERENT:
-        row.why += _factor(*pairs[first], len(job.ranks), first)
-    own, other = job.squares(0, late), reference.squares(0, late)
-    named = {name: abs(math.sqrt(own[name]) - math.sqrt(other[name])) for name in own.keys() & other}
-    worst = max(named, key=lambda name: named[name], default="")
-    row.found += f", most in {worst}" * bool(worst and named[worst])
-    yield row
+    for late in (False, True):
+        pairs = [(job.norm(step, late), reference.norm(step, late)) for step in range(steps)]
+        subject = f"norms of gradients, {'at the update' if late else 'before clipping'}"
+        if job.reduces_late and not late:
+            continue  # they are of one rank
+        if not all(own and other for own, other in pairs):
+            why = "gradients are not on the parameters of this loop, or of the reference"
+            yield _row(subject, "none seen", "", why, UNKNOWN)
+            continue
+        row, first = _series(subject, pairs, bounds.norm, bounds, agrees and not late)
+        if first is None:
+            first, row = next(_by_name(job, reference, steps, late, bounds), (None, row))
+        elif row.verdict == DIFFERENT:
+            row.why += _factor(*pairs[first], len(job.ranks), first)
+            acted = [one.norm(first, True) < one.norm(first) * (1 - bounds.norm) for one in (job, reference)]
+            if late and not job.reduces_late and acted[0] != acted[1]:
+                row.why += f"; {'this loop' if acted[0] else 'the reference'} alone clips them"
+        own, other = job.squares(first or 0, late), reference.squares(first or 0, late)
+        named = {name: abs(math.sqrt(own[name]) - math.sqrt(other[name])) for name in own.keys() & other}
+        worst = max(named, key=lambda name: named[name], default="")
+        row.found += f", most in {worst}" * bool(worst and named[worst])
+        yield row
+
+
+def _by_name(
+    job: JobSeen, reference: JobSeen, steps: int, late: bool, bounds: Bounds
+) -> Iterator[tuple[int, CertificateRow]]:
+    """Yields the first step whose norms of single parameters differ, though those of all parameters do not."""
+    for step in range(steps):
+        own, other, total = job.squares(step, late), reference.squares(step, late), reference.norm(step, late)
+        off = [n for n in own.keys() & other if abs(math.sqrt(own[n]) - math.sqrt(other[n])) > bounds.norm * total]
+        if off:
+            subject = (
+                f"norms of gradients of {shown_names(sorted(off), 0)}, {'at the update' if late else 'before clipping'}"
+            )
+            why = f"of each parameter within {bounds.norm:.0e} of the norm of all, for {bounds.dtype}"
+            yield step, _row(subject, f"they differ in step {step + 1}", "the reference's", why, DIFFERENT)
 
 
 def _series(
@@ -187,6 +215,9 @@ def _values(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Ite
     found, why = worst_of(initial) if initial else EQUAL, "the same seed; rounded if the model is narrower"
     yield _row("initial values", found, EQUAL, why, verdict_of(not initial))
     yield from _buffers(job, reference)
+    if missing := sorted((job.held & reference.held) - job.deviations(0).keys()):
+        why = "of another shape, complex, or unknown"
+        yield _row(f"values of {shown_names(missing, 0)}", "not compared", "", why, UNKNOWN)
     left_out = _rounding_alone(reference, bounds)
     for number in range(1, steps + 1):
         all_of = job.deviations(number)

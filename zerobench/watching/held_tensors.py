@@ -45,6 +45,12 @@ def inner_model(model: Any) -> nn.Module:
         if not isinstance(inside, nn.Module):
             raise ValueError(f"watch: model is {type(model).__name__}; give the torch.nn.Module that the loop calls")
         model = inside
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("watch: model is a ScriptModule, which has no hooks; give the module that was scripted")
+    if lazy := next((name for name, p in model.named_parameters() if torch.nn.parameter.is_lazy(p)), ""):
+        raise ValueError(
+            f"watch: parameter {lazy} of a lazy module has no shape yet; call the model once before the watch"
+        )
     return model
 
 

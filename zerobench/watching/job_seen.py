@@ -47,7 +47,7 @@ class JobSeen:
             joined.moment_elements = sum(one.moment_elements for one in there)
             joined.gradients = max(one.gradients for one in there)
             joined.lost = max(one.lost for one in there)
-            joined.changed = any(one.changed for one in there)
+            joined.changes = max(one.changes for one in there)
             joined.reach = max(one.reach for one in there)
             joined.not_finite = max(one.not_finite for one in there)
             joined.updates = [max(counts) for counts in zip(*(one.updates for one in there), strict=False)]
@@ -104,7 +104,7 @@ class JobSeen:
         return self.steps > 1 and bool(bits) and all(len(own) == 1 for own in bits)
 
     def _is_copied(self, name: str, seen: PartSeen) -> bool:
-        return seen.is_copy and seen.changed and all(name in one for one in self.ranks[0].values[1:])
+        return seen.is_copy and seen.changes > 0 and all(name in one for one in self.ranks[0].values[1:])
 
     @property
     def reduces_by_hand(self) -> bool:

@@ -141,6 +141,17 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
         verdict = UNUSUAL if has_left else UNKNOWN
         return "in no optimizer", ONCE if has_left else "", why if has_left else "it gets no gradient", verdict, ""
     line = seen.lines.get("gradients", "")
+    if name in job.ranks[0].replaced:
+        why = "the loop has put another parameter in its place: does the optimizer have that one?"
+        return "another parameter has its name", ONCE, why, UNUSUAL, line
+    if seen.lost and seen.changes and not seen.is_torchs:
+        return (
+            "no gradient in the optimizer",
+            "",
+            f"{seen.optimizer} changes it: has it gradients of its own?",
+            UNKNOWN,
+            line,
+        )
     if seen.lost:
         return *_lost(job, seen), line
     if max(seen.updates, default=0) > 1:
@@ -150,11 +161,11 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
         if reference is not None and name in reference.parts:
             has = reference.parts[name].gradients > 0
             return "no gradient", "a gradient" if has else "none", "as the reference", verdict_of(not has), ""
-        if any(name.rpartition(".")[0] in called for called in job.computes.values()):
+        if name.rpartition(".")[0] in job.ranks[0].called:
             why = "its module is called: is an activation detached, or made under no_grad?"
             return "no gradient", "a gradient", why, UNUSUAL, ""
         return "no gradient", "", "the loop may not use it in these steps", UNKNOWN, ""
-    if not seen.changed:
+    if not seen.changes:
         return *_unchanged(job, seen, gradients), line
     if seen.not_finite:
         return "values that are not finite", "", "see the check of finite values", UNKNOWN, ""
@@ -163,6 +174,9 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
         return "no change of the model", ONCE, why, UNUSUAL, seen.lines.get("masters", "")
     if reference is not None and name in reference.names - reference.held and reference.held:
         return ONCE, "none", "the reference does not train it", DIFFERENT, ""
+    if seen.changes < (number := sum(map(bool, seen.updates))):
+        why = "is it frozen later, or has it no gradient or learning rate in some steps?"
+        return f"{seen.changes} of {number} updates change it", "", why, UNKNOWN, ""
     return ONCE, ONCE, "a step is one update", SAME, ""
 
 
@@ -183,9 +197,9 @@ def _unchanged(
     """Returns the finding for a part that got gradients, and has the values that it had before."""
     if len(job.skipped) == job.steps or any(got is not None and not math.isfinite(got) for _, got in gradients):
         return "no change", "", "updates are skipped, or gradients not finite, in these steps", UNKNOWN
-    if seen.lr < LEAST_LR:
-        why = f"the learning rate is {seen.lr:.2g} in these steps: less than float32 can add to most values"
-        return "no change", "", why if seen.lr else "the learning rate is 0 in these steps", UNKNOWN
+    if (lr := max(seen.rates, default=0.0)) < LEAST_LR:
+        why = f"the learning rate is {lr:.2g} in these steps: less than float32 can add to most values"
+        return "no change", "", why if lr else "the learning rate is 0 in these steps", UNKNOWN
     if not any(got for _, got in gradients):
         return "no change", "", "its gradient is 0 in these steps", UNKNOWN
     if seen.reach < SURE:
@@ -209,10 +223,13 @@ def _finite(job: JobSeen) -> Iterator[CertificateRow]:
         *([f"gradients of step {norms[0] + 1}"] if norms else []),
         *([f"losses of step {losses[0] + 1}"] if losses else []),
     ]
-    subject, why = "losses, gradients and parameters", "a value that is not finite spreads to all others"
+    why = "a value that is not finite spreads to all others"
+    seen = {"losses": any(map(job.loss, range(job.steps))), "gradients": any(map(job.norm, range(job.steps)))}
+    subject = " and ".join([", ".join(kind for kind, is_seen in seen.items() if is_seen), "parameters"]).removeprefix(
+        " and "
+    )
     if not found:
-        is_seen = any(job.loss(n) or job.norm(n, True) for n in range(job.steps))
-        yield declared("finite", subject, "finite", "finite" if is_seen else "", True, "no step is without them")
+        yield declared("finite", subject, "finite", "finite" if job.parts else "", True, "after each step")
         return
     if not broken:
         why += "; the parameters are finite: is the update skipped?"
@@ -243,7 +260,7 @@ def _accumulation(job: JobSeen, expected: ExpectedTraining) -> Iterator[Certific
     if other := next((number for number, own in enumerate(by_rank) if own != counts), 0):
         found += f" on rank 0, {', '.join(map(str, by_rank[other]))} on rank {other}"
         why, verdict = (
-            "gradients are means over the ranks: a rank with fewer weighs more",
+            "gradients are means over the ranks: a rank with fewer weighs more, unless losses are sums over all tokens",
             DIFFERENT if wanted else UNUSUAL,
         )
         yield CertificateRow("accumulation", subject, found, "equal on all ranks", why, verdict)
@@ -260,7 +277,7 @@ def _accumulation(job: JobSeen, expected: ExpectedTraining) -> Iterator[Certific
     stale = [step.stale for step in job.ranks[0].steps[1 : job.steps]]
     if any(stale):
         found = f"those of earlier updates are there before backward in {sum(stale)} of {len(stale)} steps"
-        why = "gradients of all steps add up: is zero_grad missing?"
+        why = "gradients of several updates add up: is zero_grad missing?"
         yield CertificateRow("accumulation", "gradients", found, "none", why, UNUSUAL)
 
 
@@ -274,6 +291,8 @@ def _counted(counts: list[int], wanted: int) -> tuple[str, str]:
         return f"{DECLARED}; the first update alone has 1: is the counter compared before it counts?", DIFFERENT
     if max(counts) == wanted:
         return f"{DECLARED}; an epoch may end with fewer", UNKNOWN
+    if min(counts) == wanted:
+        return f"{DECLARED}; some updates have more: a penalty now and then?", UNUSUAL
     return DECLARED, DIFFERENT
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from ..zero.precision import sum_of_powers
 from . import parts
 from .held_tensors import not_of_loop, torch_optimizers
 from .parts import UpdatedPart
-from .phases import replaced
+from .phases import Hook, replaced
 
 UPDATES = 3
 """Number of first updates whose values are compared with a reference's."""
@@ -69,12 +70,14 @@ class PartSeen:
     gradients: int = 0
     lost: int = 0
     """Updates without a gradient that backward had left on the model's parameter."""
-    changed: bool = False
+    changes: int = 0
+    """Steps that changed its value."""
     reach: float = math.inf
     """Largest change of an element that an unchanged part should have had, in units of what changes its value."""
     not_finite: int = 0
     """The first step after which a value is not finite; 0 if there is none."""
-    lr: float = 0.0
+    rates: list[float] = field(default_factory=list)
+    """The learning rate of each update."""
     lines: dict[str, str] = field(default_factory=dict)
     """masters, moments or gradients -> the line that made them."""
 
@@ -141,6 +144,10 @@ class RankSeen:
     sizes: dict[str, int] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
     computes: dict[str, dict[str, int]] = field(default_factory=dict)
+    called: dict[str, bool] = field(default_factory=dict)
+    """Modules with parameters that were called, with or without gradients."""
+    replaced: list[str] = field(default_factory=list)
+    """Names that another parameter of the model has since the watch began."""
     values: list[dict[str, int]] = field(default_factory=list)
     buffers: list[dict[str, int]] = field(default_factory=list)
     frozen: list[str] = field(default_factory=list)
@@ -151,6 +158,8 @@ class RankSeen:
     syncs_buffers: bool = True
     lines: dict[str, str] = field(default_factory=dict)
     peak_bytes: int = 0
+    failure: str = ""
+    """The error after which the rank was no longer observed."""
 
 
 @dataclass
@@ -176,7 +185,8 @@ class FirstUpdates:
         size = gradient.detach().float().abs()
         is_noise = (size > 0) & (size <= NOISE * size.square().mean().sqrt())
         known = self.noise.get(name)
-        self.noise[name] = _copied(is_noise if known is None else known | is_noise.cpu())
+        is_known = known is not None and known.shape == is_noise.shape
+        self.noise[name] = _copied(known | is_noise.cpu() if known is not None and is_known else is_noise)
 
     def of_part(self, part: UpdatedPart, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """Returns a part's initial values, those after update `number`, and which elements are noise, (numel,) each;
@@ -185,11 +195,29 @@ class FirstUpdates:
         if number >= len(self.values) or part.name not in self.values[number]:
             return None
         whole = self.values[number][part.name]
+        if whole.is_complex() or part.tensor.is_complex():
+            return None
         noise = self.noise.get(part.name, torch.zeros(whole.shape, dtype=torch.bool))
         cuts = [
             cut.reshape(-1) for one in (self.values[0][part.name], whole, noise) if (cut := part.cut(one)) is not None
         ]
         return (cuts[0], cuts[1], cuts[2]) if len(cuts) == 3 and len(cuts[1]) == part.tensor.numel() else None
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps the error of an observation, after which the loop is no longer observed: no error reaches the loop."""
+
+    @wraps(method)
+    def observe(self: TrainingObserver, *args: Any) -> Any:
+        if self.seen.failure:
+            return None
+        try:
+            return method(self, *args)
+        except Exception as error:
+            self.seen.failure = f"{type(error).__name__}: {error}"
+            return None
+
+    return observe
 
 
 class TrainingObserver:
@@ -206,7 +234,7 @@ class TrainingObserver:
         self._names = {p: name for p, name in self._all.items() if p.requires_grad}
         self._reference, self._keeps = reference, ranks == 1 and reference is None
         self._known: dict[int, UpdatedPart] = {}
-        self._previous: dict[int, torch.Tensor] = {}
+        self._bits: dict[int, int] = {}  # checksums of parts at the end of the last step
         self._rounded: set[int] = set()  # masters that were made from a model whose values were rounded before
         self._step = StepSeen()
         self._stale: set[str] = set()  # parameters with a gradient at the beginning of each backward of this step
@@ -238,7 +266,7 @@ class TrainingObserver:
         self._modules = {module: parts.plain_name(name) for name, module in self._model.named_modules()}
         with ExitStack() as stack:
             stack.callback(register_module_forward_hook(self._after_module).remove)
-            stack.callback(wrapper.register_forward_pre_hook(self._before_wrapper).remove)
+            stack.callback(wrapper.register_forward_pre_hook(Hook(self._before_wrapper)).remove)
             stack.callback(replaced(torch.amp.GradScaler, "step", self.scaling))
             stack.callback(replaced(optim.lr_scheduler.LRScheduler, "step", self._scheduling))
             stack.callback(setattr, self._meter, "tell", self._meter.tell)
@@ -250,41 +278,50 @@ class TrainingObserver:
     def _before_wrapper(self, *_: object) -> None:
         self.seen.wrapper_calls += 1
 
+    @_guarded
     def _after_module(self, module: nn.Module, _inputs: object, output: object) -> None:
         if torch.compiler.is_compiling() or not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return
         if (name := self._modules.get(module)) is None or next(module.parameters(recurse=False), None) is None:
             return
-        is_unit = type(module).__name__ in UNITS
-        size = module.weight.numel() if is_unit and isinstance(module.weight, torch.Tensor) else 0
-        self.seen.computes.setdefault(shown_dtype(output.dtype), {})[name] = size
+        self.seen.called[name] = True
+        if torch.is_grad_enabled():  # an evaluation may compute in another dtype
+            weight = getattr(module, "weight", None) if type(module).__name__ in UNITS else None
+            size = weight.numel() if isinstance(weight, torch.Tensor) else 0
+            self.seen.computes.setdefault(shown_dtype(output.dtype), {})[name] = size
 
     @contextmanager
     def _scheduling(self, scheduler: Any, *_args: Any, **_named: Any) -> Iterator[None]:
-        if any(getattr(scheduler, "optimizer", None) is one for one in self._given):
+        is_begun = bool(self.seen.steps) or self._has_backward  # before, a resumed scheduler may catch up
+        if is_begun and any(getattr(scheduler, "optimizer", None) is one for one in self._given):
             self._scheduled[id(scheduler)] += 1
             self._step.schedules_early |= self._has_backward
         yield
 
+    @_guarded
     def _issued(self, operation: Operation, _times: int) -> None:
         if operation.group_size > 1 and not operation.control and operation.kind not in self.seen.lines:
             self.seen.lines[operation.kind] = self._ledger.lines.here()
 
     # -- a step ---------------------------------------------------------------------------------------
 
-    def before_backward(self) -> None:
-        """Called when a micro-batch's backward begins."""
+    @_guarded
+    def before_backward(self) -> bool:
+        """Called when a micro-batch's backward begins. Returns True if the gradients so far were dropped."""
         if self._engine is not None:
-            return
-        is_first = not self._step.before
+            return False
+        is_first, is_dropped = not self._step.before, False
         if self._has_backward or self._step.stale or is_first:
             now = self._squares((name, p.grad) for p, name in self._names.items())
             if self._has_backward:
                 self._step.between += any(now[name] != self._step.before.get(name) for name in now if now[name][0])
+                is_dropped = bool(self._left) and not any(square for square, _ in now.values())
             left = {name for name, (square, _) in now.items() if square}
             self._stale = left if is_first else self._stale & left
             self._step.stale = bool(self._stale)
+        return is_dropped
 
+    @_guarded
     def after_backward(self) -> None:
         """Called when a micro-batch's gradients exist."""
         self._end_section()
@@ -293,6 +330,7 @@ class TrainingObserver:
             self._left = {name for name, (square, _) in self._step.before.items() if square}
         self._has_backward = True
 
+    @_guarded
     def on_engine_step(self) -> None:
         """Called when the step of one of our engines begins, before it clips in the step itself."""
         if self._engine is None or self._engine_seen:
@@ -313,6 +351,7 @@ class TrainingObserver:
             dtypes[name] = gradient.dtype
             yield name, gradient
 
+    @_guarded
     def on_update(self, optimizer: optim.Optimizer, closure: str = "") -> None:
         """Called when an optimizer's step begins. `closure`: "before" a closure that may make the gradients, and again
         "after" each call of it.
@@ -324,8 +363,7 @@ class TrainingObserver:
         if closure != "after":
             self._step.updates += 1
             self._calls += 1
-            rates = [group.get("lr") for group in optimizer.param_groups]
-            self._step.lr += [float(lr) for lr in rates if lr is not None]
+            self._step.lr += [lr for group in optimizer.param_groups if (lr := _rate_of(group)) is not None]
         if all(optimizer is not one for one in self._optimizers):
             self._optimizers.append(optimizer)
         if closure != "before":
@@ -350,8 +388,8 @@ class TrainingObserver:
             before, updates, call = known.get(part.name, (math.nan, 0, 0))
             same = square == before != 0 and call != self._calls
             self._got[part.name] = (square, updates + 1 if same else max(1, updates), self._calls)
-            if gradient is not None and seen.gradients > 1 and not seen.changed:
-                seen.reach = _reach(part.tensor, gradient, optimizer, seen.lr)
+            if gradient is not None and seen.gradients > 1 and not seen.changes:
+                seen.reach = _reach(part.tensor, gradient, optimizer, seen.rates[-1])
         self._left -= {part.name for part in found}
         self._has_backward = False
         self._step.at_update |= got if scale is None else scaled(got, 1 / float(scale))
@@ -368,6 +406,7 @@ class TrainingObserver:
         """The number of the next update, from 1: skipped ones do not count."""
         return 1 + sum(not step.skipped for step in self.seen.steps)
 
+    @_guarded
     def end_step(self, loss: float, backwards: int, micro_batches: int) -> None:
         """Called when a step is over, before its operations are forgotten."""
         step = self._step
@@ -409,16 +448,16 @@ class TrainingObserver:
     def _see(self, part: UpdatedPart, optimizer: optim.Optimizer, gradient: torch.dtype | None, source: str) -> None:
         seen = self.seen.parts.setdefault(part.name, PartSeen())
         if id(part.key) not in self._known:
-            self._known[id(part.key)] = part
             seen.elements += part.tensor.numel()
-            self._previous[id(part.key)] = _copied(part.tensor)
+            self._bits[id(part.key)] = checksum(part.tensor)
             self._compare(part, 0)
+        self._known[id(part.key)] = part
         seen.is_copy = self._engine is None and part.key not in self._names
         seen.in_model, seen.master = shown_dtype(part.in_model), shown_dtype(part.tensor.dtype)
         seen.lines.setdefault("masters", self._line_of(part.tensor))
         seen.optimizer, seen.is_torchs = type(optimizer).__name__, type(optimizer).__module__.startswith("torch.optim")
-        groups = (g for g in optimizer.param_groups if any(p is part.key for p in g["params"]))
-        seen.lr = max([seen.lr, *(abs(float(g.get("lr") or 0)) for g in groups)])
+        groups = (group for group in optimizer.param_groups if any(p is part.key for p in group["params"]))
+        seen.rates.append(max((_rate_of(group) or 0.0 for group in groups), default=0.0))
         if gradient is not None:
             seen.gradient = shown_dtype(gradient)
             seen.lines |= {"gradients": source} if source else {}
@@ -429,21 +468,30 @@ class TrainingObserver:
     def _end_updates(self) -> None:
         number, is_update = self._number, not self._step.skipped
         with _unseen():
-            for key, part in self._known.items():
-                seen, value = self.seen.parts[part.name], part.tensor.detach().reshape(-1)
-                if not seen.changed and not torch.equal(self._previous[key], part.tensor.detach().cpu()):
-                    seen.changed = True
+            changed = set()
+            for key, known in self._known.items():
+                # a loop may have given the parameter another tensor by `.data`
+                now = known.tensor if self._engine is not None else next(parts_of(known.key.detach()))
+                part = replace(known, tensor=now)
+                seen, value = self.seen.parts[part.name], now.detach().reshape(-1)
+                bits = checksum(now)
+                changed |= {part.name} if bits != self._bits[key] else set()
+                self._bits[key] = bits
                 if not seen.not_finite and value.numel() and not torch.linalg.vector_norm(value, math.inf).isfinite():
                     seen.not_finite = len(self.seen.steps) + 1
                 if is_update and number <= UPDATES:
                     self._compare(part, number)
             for name, seen in self.seen.parts.items():
+                seen.changes += name in changed
                 seen.updates.append(0 if self._step.skipped else self._got.get(name, (0.0, 0, 0))[1])
             self._see_states()
             self._see_held()
         self._see_values()
 
     def _see_held(self) -> None:
+        now = {parts.plain_name(name): p for name, p in self._model.named_parameters()}
+        whole = {name: p for p, name in self._all.items() if self._engine is None and _is_whole(p)}
+        self.seen.replaced = [name for name, p in whole.items() if now.get(name, p) is not p]
         held = {name for one in self._given + self._optimizers for name in self._names_held(one)}
         if self._engine is not None:
             held |= {self._names[p] for p in self._engine.trainable if p in self._names}
@@ -536,24 +584,37 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """Returns 32 bits of a tensor's bits: the CRC of sums of its words over COLUMNS columns, in one pass of memory."""
-    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    words = plain.detach().contiguous().reshape(-1).view(INTEGERS[plain.element_size()])
+    """Returns 32 bits of a tensor's bits: the CRC of the sums of its words in rows of COLUMNS and in their columns."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = torch.view_as_real(plain) if plain.is_complex() else plain
+    words = plain.contiguous().reshape(-1).view(INTEGERS[plain.element_size()])
     end = words.numel() // COLUMNS * COLUMNS
-    sums = words[:end].view(-1, COLUMNS).sum(0, dtype=torch.int64)
-    return zlib.crc32(words[end:].cpu().numpy().data, zlib.crc32(sums.cpu().numpy().data))
+    rows, total = words[:end].view(-1, COLUMNS), 0
+    for values in (rows.sum(0, dtype=torch.int64), rows.sum(1, dtype=torch.int64), words[end:]):
+        total = zlib.crc32(values.cpu().numpy().tobytes(), total)
+    return total
 
 
 def _reach(tensor: torch.Tensor, gradient: torch.Tensor, optimizer: optim.Optimizer, lr: float) -> float:
-    """Returns the largest change of an element, over half a unit in its last place. Adam changes each by about the
-    learning rate; SGD by the learning rate times the gradient; of other optimizers it is unknown, and infinite.
+    """Returns the largest change of an element, over half a unit in its last place. SGD changes each by the learning
+    rate times the gradient, Adam by about the learning rate, if the gradient is far above its eps. Of other optimizers,
+    and of those whose steps have hooks of the loop's own, it is unknown, and infinite.
     """
-    if type(optimizer).__name__ not in ("SGD", "Adam", "AdamW") or gradient.is_sparse or not tensor.numel():
+    hooks = optimizer._optimizer_step_post_hooks.values()
+    is_known = type(optimizer) in (optim.SGD, optim.Adam, optim.AdamW) and all(isinstance(one, Hook) for one in hooks)
+    if not is_known or gradient.is_sparse or not tensor.numel() or tensor.is_complex():
         return math.inf
-    change = lr * gradient.double().abs() if isinstance(optimizer, optim.SGD) else torch.full((), lr).double()
+    size = gradient.double().abs()
+    change = lr * (size if type(optimizer) is optim.SGD else size / (size + optimizer.defaults["eps"]))
     _, exponent = torch.frexp(tensor.detach().double())
     half_unit = torch.finfo(tensor.dtype).eps / 4 * 2.0 ** exponent.double()
     return (change.cpu() / half_unit.cpu()).max().item()
+
+
+def _rate_of(group: dict[str, Any]) -> float | None:
+    """Returns a group's learning rate; None if it is no number, as of some optimizers of the user's own."""
+    lr = group.get("lr")
+    return abs(float(lr)) if isinstance(lr, int | float | torch.Tensor) else None
 
 
 def scaled(squares: Squares, factor: float) -> Squares:

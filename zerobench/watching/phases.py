@@ -30,6 +30,19 @@ from ..zero import labels
 from ..zero.modules.wrapping import inside_backward
 
 
+class Hook:
+    """A hook of a watch. A copy of its module, in memory or in a file, has a hook that does nothing."""
+
+    def __init__(self, act: Callable[..., Any] | None = None) -> None:
+        self._act = act
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return None if self._act is None else self._act(*args, **kwargs)
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()
+
+
 class PhaseListener(Protocol):
     """Notified of the phases of a loop (watch.py)."""
 
@@ -46,13 +59,14 @@ class Phases(AbstractContextManager["Phases"]):
     def __init__(self, model: nn.Module, engines: Sequence[Any], listener: PhaseListener) -> None:
         self._model, self._engines, self._listener = model, engines, listener
         self._open: list[str] = []  # phases that have not ended, the innermost last
+        self._stepping: list[Any] = []  # optimizers in their steps; a subclass's calls that of its base
         self._stack = ExitStack()
 
     def __enter__(self) -> Phases:
         for hook in (
-            self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True),
+            self._model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True, prepend=True),
             register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(lambda *_: self._end()),
+            register_optimizer_step_post_hook(self._after_update),
         ):
             self._stack.callback(hook.remove)
         self._stack.callback(replaced(torch.autograd, "backward", self._backward))
@@ -75,6 +89,7 @@ class Phases(AbstractContextManager["Phases"]):
     def begin_step(self) -> None:
         """Begins a step: no phase of the previous step continues, even if its update ended with an error."""
         self._open.clear()
+        self._stepping.clear()
 
     def _begin(self, phase: str) -> None:
         self._open.append(phase)
@@ -95,7 +110,12 @@ class Phases(AbstractContextManager["Phases"]):
         yield
 
     def _before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        is_inner = any(outer is optimizer for outer in self._stepping)
+        self._stepping.append(optimizer)
+        if is_inner:
+            return None
         closure = args[1] if args[1:] else kwargs.get("closure")
+        closure = closure if callable(closure) else None
         self._listener.on_update(optimizer, "" if closure is None else "before")
         self._begin("update")
         if closure is None:
@@ -107,6 +127,12 @@ class Phases(AbstractContextManager["Phases"]):
             return loss
 
         return (args[0], heard, *args[2:]), {key: value for key, value in kwargs.items() if key != "closure"}
+
+    def _after_update(self, optimizer: Any, *_: object) -> None:
+        if self._stepping:  # else the step's end came first
+            self._stepping.pop()
+        if all(outer is not optimizer for outer in self._stepping):
+            self._end()
 
     @contextmanager
     def _phase(self, phase: str, *_args: Any, **_kwargs: Any) -> Iterator[None]:
@@ -162,6 +188,15 @@ def tensors_in(given: Any, depth: int = 4) -> Iterator[torch.Tensor]:
             yield from tensors_in(one, depth - 1)
 
 
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Returns False for a tensor of torch.func, which stands for others."""
+    try:
+        tensor.untyped_storage()
+    except NotImplementedError:
+        return False
+    return True
+
+
 def inside_compiled() -> bool:
     """Returns True inside a call that torch.compile has wrapped, such as an optimizer's step."""
     frame: FrameType | None = sys._getframe()
@@ -182,11 +217,19 @@ def is_engine(one: Any) -> bool:
 
 def on_step(optimizer: Any, act: Callable[[], None]) -> Callable[[], None]:
     """Calls `act` after each step; returns a function that undoes this."""
-    undo, seen = ExitStack(), [0]
+    undo, seen, depth = ExitStack(), [0], [0]
 
     def tell() -> None:
         seen[0] += 1
         act()
+
+    def enter(*_: object) -> None:
+        depth[0] += 1
+
+    def leave(*_: object) -> None:
+        depth[0] = max(0, depth[0] - 1)
+        if depth[0] == 0:  # a subclass's step may call that of its base, which has a hook as well
+            tell()
 
     @contextmanager
     def stepped(*_args: Any, **_kwargs: Any) -> Iterator[None]:
@@ -207,7 +250,8 @@ def on_step(optimizer: Any, act: Callable[[], None]) -> Callable[[], None]:
             break
         inner = inside  # accelerate's, which steps when gradients are complete; PostLocalSGDOptimizer's
     if isinstance(inner, optim.Optimizer):
-        undo.callback(inner.register_step_post_hook(lambda *_: tell()).remove)
+        undo.callback(inner.register_step_pre_hook(enter).remove)
+        undo.callback(inner.register_step_post_hook(Hook(leave)).remove)
         undo.callback(replaced(torch.amp.GradScaler, "step", stepped_or_skipped))
     else:
         undo.callback(replaced(inner, "step", stepped))

@@ -9,8 +9,9 @@ from torch import nn
 
 from ..cluster.serialize import rebuild
 from ..probes import AccountedPass
+from ..records import CertificateRow
 from .between_ranks import judge_ranks
-from .certificate import FIRST, Certificate, certificate_of
+from .certificate import FIRST, UNKNOWN, Certificate, certificate_of
 from .comparing import compare_with_reference, effect_of_option
 from .expected import ExpectedTraining
 from .job_seen import JobSeen
@@ -50,6 +51,9 @@ class Verifying:
     def certify(self, records: list[dict[str, Any]], values: FirstUpdates, strategy: str, name: str) -> Certificate:
         """Returns the certificate of the job from the observations of all ranks."""
         job = JobSeen(strategy, [rebuild(RankSeen, one) for one in records], name)
+        if problem := next((rank.failure for rank in job.ranks if rank.failure), ""):
+            row = CertificateRow("watch", "the loop", "not followed to its end", "", problem, UNKNOWN)
+            return Certificate(job, [row])
         reference = self._reference.job if self._reference is not None else None
         rows = [*judge(job, self.expected, reference), *judge_ranks(job, self.expected)]
         if reference is not None:

@@ -11,6 +11,7 @@ A step ends with the optimizer's step, or with the loop's call of `watch.step()`
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -36,7 +37,7 @@ from .exchange import WatchError, gather, next_place, post_problem, share_folder
 from .expected import ExpectedTraining
 from .held_tensors import HeldTensors
 from .observed import TrainingObserver
-from .phases import Phases, inside_compiled, is_engine, on_step, tensors_in
+from .phases import Phases, has_storage, inside_compiled, is_engine, on_step, tensors_in
 from .verifying import Verifying
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
@@ -278,7 +279,7 @@ class Watch:
     def on_inputs(self, given: Any) -> None:
         """Called when the model is called."""
         self._seen_forward = self._has_forward = True
-        found = list(tensors_in(given))
+        found = [tensor for tensor in tensors_in(given) if has_storage(tensor)]
         self._about.see_batch(found)
         self.probe.inputs(*found)
 
@@ -292,14 +293,17 @@ class Watch:
     def on_loss(self, tensors: Any) -> None:
         """Called when backward is called."""
         self._backwards += 1
+        if self._observer is not None and self._observer.before_backward():
+            self._micro_batches = 0
         self._micro_batches += self._has_forward
         self._has_forward = False
-        if self._observer is not None:
-            self._observer.before_backward()
         if isinstance(tensors, torch.Tensor):
             self.probe.before_backward(tensors)
-            if type(tensors) is torch.Tensor and tensors.numel() == 1:
-                self._loss += float(tensors.detach())
+        for tensor in tensors_in(tensors):
+            if type(tensor) is torch.Tensor and tensor.numel() == 1:
+                self._loss += float(tensor.detach())
+            elif type(tensor) is torch.Tensor and self._observer is not None and not tensor.detach().isfinite().all():
+                self._loss = math.nan  # of samples: their weights, and so the loss, are unknown
 
     def after_backward(self) -> None:
         """Called when the gradients exist."""
