@@ -72,3 +72,12 @@ def _label_contribution(place: int, name: str, gradients: Sequence[torch.Tensor 
     gradient = gradients[place]
     if gradient is not None:
         labels.label(gradient, labels.GRADIENTS, f"{name}, one place of use")
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Returns False for a tensor of torch.func, which stands for others."""
+    try:
+        tensor.untyped_storage()
+    except NotImplementedError:
+        return False
+    return True

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..zero import labels
 from ..zero.modules.wrapping import tensors_that_require_grad
 from .event_log import EventLog
-from .labeling import contains_others, label_contributions, label_parts
+from .labeling import contains_others, has_storage, label_contributions, label_parts
 from .ledger import Ledger
 from .probe import EventOrder
 
@@ -114,7 +114,7 @@ class ModelListener:
         is_graph = getattr(module.forward, "is_one_graph", False)
         for one in module.modules() if is_graph else (module,):
             for own, parameter in one.named_parameters(recurse=False):
-                if (one, own) in self._places and not contains_others(parameter):
+                if (one, own) in self._places and has_storage(parameter) and not contains_others(parameter):
                     number, full_name = self._places[one, own]
                     labels.label(parameter, labels.PARAMETERS, "" if parameter in self._hooked else full_name)
                     if torch.is_grad_enabled():

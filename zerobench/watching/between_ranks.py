@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from ..records import CertificateRow
 from ..sizes import show_count
@@ -149,7 +149,14 @@ def _data(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
         found = "equal to the bit in every step on several ranks" if is_equal else "distinct"
         why = DECLARED if expected.data else f"{NOTHING_EXPECTED}; have these ranks the same samples?"
         verdict = SAME if not is_equal else DIFFERENT if expected.data else UNUSUAL
+        is_close = any(all(map(_is_close, own, other)) for own, other in combinations(losses, 2))
+        if is_close and not is_equal:
+            found, why, verdict = "distinct by rounding alone", "the same samples in another order?", UNUSUAL
         yield CertificateRow("data", subject, found, "distinct", why, verdict)
+
+
+def _is_close(own: float, other: float) -> bool:
+    return math.isclose(own, other, rel_tol=1e-6)
 
 
 def _copies(job: JobSeen, expected: ExpectedTraining) -> CertificateRow:

@@ -188,15 +188,6 @@ def tensors_in(given: Any, depth: int = 4) -> Iterator[torch.Tensor]:
             yield from tensors_in(one, depth - 1)
 
 
-def has_storage(tensor: torch.Tensor) -> bool:
-    """Returns False for a tensor of torch.func, which stands for others."""
-    try:
-        tensor.untyped_storage()
-    except NotImplementedError:
-        return False
-    return True
-
-
 def inside_compiled() -> bool:
     """Returns True inside a call that torch.compile has wrapped, such as an optimizer's step."""
     frame: FrameType | None = sys._getframe()

@@ -28,6 +28,7 @@ from ..cluster.serialize import to_plain
 from ..probes import AccountedPass
 from ..probes.in_transit import InTransit
 from ..probes.intervals import History
+from ..probes.labeling import has_storage
 from ..probes.snapshot import recorded, take
 from ..probes.snapshot import write as write_snapshot
 from ..results.tables import Results
@@ -37,7 +38,7 @@ from .exchange import WatchError, gather, next_place, post_problem, share_folder
 from .expected import ExpectedTraining
 from .held_tensors import HeldTensors
 from .observed import TrainingObserver
-from .phases import Phases, has_storage, inside_compiled, is_engine, on_step, tensors_in
+from .phases import Phases, inside_compiled, is_engine, on_step, tensors_in
 from .verifying import Verifying
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
