@@ -62,16 +62,6 @@ def test_module_without_trainable_parameters_takes_an_optimizer_over_frozen_ones
         assert torch.equal(engine(torch.ones(4)), expected)
 
 
-def test_an_optimizer_that_has_stepped() -> None:
-    for kind in (torch.optim.AdamW, torch.optim.SGD):
-        model = nn.Linear(4, 4)
-        optimizer = kind(model.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
-        model(torch.ones(4)).sum().backward()
-        optimizer.step()
-        with pytest.raises(ValueError, match="already taken a step"):
-            zerobench.initialize(model, optimizer, "zero1")
-
-
 @pytest.mark.parametrize(
     ("strategy", "options", "words"),
     [

@@ -72,7 +72,7 @@ class MasterDdpEngine(DdpEngine):
         ]
         index = {p: i for i, p in enumerate(self._parameters)}
         segments: Any = shares  # of one rank
-        swap_parameters(optimizer.param_groups, optimizer.state, index, segments, self._orders)
+        swap_parameters(optimizer, optimizer.param_groups, index, segments, self._orders)
         self._tiles = tiles_of(shares, most)
         self._buffers = TileBuffers(self._tiles)
 

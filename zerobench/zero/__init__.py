@@ -28,7 +28,7 @@ from .modules.guards import check_gradients, check_memory, check_module, check_u
 from .modules.wrapping import in_normal_mode
 from .offload.policy import NvmeOffload, Offload
 from .optim.muon import AdafactorWithAdamW, MuonWithAdamW
-from .optim.segments import ELEMENTWISE, check_groups, check_optimizer, check_type
+from .optim.segments import ELEMENTWISE, check_groups, check_optimizer, check_states, check_type
 from .options import BUCKETED, MODES, TILE_BYTES, Options, check_owned, spelled_out
 from .parameters import meta_init
 from .precision import LossScaling
@@ -85,9 +85,10 @@ def initialize(
 ) -> Strategy:
     """Puts `model` and `optimizer` under a ZeRO stage and returns the engine. Collective over the group.
 
-    `optimizer`: an elementwise torch.optim optimizer over `model.parameters()` that has taken no step, MuonWithAdamW,
-    or one whose groups say if their matrices are owned whole (optim/owned.py). The engine replaces its parameters with
-    this rank's shards in place, so schedulers that reference it keep working.
+    `optimizer`: an elementwise torch.optim optimizer over `model.parameters()`, MuonWithAdamW, or one whose groups say
+    if their matrices are owned whole (optim/owned.py). The engine replaces its parameters with this rank's shards in
+    place, so schedulers that reference it keep working; the states of one that has stepped, equal on all ranks, are cut
+    to the shards.
     `group`: by default the default process group; without one, a world of one rank.
     `mode`: own, paper or vendor: the set of option defaults (options.MODES).
     `options`: the fields of `Options` (options.py); some also accept a short form, such as offload="cpu".
@@ -101,6 +102,7 @@ def initialize(
     device, chosen = _checked(model, optimizer, strategy, mode, spelled_out(options), moves_frozen)
     comm = connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp)
     comm.launches = launches_of(comm)
+    check_states(optimizer, comm)
     kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
     engine = kinds[strategy](model, optimizer, comm, chosen)
     engine.name = strategy

@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn, optim
@@ -217,8 +217,17 @@ class GradientScaling:
         return norm.isfinite().logical_not().float()
 
 
+IS_PART = (
+    "this rank's parts of parameters, which torch's get_optimizer_state_dict and set_optimizer_state_dict take for"
+    " whole ones; use engine.full_optimizer_state(name), or engine.save(path) and engine.load(path)"
+)
+
+
 class Counted(nn.Parameter):
     """An optimizer's parameter whose writes are all counted: its `.data` shares its version counter."""
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # torch's functions raise a KeyError of it
+        return f"{super().__repr__()}, one of {IS_PART}"
 
     @property
     def data(self) -> torch.Tensor:

@@ -132,11 +132,15 @@ class FileRange(ShardRange):
         """Moves them back into the file; with `write_back` with their current values."""
         if write_back:
             self.kept[MASTER].write(self.chunk, self.master)
-        self._empty(segments, keep=write_back)
+        self.put_states(segments, write_back)
+        self.master = self._tier.absent(self.stop - self.start, self.unit.dtypes.master)
+
+    def put_states(self, segments: Sequence[PlacedSegment], keep: bool = True) -> None:
+        """Moves states that are in memory into the file; without `keep` they are dropped."""
+        self._empty(segments, keep)
         for key in self.kept.keys() - {MASTER}:
             if self.kept[key].is_present(self.chunk):
                 self.kept[key].write_back(self.chunk)
-        self.master = self._tier.absent(self.stop - self.start, self.unit.dtypes.master)
 
     def _fill(self, tile: Sequence[PlacedSegment], chunk: dict[str, torch.Tensor]) -> None:
         """Makes the optimizer's tensors views of the chunk's tensors: master and states, by name."""
@@ -255,10 +259,13 @@ class FilePlacement(TieredPlacement):
                 " states of a parameter's size; use offload=Offload(), in host memory"
             )
         self.optimizer = optimizer
-        self._segments = {one: [] for one in self._file_ranges}
+        new = self._file_ranges[len(self._segments) :]
+        self._segments |= {one: [] for one in new}
         for segment in segments:
             if isinstance(segment.shard_range, FileRange):
                 self._segments[segment.shard_range].append(segment)
+        for one in new:
+            one.put_states(self._segments[one])
 
     @contextmanager
     def in_memory(self, write_back: bool) -> Iterator[None]:

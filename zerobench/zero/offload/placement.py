@@ -264,7 +264,7 @@ class Placement:
         """Reports the bytes in files again, for an observer that registered after they were written."""
 
     def attach(self, optimizer: optim.Optimizer, segments: Sequence[PlacedSegment]) -> None:
-        """Registers the `optimizer` whose states are placed here, and its `segments`."""
+        """Registers the `optimizer` whose states are placed here, and its new `segments`."""
 
     def visit(self, tile: Sequence[PlacedSegment]) -> AbstractContextManager[None]:
         """Makes masters, states and gradients of a tile available for an update inside."""

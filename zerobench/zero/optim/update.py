@@ -78,7 +78,7 @@ class Update:
         self._index = {p: i for i, p in enumerate(trainable)}
         held = {p for group in optimizer.param_groups for p in group["params"]}
         self._unheld = {i for p, i in self._index.items() if p not in held}
-        swap_parameters(optimizer.param_groups, optimizer.state, self._index, self.segments, orders)
+        self.waiting = swap_parameters(optimizer, optimizer.param_groups, self._index, self.segments, orders)
         placement.attach(optimizer, self.segments)
         optimizer.add_param_group = self._add_param_group  # type: ignore[method-assign, assignment]
         optimizer.register_step_pre_hook(self._check_step)
@@ -238,8 +238,8 @@ class Update:
             raise ValueError("add_param_group: it takes trainable parameters of the model that no group holds yet")
         type(self.optimizer).add_param_group(self.optimizer, {**group, "params": given})
         self._unheld -= numbers
-        groups, state = self.optimizer.param_groups[-1:], self.optimizer.state
-        swap_parameters(groups, state, self._index, self.segments, self._orders)
+        groups = self.optimizer.param_groups[-1:]
+        self.waiting |= swap_parameters(self.optimizer, groups, self._index, self.segments, self._orders)
         self._held = self._held_now()
 
     def _held_now(self) -> list[int]:
