@@ -17,7 +17,7 @@ In flight: two adjacent units, the root, a unit's gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -72,6 +72,7 @@ class Stage3(Stage2):
         self._recording = False  # the present forward will be followed by a backward
         self._is_second_order = False  # autograd.grad with create_graph has gone through an open forward
         self._all_units: list[GatheredUnit] = []
+        self._of_modules: list[list[GatheredUnit]] = []  # the units of each hooked module
         self.hiding = Hiding(self.refuse, lets_write=True)
         # memory for a gather: the bucket that is being sent has arrived, and its memory is free
         self._ahead = GathersAhead(lambda: self.gradients.wait_all())
@@ -89,9 +90,30 @@ class Stage3(Stage2):
                 self._root = Root(module, units, bool(modules), goes, lambda: self._ahead.launch())
             if units or module is self.module:
                 self._hook(module, units)
+                self._of_modules.append(units)
         self.units = [unit for unit in self._all_units if unit.trainable]
         self._unit_of = {p: unit for unit in self._all_units for p in unit.parameters}
         let_look(self.module, self.hiding)
+
+    def adopt_unfrozen(self, numbers: Sequence[int]) -> None:
+        self.close_forwards()
+        self._order.restart()
+        trained = {self.trainable[number] for number in numbers}
+        for old in [unit for unit in self._all_units if not trained.isdisjoint(unit.parameters)]:
+            old.unshard_exactly()
+            parts = [[p for p in old.parameters if (p in trained) is wanted] for wanted in (False, True)]
+            apart = f"{old.name} part {len(self._all_units) + 1}" if parts[0] else old.name
+            new = [
+                unit
+                for name, parameters in zip((old.name, apart), parts, strict=True)
+                for unit in self._adopt_group(name, parameters, old.is_kept)
+            ]
+            old.dissolve()
+            for units in (self._all_units, *self._of_modules):
+                if old in units:
+                    units[units.index(old) : units.index(old) + 1] = new
+            self.units += [unit for unit in new if unit.trainable]
+            self._unit_of |= {p: unit for unit in new for p in unit.parameters}
 
     def _adopt_group(self, name: str, parameters: list[nn.Parameter], stays: bool = False) -> list[GatheredUnit]:
         """Returns the units of the group `name`. `stays`: they are always whole."""

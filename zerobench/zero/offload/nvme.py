@@ -231,6 +231,9 @@ class FilePlacement(TieredPlacement):
         kept.write_all(shard)
         return self.absent(shard.numel(), shard.dtype)
 
+    def drop(self, unit: UnitTensors) -> None:
+        self._parameters.pop(unit, None)
+
     def has_parameters(self, unit: UnitTensors) -> bool:
         return unit not in self._parameters
 

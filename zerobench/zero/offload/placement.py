@@ -307,6 +307,9 @@ class Placement:
         """Returns the stored parameter shard of a unit, (shard_numel,): a copy of `shard`, which is on the device."""
         return labels.label(shard.to(unit.dtypes.shard, copy=True), unit.shard_category, unit.name)
 
+    def drop(self, unit: UnitTensors) -> None:
+        """Forgets the stored parameter shard of a frozen unit."""
+
     def has_parameters(self, unit: UnitTensors) -> bool:
         """Returns True if the unit's shard of parameters is on the device."""
         return True

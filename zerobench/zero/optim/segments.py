@@ -168,35 +168,37 @@ def _bits(value: Any) -> int:
 
 
 Waiting = dict[nn.Parameter, tuple[dict[str, Any], dict[str, Any]]]
-"""Frozen parameter -> its group, to which it returns if it is trained later, and its whole state."""
+"""Whole parameter -> its group, and its state."""
+
+
+def set_aside(optimizer: optim.Optimizer, groups: Iterable[dict[str, Any]]) -> Waiting:
+    """Takes all parameters out of `groups`, and their states out of `optimizer`."""
+    waiting: Waiting = {}
+    for group in groups:
+        waiting |= {p: (group, optimizer.state.pop(p, {})) for p in group["params"]}
+        group["params"] = []
+    return waiting
 
 
 def swap_parameters(
-    optimizer: optim.Optimizer, groups: Iterable[dict[str, Any]], index: dict[nn.Parameter, int],
+    optimizer: optim.Optimizer, waiting: Waiting, index: dict[nn.Parameter, int],
     segments: Iterable[OptimizerSegment], orders: dict[nn.Parameter, MemoryOrder],
-) -> Waiting:  # fmt: skip
-    """Replaces the parameters of `groups`, of `optimizer`, with this rank's segments, in place.
+) -> None:  # fmt: skip
+    """Gives the groups of `waiting` parameters this rank's segments in place of those that are in `index`.
 
-    `index`: each trainable parameter's number; `orders`: the order of its elements, in which segments count. The
-    optimizer's states, if it has stepped, are cut to the segments. Frozen parameters are removed from the optimizer,
-    which would skip them anyway, and returned.
+    `index`: each trainable parameter's number; `orders`: the order of its elements, in which segments count. States, if
+    there are any, are cut to the segments. Frozen parameters keep waiting: the optimizer would skip them anyway.
     """
-    waiting: Waiting = {}
     by_parameter: dict[int, list[OptimizerSegment]] = {}
     for segment in segments:
         by_parameter.setdefault(segment.segment.parameter, []).append(segment)
-    for group in groups:
-        old, group["params"] = group["params"], []
-        for parameter in old:
-            whole = optimizer.state.pop(parameter, {})
-            if parameter not in index:
-                waiting[parameter] = group, whole
-            for segment in by_parameter.get(index.get(parameter, -1), []):
-                group["params"].append(segment.tensor)
-                if whole:
-                    cut = _cut_state(optimizer, whole, parameter, orders[parameter], segment)
-                    optimizer.state[segment.tensor] = cut
-    return waiting
+    for parameter in [p for p in waiting if p in index]:
+        group, whole = waiting.pop(parameter)
+        for segment in by_parameter.get(index[parameter], []):
+            group["params"].append(segment.tensor)
+            if whole:
+                part = _cut_state(optimizer, whole, parameter, orders[parameter], segment)
+                optimizer.state[segment.tensor] = part
 
 
 def _cut_state(

@@ -93,7 +93,8 @@ class GatheredUnit(Unit):
         self._hiding = hiding
         self.parameters = parameters = list(orders)
         self._orders = list(orders.values())
-        self.trainable = parameters[0].requires_grad
+        self.trainable = layout.pieces[0].parameter >= 0
+        self.is_kept = stays
         self.stays = stays or (comm.size == 1 and placement.keeps_parameters and not dtypes.keeps_masters)
         like = parameters[0]
         self.full_parameters = torch.zeros(layout.padded_numel, dtype=like.dtype, device=like.device)
@@ -198,6 +199,13 @@ class GatheredUnit(Unit):
         self.full_parameters.untyped_storage().resize_(0)
         labels.unit(labels.FREED, self.name, size)
         self.is_whole = self.is_from_source = False
+
+    def dissolve(self) -> None:
+        """Frees all memory: other units have taken the parameters, which are present."""
+        if self.is_from_source:
+            self.source.released(self.full_parameters, self.name)
+        self.full_parameters.untyped_storage().resize_(0)
+        self.placement.drop(self)
 
     @property
     def _keeps_slice(self) -> bool:

@@ -1,0 +1,168 @@
+"""Parameters that are trained later, or not by the engine: unfrozen, frozen again, in a late group, by hand."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+
+from tests import zoo
+from tests.distributed.training import take_steps
+from tests.ranks import run_ranks
+from zerobench.zero import STAGES, Offload, initialize
+
+TIERS: list[tuple[str, dict[str, Any]]] = [
+    *((strategy, {}) for strategy in STAGES),
+    ("zero2", {"offload": Offload()}),
+    ("zero3", {"offload": Offload(parameters=True)}),
+    ("zero3", {"persistence_numel": 60, "keep_root": True}),
+]
+
+
+def adamw(parameters: Any) -> optim.Optimizer:
+    return optim.AdamW(parameters, lr=1e-2, fused=True)
+
+
+def step_plainly(model: nn.Module, optimizer: optim.Optimizer, rank: int, n: int, steps: Iterable[int]) -> None:
+    """Steps of torch alone, with gradients as DDP gives them."""
+    for step in steps:
+        model(*zoo.tokens(rank, n, step)).backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad.div_(n))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def assert_alike(engine: Any, plain: nn.Module, *what: Any) -> None:
+    found = engine.full_state_dict()
+    assert [name for name, value in plain.state_dict().items() if not torch.equal(found[name], value)] == [], what
+
+
+def phases(model: nn.Module, name: str) -> list[tuple[Iterable[nn.Parameter], bool]]:
+    """What is frozen (False) or unfrozen before each of several steps."""
+    blocks = list(model.blocks)
+    first = list(model.root.parameters()) if name == "lists" else [model.embedding.weight, model.scale]
+    return [
+        ([*first, *blocks[0].parameters(), *blocks[1].parameters()], False),
+        (blocks[1].parameters(), True),
+        ([], True),
+        ([next(iter(blocks[0].parameters())), *first], True),
+        (blocks[1].parameters(), False),
+        ([*blocks[0].parameters(), *blocks[1].parameters()], True),
+        ([], True),
+    ]
+
+
+def unfrozen(rank: int, n: int, folder: str) -> None:
+    """Parameters of the groups that are unfrozen at any step, frozen again, and unfrozen: to the bit as in torch."""
+    for name in ("lists", "tied"):
+        for strategy, options in TIERS:
+            model, plain = zoo.build(name), zoo.build(name)
+            optimizer, reference = adamw(model.parameters()), adamw(plain.parameters())
+            engine: Any = None
+            for step, (mine, theirs) in enumerate(zip(phases(model, name), phases(plain, name), strict=True)):
+                for parameters, trains in (mine, theirs):
+                    for parameter in parameters:
+                        parameter.requires_grad_(trains)
+                engine = engine or initialize(model, optimizer, strategy, bucket_bytes=4096, **options)
+                take_steps(engine, rank, n, (step,))
+                step_plainly(plain, reference, rank, n, (step,))
+                assert_alike(engine, plain, name, strategy, options, step)
+            engine.save(f"{folder}/saved")
+            fresh = zoo.build(name)
+            other = initialize(fresh, adamw(fresh.parameters()), "zero1")
+            other.load(f"{folder}/saved")
+            take_steps(other, rank, n, (8,))
+            step_plainly(plain, reference, rank, n, (8,))
+            assert_alike(other, plain, name, strategy, options)
+
+
+def halves(rank: int, n: int) -> None:
+    """bf16 with masters: as an engine that has trained them from the beginning, if they had no gradient until then."""
+
+    def trained(strategy: str, late: bool) -> dict[str, torch.Tensor]:
+        model = zoo.build("lists").bfloat16()
+        optimizer = adamw(model.parameters())
+        model.blocks[1].requires_grad_(not late)
+        engine = initialize(model, optimizer, strategy, bucket_bytes=4096)
+        model.blocks[1].requires_grad_(False)
+        take_steps(engine, rank, n, range(2))
+        model.blocks[1].requires_grad_(True)
+        take_steps(engine, rank, n, range(2, 4))
+        return engine.full_state_dict()
+
+    for strategy in STAGES:
+        early, late = trained(strategy, False), trained(strategy, True)
+        assert all(torch.equal(early[name], late[name]) for name in early), strategy
+
+
+def taken_over_frozen(rank: int, n: int) -> None:
+    """A plain run freezes a part, goes on under an engine, and unfreezes it: its states are those of the plain run."""
+    for strategy in STAGES:
+        runs = []
+        for _ in range(2):
+            model = zoo.build("lists")
+            optimizer = adamw(model.parameters())
+            step_plainly(model, optimizer, rank, n, (0, 1))
+            model.blocks[0].requires_grad_(False)
+            runs.append((model, optimizer))
+        (model, optimizer), (plain, reference) = runs
+        engine = initialize(model, optimizer, strategy, bucket_bytes=4096)
+        for trains, step in ((False, 2), (True, 3)):
+            model.blocks[0].requires_grad_(trains)
+            plain.blocks[0].requires_grad_(trains)
+            take_steps(engine, rank, n, (step,))
+            step_plainly(plain, reference, rank, n, (step,))
+        assert_alike(engine, plain, strategy)
+
+
+def late_groups(rank: int, n: int) -> None:
+    """A group after the first step, of parameters that were frozen, or trainable in no group."""
+    for strategy, was_frozen in [(strategy, was_frozen) for strategy in STAGES for was_frozen in (True, False)]:
+        model, plain = zoo.build("lists"), zoo.build("lists")
+        engine: Any = None
+        optimizers = []
+        for module in (model, plain):
+            module.head.requires_grad_(not was_frozen)
+            head = set(module.head.parameters())
+            optimizers.append(adamw([p for p in module.parameters() if p not in head]))
+        engine = initialize(model, optimizers[0], strategy, bucket_bytes=4096)
+        if was_frozen:
+            take_steps(engine, rank, n, (0,))
+            model.head.requires_grad_(True)
+            engine.backward(engine.module(*zoo.tokens(rank, n, 1)))
+            with pytest.raises(ValueError, match=r"head\.weight: it was frozen before.*add_param_group before the for"):
+                engine.step()
+        else:
+            engine.backward(engine(*zoo.tokens(rank, n, 0)))
+            with pytest.raises(ValueError, match=r"does not hold head\.weight.* drop its gradient before the step"):
+                engine.step()
+            engine.zero_grad()
+            engine.backward(engine(*zoo.tokens(rank, n, 0)))
+            model.head.zero_grad()  # it is trained by hand, or not at all
+            engine.step()
+        engine.zero_grad()
+        model.head.zero_grad()
+        step_plainly(plain, optimizers[1], rank, n, (0,))
+        plain.head.requires_grad_(True).zero_grad()
+        engine.optimizer.add_param_group({"params": model.head.parameters(), "lr": 3e-3})
+        optimizers[1].add_param_group({"params": plain.head.parameters(), "lr": 3e-3})
+        take_steps(engine, rank, n, (1, 2))
+        step_plainly(plain, optimizers[1], rank, n, (1, 2))
+        assert_alike(engine, plain, strategy, was_frozen)
+        with pytest.raises(ValueError, match="parameters of the model that no group holds"):
+            engine.optimizer.add_param_group({"params": model.head.parameters()})
+
+
+def scenarios(rank: int, n: int, folder: str) -> None:
+    unfrozen(rank, n, folder)
+    halves(rank, n)
+    taken_over_frozen(rank, n)
+    late_groups(rank, n)
+
+
+def test_parameters_are_trained_later(tmp_path: Any) -> None:
+    run_ranks(2, scenarios, str(tmp_path))
