@@ -157,11 +157,53 @@ def late_groups(rank: int, n: int) -> None:
             engine.optimizer.add_param_group({"params": model.head.parameters()})
 
 
+def ignored(rank: int, n: int, folder: str) -> None:
+    """Ignored parameters stay as they are on each rank, with its own gradient: an optimizer of the user's trains them.
+
+    One that has no engine's dtype is ignored, too; both are in a full state, and not in a checkpoint.
+    """
+    for strategy in STAGES:
+        model, plain = zoo.build("lists"), zoo.build("lists")
+        norm = model.blocks[0][1].norm
+        codes = norm.codes = nn.Parameter(torch.full((3,), rank, dtype=torch.int32), requires_grad=False)
+        own = [norm.weight, norm.bias]
+        held = [p for p in model.parameters() if p not in {*own, codes}]
+        by_hand, reference = adamw(own), adamw(plain.parameters())
+        left_out = {*own, codes}
+        engine = initialize(model, adamw(held), strategy, bucket_bytes=4096, ignored_parameters=left_out)
+        for step in range(3):
+            engine.backward(engine(*zoo.tokens(rank, n, step)))
+            for parameter in own:
+                dist.all_reduce(parameter.grad.div_(n))
+            engine.step()
+            by_hand.step()
+            by_hand.zero_grad()
+        step_plainly(plain, reference, rank, n, range(3))
+        assert_alike(engine, plain, strategy)
+        assert engine.full_state_dict()["blocks.0.1.norm.codes"].tolist() == [rank] * 3
+        engine.save(f"{folder}/ignored")
+        with torch.no_grad():
+            norm.weight.fill_(7)
+        engine.load(f"{folder}/ignored")
+        engine.load_state_dict(engine.state_dict())
+        assert (norm.weight == 7).all()
+        with engine.temporary_weights({"blocks.0.1.norm.weight": torch.zeros(zoo.WIDTH)}):
+            assert (norm.weight == 0).all()
+        assert (norm.weight == 7).all()
+    for arguments, words in (
+        ({"ignored_parameters": [nn.Parameter(torch.ones(1))]}, "1 of them are not parameters of the model"),
+        ({"ignored_parameters": plain.head.parameters()}, "it holds parameters of ignored_parameters="),
+    ):
+        with pytest.raises(ValueError, match=words):
+            initialize(plain, reference, "zero2", **arguments)
+
+
 def scenarios(rank: int, n: int, folder: str) -> None:
     unfrozen(rank, n, folder)
     halves(rank, n)
     taken_over_frozen(rank, n)
     late_groups(rank, n)
+    ignored(rank, n, folder)
 
 
 def test_parameters_are_trained_later(tmp_path: Any) -> None:

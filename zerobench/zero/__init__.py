@@ -24,7 +24,7 @@ from . import megatron
 from .comm.out_of_step import launches_of
 from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import MegatronStage
-from .modules.guards import check_gradients, check_memory, check_module, check_units, mark
+from .modules.guards import check_gradients, check_ignored, check_memory, check_module, check_units, mark
 from .modules.wrapping import in_normal_mode
 from .offload.policy import NvmeOffload, Offload
 from .optim.muon import AdafactorWithAdamW, MuonWithAdamW
@@ -107,7 +107,7 @@ def initialize(
     engine = kinds[strategy](model, optimizer, comm, chosen)
     engine.name = strategy
     comm.launches.serves(engine)
-    mark(model, strategy, moves_frozen)
+    mark(engine.orders, strategy, moves_frozen)
     return engine
 
 
@@ -133,7 +133,7 @@ def _checked(
     _check(model, optimizer, moves_frozen, chosen)
     check_groups(optimizer, updated_by)
     check_owned(optimizer, chosen)
-    check_memory(model, moves_frozen)
+    check_memory(model, moves_frozen, {*chosen.ignored_parameters})
     if strategy == "zero3":
         check_units(model)
     elif chosen.zeropp is not None:
@@ -157,12 +157,14 @@ def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, 
 
 
 def _check(model: nn.Module, optimizer: optim.Optimizer, moves_frozen: bool, options: Options) -> None:
-    check_module(model, moves_frozen)
+    ignored = {*options.ignored_parameters}
+    check_ignored(model, ignored)
+    check_module(model, moves_frozen, ignored)
     if meta_init.on_meta(model):
         meta_init.check_replay(model)
-    trainable = {p: name for name, p in model.named_parameters() if p.requires_grad}
-    check_optimizer(optimizer, trainable, options.elementwise)
-    check_gradients(model)
+    trainable = {p: name for name, p in model.named_parameters() if p.requires_grad and p not in ignored}
+    check_optimizer(optimizer, trainable, options.elementwise, ignored)
+    check_gradients(trainable)
 
 
 def _nearest(name: str, known: list[str]) -> str:

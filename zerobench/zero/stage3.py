@@ -78,7 +78,7 @@ class Stage3(Stage2):
         self._ahead = GathersAhead(lambda: self.gradients.wait_all())
         chosen = self.options.units
         modules = default_units(self.module) if chosen is None else named_units(self.module, chosen)
-        unit_of = unit_of_parameters(self.module, modules)
+        unit_of = {p: unit for p, unit in unit_of_parameters(self.module, modules).items() if p in self.orders}
         kept = [p for p in unit_of if 0 < p.numel() <= self.options.persistence_numel]
         self._all_units += self._adopt_group(KEPT, kept, stays=True)
         for name, module in [(ROOT, self.module), *modules]:

@@ -50,14 +50,15 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.module = module
         self.optimizer = optimizer
         self.comm = comm
-        named = {p: name for name, p in module.named_parameters()}
+        ignored = {*options.ignored_parameters}
+        named = {p: name for name, p in module.named_parameters() if p not in ignored}
         self.names = [name for p, name in named.items() if p.requires_grad]
         self.trainable = [p for p in named if p.requires_grad]
         self.frozen = [p for p in named if not p.requires_grad]
         self.options = options = options.settled(self.trainable, comm.size)
         self.units: list[Unit] = []
         self.steps = 0
-        self.orders = meta_init.orders_of(module)
+        self.orders = {p: order for p, order in meta_init.orders_of(module).items() if p in named}
         self.owners = owners_of(owned_by(optimizer), self.trainable, comm.size)
         self._heap = Arena() if options.arena else Heap()
         self.placement = placement_for(options.offload, options.device_of(module))

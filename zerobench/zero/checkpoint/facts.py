@@ -53,6 +53,7 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any]) -> dict[str, Any]:
         "parameters": {
             name: {**_kind(p), **_dims(engine.orders[p]), "trainable": p in trainable}
             for name, p in engine.module.named_parameters()
+            if p in engine.orders
         },
         "buffers": {name: _kind(buffer) for name, buffer in buffers_of(engine.module).items()},
         "optimizer": {

@@ -18,7 +18,7 @@ from ..modules.wrapping import in_normal_mode
 from ..writes import Writes
 from . import save_load
 from .consensus import SaveHandle
-from .contents import before_load, put, whole_state
+from .contents import before_load, put, whole_frozen, whole_state
 from .temporary import TemporaryWeights
 from .weights import load_weights
 
@@ -270,11 +270,11 @@ def _own_tensors(engine: ShardedEngine) -> dict[str, torch.Tensor]:
     for piece in engine.placement.all_ranges():
         # the first range has its unit's name: the unit's parameter shard is the range's rounded values
         shards[f"unit {piece.unit.name}" + (f" from {piece.start}" if piece.start else "")] = piece.master
-    frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
+    frozen = {} if engine.holders() else whole_frozen(engine)
     return {**shards, **frozen, **dict(engine.module.named_buffers())}
 
 
 def _orders(engine: ShardedEngine) -> dict[str, tuple[int, ...]]:
     """Returns the dimensions, slowest first, of each parameter that is not row-major."""
-    orders = {name: engine.orders[p] for name, p in engine.module.named_parameters()}
+    orders = {name: engine.orders[p] for name, p in engine.module.named_parameters() if p in engine.orders}
     return {name: order.dims for name, order in orders.items() if not order.is_row_major}

@@ -18,7 +18,7 @@ A fact is a number, a text, a tuple of them, or a tensor of one element, which s
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -118,7 +118,10 @@ def check_type(optimizer: object) -> None:
     raise ValueError(f"optimizer: {what}")
 
 
-def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool) -> None:
+def check_optimizer(
+    optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool,
+    ignored: Collection[nn.Parameter] = (),
+) -> None:  # fmt: skip
     """Raises ValueError for an optimizer that cannot be sharded.
 
     `trainable`: the module's unique trainable parameters and their names. `elementwise`: the caller asserts that an
@@ -135,6 +138,11 @@ def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, st
             " give each of its groups owned=True, or False)"
         )
     held = {p for group in optimizer.param_groups for p in group["params"]}
+    if held & {*ignored}:
+        raise ValueError(
+            "optimizer: it holds parameters of ignored_parameters=, which the engine leaves to you; give those an"
+            " optimizer of their own"
+        )
     strangers = sum(p not in trainable and p.requires_grad for p in held)
     if strangers:
         raise ValueError(f"optimizer: it holds {strangers} trainable tensors that are not parameters of the model")
