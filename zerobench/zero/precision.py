@@ -42,6 +42,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 HALF = (torch.bfloat16, torch.float16)
 
+TRAINED = (torch.float32, torch.float64, *HALF)
+"""Dtypes of parameters that can be trained."""
+
+FROZEN = (
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
+)  # fmt: skip
+"""Further dtypes of frozen parameters, such as the codes of quantized ones: they are sent and divided as bytes."""
+
 NORM_CHUNK = 2**16
 """Elements per step of the norm on a CPU, which is computed in fp64: the copy of a chunk fits the cache."""
 

@@ -22,6 +22,7 @@ from . import labels
 from .comm.base import Comm
 from .layout import Layout, buckets
 from .options import Options
+from .precision import TRAINED
 from .strategy import Strategy
 from .units.bucket import GradientBucket
 from .units.gathers_after_update import OverlappedParamGathers
@@ -96,7 +97,8 @@ class Stage1(Strategy):
             order = self.orders[parameter]
             if parameter.stride() != order.strides:  # a placeholder gets memory
                 parameter.data = order.view(order.flatten(parameter.data).clone())
-            self.share(order.flatten(parameter.data))
+            flat = order.flatten(parameter.data)
+            self.share(flat if flat.dtype in TRAINED else flat.view(torch.uint8))
         self.adopt_trainable(range(len(self.trainable)))
 
     def adopt_trainable(self, numbers: Sequence[int]) -> None:

@@ -46,7 +46,7 @@ from .options import AUTO, MASTERS
 from .parameters.absent import Hiding, let_look
 from .stage2 import Stage2
 from .units.bucket import GradientBucket
-from .units.gathered_unit import ALONE, FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead
+from .units.gathered_unit import ALONE, FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead, stored_dtype
 from .units.root import Root
 from .units.unit import Unit, align_numel
 from .writes import WRITTEN
@@ -119,7 +119,7 @@ class Stage3(Stage2):
         """Returns the units of the group `name`. `stays`: they are always whole."""
         kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
         for p in parameters:
-            kinds.setdefault((p.requires_grad, p.dtype, p.device, p in self.owners), []).append(p)
+            kinds.setdefault((p.requires_grad, stored_dtype(p), p.device, p in self.owners), []).append(p)
         names = [name, *(f"{name} part {number}" for number in range(2, len(kinds) + 1))]
         return [self._adopt_unit(*named, stays) for named in zip(names, kinds.values(), strict=False)]
 
@@ -129,10 +129,11 @@ class Stage3(Stage2):
         if parameters[0] in self.owners:
             parameters = sorted(parameters, key=self.owners.__getitem__)
             owners = {index[p]: self.owners[p] for p in parameters}
-        numels = [(index.get(p, -1), p.numel()) for p in parameters]
-        align = align_numel(self.optimizer, parameters[0].element_size())
+        dtype = stored_dtype(parameters[0])
+        numels = [(index.get(p, -1), p.numel() * p.element_size() // dtype.itemsize) for p in parameters]
+        align = align_numel(self.optimizer, dtype.itemsize)
         layout = one_unit(numels, self.comm.size, align, TAIL_NUMEL, owners)
-        dtypes = self.options.dtypes_of(parameters[0].dtype, self.comm.ranks)
+        dtypes = self.options.dtypes_of(dtype, self.comm.ranks)
         if self.options.shards == MASTERS and index.keys() & {*parameters} and not (stays or self.placement.is_tiered):
             dtypes = replace(dtypes, shard=dtypes.master)
         orders = {p: self.orders[p] for p in parameters}

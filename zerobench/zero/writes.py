@@ -32,7 +32,6 @@ Optimizer states are unchanged.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -313,7 +312,7 @@ class Load:
         for parameter in module.parameters(recurse=False):
             self._versions[parameter] = parameter._version
             if parameter in self._unit_of and is_placeholder(parameter):
-                parameter.data = torch.full(parameter.shape, math.nan, dtype=parameter.dtype, device=parameter.device)
+                parameter.data = placeholder(parameter).clone()
                 self._lent.add(parameter)
 
     def after(self, _module: nn.Module, *_: Any) -> None:

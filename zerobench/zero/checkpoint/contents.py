@@ -90,8 +90,9 @@ def parts_of(engine: ShardedEngine) -> Iterator[Part]:
         for piece, parameter in zip(unit.layout.pieces, engine.parameters_of(unit), strict=True):
             first, last = max(piece.offset, low), min(piece.offset + piece.numel, low + unit.shard_numel)
             if parameter in frozen and first < last:
-                shard = unit.parameter_shard.narrow(0, first - low, last - first)
-                yield Part(f"frozen.{names[parameter]}", parameter, first - piece.offset + piece.start, shard)
+                shard = unit.parameter_shard.narrow(0, first - low, last - first).view(parameter.dtype)
+                start = (first - piece.offset) * unit.dtypes.parameters.itemsize // parameter.element_size()  # of bytes
+                yield Part(f"frozen.{names[parameter]}", parameter, start, shard)
     for name, parameter in whole_frozen(engine).items():
         yield Part(f"frozen.{name}", parameter, 0, engine.orders[parameter].flatten(parameter))
 

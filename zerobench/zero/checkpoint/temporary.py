@@ -20,6 +20,7 @@ from torch import nn
 from .. import labels
 from ..engine import ShardedEngine
 from ..modules.wrapping import in_normal_mode
+from ..precision import TRAINED
 from .contents import put, whole_frozen
 
 
@@ -92,5 +93,8 @@ def _check(name: str, value: torch.Tensor, own: nn.Parameter | torch.Tensor | No
     if value.shape != own.shape or value.is_meta or value.layout is not torch.strided:
         what = f"{tuple(value.shape)}, {value.layout}, on {value.device}"
         raise ValueError(f"{name}: it is of shape {what}; give a dense tensor of shape {tuple(own.shape)} with values")
-    if isinstance(own, nn.Parameter) and not value.is_floating_point():
-        raise ValueError(f"{name}: its dtype is {value.dtype}; give values of a floating dtype")
+    if isinstance(own, nn.Parameter) and not (
+        value.is_floating_point() if own.dtype in TRAINED else value.dtype == own.dtype
+    ):
+        wanted = "a floating dtype" if own.dtype in TRAINED else f"its own, {own.dtype}"
+        raise ValueError(f"{name}: its dtype is {value.dtype}; give values of {wanted}")

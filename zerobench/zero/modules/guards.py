@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..precision import HALF
+from ..precision import FROZEN, TRAINED
 
 _ENGINE_OF: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Parameter -> its engine's strategy, and whether that also moves frozen parameters. Copies are not in it."""
@@ -107,8 +107,11 @@ def _check_parameter(name: str, parameter: nn.Parameter, moves_frozen: bool) -> 
         if kind == "a DTensor":
             way = "torch's tensor parallelism and fully_shard() are not supported; give initialize() the plain module"
         raise ValueError(f"{name}: it is {kind}, which the engine cannot divide into shards; {way}")
-    if parameter.dtype not in (torch.float32, torch.float64, *HALF):
-        raise ValueError(f"{name}: its dtype is {parameter.dtype}; the engine takes floating point of 16 to 64 bits")
+    if parameter.dtype not in TRAINED and (parameter.requires_grad or parameter.dtype not in FROZEN):
+        raise ValueError(
+            f"{name}: its dtype is {parameter.dtype}; the engine takes floating point of 16 to 64 bits, and frozen ones"
+            " of integers and 8 bits; ignored_parameters= leaves others as they are"
+        )
     if parameter.is_inference():
         raise ValueError(
             f"{name}: it was made, or converted, inside torch.inference_mode(), and torch cannot train with it; build"

@@ -30,6 +30,7 @@ from torch import optim
 
 from .. import labels
 from ..low_bit import block_numel
+from ..parameters.absent import absent_value
 from ..unit_tensors import UnitTensors
 from .cpu import TieredPlacement, wait_for
 from .paged_tensor import AHEAD, GIVING_BACK, PagedTensor, Swapper
@@ -308,13 +309,14 @@ class FilePlacement(TieredPlacement):
     def absent(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns NaNs of that size, without memory, so that reads of swapped-out state yield NaN."""
         if dtype not in self._absent:
-            nan = torch.full((), float("nan"), dtype=dtype)
-            self._absent[dtype] = labels.label(nan, labels.OPTIMIZER, IN_THE_FILE, tier=labels.HOST)
+            self._absent[dtype] = labels.label(
+                torch.full((), absent_value(dtype), dtype=dtype), labels.OPTIMIZER, IN_THE_FILE, tier=labels.HOST
+            )
         return self._absent[dtype].expand(numel)
 
     def restore_absent(self) -> None:
         for nan in self._absent.values():
-            nan.fill_(float("nan"))
+            nan.fill_(absent_value(nan.dtype))
 
     def bring(self, one: FileRange) -> None:
         """Brings the range's chunk into the pool, and starts reading the chunks that are updated next."""
