@@ -88,6 +88,14 @@ def test_precisions_and_sparse_gradients() -> None:
         zerobench.initialize(sparse, torch.optim.SGD(sparse.parameters(), lr=0.1))
 
 
+def test_codes_are_not_drawn_on_meta() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+        model.codes = nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(ValueError, match=r"codes: no initializer draws torch\.uint8; build the model on a device"):
+        zerobench.initialize(model, adam(model), "zero3")
+
+
 def changed(change: Callable[[nn.Sequential], Any]) -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     return change(model) or model
