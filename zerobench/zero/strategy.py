@@ -139,6 +139,19 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             self.update.add(self.units[known:])
             self.writes.start()
 
+    def _check_unfrozen(self) -> None:
+        """Raises ValueError for a gradient of a parameter that was frozen when the forward ran, for the engine."""
+        unfrozen = next((p for p in self.frozen if p.requires_grad and p.grad is not None), None)
+        if unfrozen is not None:
+            name = next(name for name, p in self.module.named_parameters() if p is unfrozen)
+            way = "call engine(...) rather than engine.module(...)"
+            if unfrozen not in self.update.waiting:
+                way = "add it with engine.optimizer.add_param_group before the forward"
+            raise ValueError(
+                f"{name}: it was frozen before, and its gradient has come without the engine, which would not train it;"
+                f" {way}"
+            )
+
     @in_normal_mode
     def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
         """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; applies loss scaling, if any.
@@ -173,16 +186,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             with torch.enable_grad():
                 loss = closure()
         self.gradients.check_reduced("step")
-        unfrozen = next((p for p in self.frozen if p.requires_grad and p.grad is not None), None)
-        if unfrozen is not None:
-            name = next(name for name, p in self.module.named_parameters() if p is unfrozen)
-            way = "call engine(...) rather than engine.module(...)"
-            if unfrozen not in self.update.waiting:
-                way = "add it with engine.optimizer.add_param_group before the forward"
-            raise ValueError(
-                f"{name}: it was frozen before, and its gradient has come without the engine, which would not train it;"
-                f" {way}"
-            )
+        self._check_unfrozen()
         self.settle()  # a unit that was not used since the last update may still be on its way
         self.writes.follow()
         self.writes.follow_unseen(updates=True)
