@@ -449,17 +449,6 @@ def test_scenarios_train_as_under_ddp(n: int) -> None:
     assert run_ranks(n, all_scenarios, timeout_s=400) == [{}] * n
 
 
-class Frozen(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding.requires_grad_(False)
-
-
-def thaw_late(engine: Any) -> None:
-    engine.module.embedding.requires_grad_(True)
-    take_steps(engine, 0, 1, [0])
-
-
 def lose_the_loss(engine: Any, inside: str) -> None:
     """The loss is made inside of a block, out of sight, and the block's own output has no part in it."""
     seen: list[torch.Tensor] = []
@@ -493,7 +482,6 @@ def differentiate_without_gradients(engine: Any) -> None:
 
 
 REFUSED: list[tuple[type[nn.Module], Callable[[Any], None], str]] = [
-    (Frozen, thaw_late, r"embedding\.weight: it was frozen when initialize\(\) was called and is trainable now"),
     (Plain, lambda engine: lose_the_loss(engine, "up"), r"backward: it came to parameters .* not gathered"),
     (Plain, lambda engine: lose_the_loss(engine, "norm"), r"blocks\.1: backward came to parameters"),
     (Plain, lambda engine: engine.backward(engine.module.blocks[0](torch.ones(2, zoo.WIDTH)).sum()),

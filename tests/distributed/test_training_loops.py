@@ -88,14 +88,14 @@ def late_groups(rank: int, n: int, strategy: str) -> None:
         engine = engine_of(strategy, model, adamw(groups[: 1 if late else 2]))
         if late:
             engine.backward(engine(*zoo.tokens(rank, n, 0)))
-            with pytest.raises(ValueError, match=r"does not hold head\..*freeze it, or add it with add_param_group"):
+            with pytest.raises(ValueError, match=r"does not hold head\..*freeze it, add it with add_param_group"):
                 engine.step()
             engine.zero_grad()
             with pytest.raises(ValueError, match="parameters of the model that no group holds"):
                 engine.optimizer.add_param_group({"params": rest[0]})
             engine.optimizer.add_param_group(groups[1])
         take_steps(engine, rank, n, range(3))
-        with pytest.raises(RuntimeError, match="has taken a step"):
+        with pytest.raises(ValueError, match="parameters of the model that no group holds"):
             engine.optimizer.add_param_group({"params": head})
         return engine.full_state_dict()
 

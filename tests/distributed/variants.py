@@ -43,15 +43,20 @@ zerobench.register_model("half_frozen", half_frozen)
 MODELS["half_frozen"] = REGISTRY.schema_of("half_frozen", half_frozen, Model)()
 
 
-def account(configs: list[CellConfig], folder: Path, mode: str = "accounted") -> list[list[RankRecord]]:
-    """A pass of each config on all ranks, one after the other in one launch; the configs share N."""
+def account(
+    configs: list[CellConfig], folder: Path, mode: str = "accounted", run: Any = None
+) -> list[list[RankRecord]]:
+    """A pass of each config on all ranks, one after the other in one launch; the configs share N.
+
+    `run`: `run_all` from a module that registers models, which the ranks import for it.
+    """
     jobs = [(configs, mode, rank, str(folder)) for rank in range(configs[0].world_size)]
-    outcome = launch(_run_all, jobs, folder / "logs", timeout_s=200)
+    outcome = launch(run or run_all, jobs, folder / "logs", timeout_s=200)
     assert outcome.status == "ok", outcome.reason
     return [list(records) for records in zip(*outcome.results, strict=True)]
 
 
-def _run_all(job: tuple[list[CellConfig], str, int, str], tell: Any) -> list[RankRecord]:
+def run_all(job: tuple[list[CellConfig], str, int, str], tell: Any) -> list[RankRecord]:
     configs, mode, rank, folder = job
     return [
         run_rank(RankJob(config, mode, rank, f"{folder}/rendezvous-{number}", folder), tell)

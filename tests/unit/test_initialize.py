@@ -62,16 +62,6 @@ def test_module_without_trainable_parameters_takes_an_optimizer_over_frozen_ones
         assert torch.equal(engine(torch.ones(4)), expected)
 
 
-def test_an_optimizer_that_has_stepped() -> None:
-    for kind in (torch.optim.AdamW, torch.optim.SGD):
-        model = nn.Linear(4, 4)
-        optimizer = kind(model.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
-        model(torch.ones(4)).sum().backward()
-        optimizer.step()
-        with pytest.raises(ValueError, match="already taken a step"):
-            zerobench.initialize(model, optimizer, "zero1")
-
-
 @pytest.mark.parametrize(
     ("strategy", "options", "words"),
     [
@@ -96,6 +86,14 @@ def test_precisions_and_sparse_gradients() -> None:
     sparse = nn.Sequential(nn.Embedding(4, 4, sparse=True))
     with pytest.raises(ValueError, match="0: it asks for sparse gradients"):
         zerobench.initialize(sparse, torch.optim.SGD(sparse.parameters(), lr=0.1))
+
+
+def test_codes_are_not_drawn_on_meta() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+        model.codes = nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(ValueError, match=r"codes: no initializer draws torch\.uint8; build the model on a device"):
+        zerobench.initialize(model, adam(model), "zero3")
 
 
 def changed(change: Callable[[nn.Sequential], Any]) -> nn.Module:

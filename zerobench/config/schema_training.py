@@ -518,7 +518,7 @@ class Precision(Axis):
         that is fp32, frozen parameters are in fp32 too. Raises ValueError for a model in another dtype.
         """
         for name, parameter in model.named_parameters():
-            if parameter.dtype != torch.float32:
+            if parameter.is_floating_point() and parameter.dtype != torch.float32:  # codes of integers stay as they are
                 raise ValueError(f"{name} is {parameter.dtype}: build the model in float32; precision casts it")
         keeps = self.name == "fp32" or (spec_of(strategy).half == "casts" and self.masters)
         for parameter in model.parameters():

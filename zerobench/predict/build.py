@@ -21,6 +21,7 @@ from ..theory.shapes import ROOT, ParameterShape
 from ..zero.activations import policies as residual
 from ..zero.modules.wrapping import default_units, unit_of_parameters
 from ..zero.parameters import meta_init
+from ..zero.precision import TRAINED
 from ..zero.units.root import is_read_anywhere, is_read_in_backward, owners
 
 
@@ -160,7 +161,5 @@ def shapes_of(model: nn.Module, owned: Collection[nn.Parameter] = (), block_nume
     for owner, p in owners(model, {p for p, unit in units.items() if unit == ROOT}):
         traits[p]["reads"] += (is_read_in_backward(owner),)
         traits[p]["pinned"] |= is_read_anywhere(model, owner)
-    return [
-        ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p], beside.get(p), **traits[p])
-        for p in numbers
-    ]
+    sizes = {p: (p.numel(), p.element_size()) if p.dtype in TRAINED else (p.nbytes, 1) for p in numbers}  # as bytes
+    return [ParameterShape(*sizes[p], p.requires_grad, units[p], uses[p], beside.get(p), **traits[p]) for p in numbers]

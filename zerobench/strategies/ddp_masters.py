@@ -21,8 +21,8 @@ from torch import nn, optim
 
 from ..zero import labels
 from ..zero.layout import MemoryOrder, Segment
-from ..zero.optim.owned import owners_of
-from ..zero.optim.segments import swap_parameters
+from ..zero.optim.owned import owned_by, owners_of
+from ..zero.optim.segments import set_aside, swap_parameters
 from ..zero.optim.step_by_tiles import TileBuffers, update_tiles
 from ..zero.options import TILE_BYTES
 from ..zero.precision import HALF, GradientScaling, LossScaling, Share, flat_of, norm_of, sum_of_powers, tiles_of
@@ -66,13 +66,13 @@ class MasterDdpEngine(DdpEngine):
         self._masters = [_master_of(named[p], p, order) for p, order in self._orders.items()]
         align = align_numel(optimizer, 4)  # so that shares are updated as the whole is (zero/layout.py says why)
         most = max(tile_bytes // 4 // align, 1) * align
-        owned = owners_of(optimizer, self._parameters, 1)
+        owned = owners_of(owned_by(optimizer), self._parameters, 1)
         shares = [
             share for i, p in enumerate(self._parameters) for share in self._shares_of(i, None if p in owned else most)
         ]
         index = {p: i for i, p in enumerate(self._parameters)}
         segments: Any = shares  # of one rank
-        swap_parameters(optimizer.param_groups, optimizer.state, index, segments, self._orders)
+        swap_parameters(optimizer, set_aside(optimizer, optimizer.param_groups), index, segments, self._orders)
         self._tiles = tiles_of(shares, most)
         self._buffers = TileBuffers(self._tiles)
 

@@ -24,11 +24,11 @@ from . import megatron
 from .comm.out_of_step import launches_of
 from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import MegatronStage
-from .modules.guards import check_gradients, check_memory, check_module, check_units, mark
+from .modules.guards import check_gradients, check_ignored, check_memory, check_module, check_units, mark
 from .modules.wrapping import in_normal_mode
 from .offload.policy import NvmeOffload, Offload
 from .optim.muon import AdafactorWithAdamW, MuonWithAdamW
-from .optim.segments import ELEMENTWISE, check_groups, check_optimizer, check_type
+from .optim.segments import ELEMENTWISE, check_groups, check_optimizer, check_states, check_type
 from .options import BUCKETED, MODES, TILE_BYTES, Options, check_owned, spelled_out
 from .parameters import meta_init
 from .precision import LossScaling
@@ -85,9 +85,10 @@ def initialize(
 ) -> Strategy:
     """Puts `model` and `optimizer` under a ZeRO stage and returns the engine. Collective over the group.
 
-    `optimizer`: an elementwise torch.optim optimizer over `model.parameters()` that has taken no step, MuonWithAdamW,
-    or one whose groups say if their matrices are owned whole (optim/owned.py). The engine replaces its parameters with
-    this rank's shards in place, so schedulers that reference it keep working.
+    `optimizer`: an elementwise torch.optim optimizer over `model.parameters()`, MuonWithAdamW, or one whose groups say
+    if their matrices are owned whole (optim/owned.py). The engine replaces its parameters with this rank's shards in
+    place, so schedulers that reference it keep working; the states of one that has stepped, equal on all ranks, are cut
+    to the shards.
     `group`: by default the default process group; without one, a world of one rank.
     `mode`: own, paper or vendor: the set of option defaults (options.MODES).
     `options`: the fields of `Options` (options.py); some also accept a short form, such as offload="cpu".
@@ -101,11 +102,12 @@ def initialize(
     device, chosen = _checked(model, optimizer, strategy, mode, spelled_out(options), moves_frozen)
     comm = connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp)
     comm.launches = launches_of(comm)
+    check_states(optimizer, comm)
     kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
     engine = kinds[strategy](model, optimizer, comm, chosen)
     engine.name = strategy
     comm.launches.serves(engine)
-    mark(model, strategy, moves_frozen)
+    mark(engine.orders, strategy, moves_frozen)
     return engine
 
 
@@ -131,7 +133,7 @@ def _checked(
     _check(model, optimizer, moves_frozen, chosen)
     check_groups(optimizer, updated_by)
     check_owned(optimizer, chosen)
-    check_memory(model, moves_frozen)
+    check_memory(model, moves_frozen, {*chosen.ignored_parameters})
     if strategy == "zero3":
         check_units(model)
     elif chosen.zeropp is not None:
@@ -155,12 +157,14 @@ def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, 
 
 
 def _check(model: nn.Module, optimizer: optim.Optimizer, moves_frozen: bool, options: Options) -> None:
-    check_module(model, moves_frozen)
+    ignored = {*options.ignored_parameters}
+    check_ignored(model, ignored)
+    check_module(model, moves_frozen, ignored)
     if meta_init.on_meta(model):
         meta_init.check_replay(model)
-    trainable = {p: name for name, p in model.named_parameters() if p.requires_grad}
-    check_optimizer(optimizer, trainable, options.elementwise)
-    check_gradients(model)
+    trainable = {p: name for name, p in model.named_parameters() if p.requires_grad and p not in ignored}
+    check_optimizer(optimizer, trainable, options.elementwise, ignored)
+    check_gradients(trainable)
 
 
 def _nearest(name: str, known: list[str]) -> str:

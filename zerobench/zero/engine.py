@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,6 +45,10 @@ class ShardedEngine:
 
     def adopt(self) -> None:
         """Builds `self.units` from the parameters and fills them with rank 0's values."""
+        raise NotImplementedError
+
+    def adopt_unfrozen(self, numbers: Sequence[int]) -> None:
+        """Adds units to the end of `self.units` for the trainable parameters of these numbers, which were frozen."""
         raise NotImplementedError
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:

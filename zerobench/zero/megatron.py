@@ -50,15 +50,15 @@ class MainGradients(WholeBucket):
 class MegatronStage(Stage1):
     """Optimizer states partitioned, gradients in one fp32 buffer, gathers during the next forward."""
 
-    def allocate_gradients(self) -> None:
+    def allocate_gradients(self, units: list[Unit]) -> None:
         """Allocates one contiguous buffer per dtype; the units' gradients are views of it."""
-        for dtype in {unit.dtypes.gradients: None for unit in self.units}:
-            units = [unit for unit in self.units if unit.dtypes.gradients == dtype]
-            numel = sum(unit.layout.padded_numel for unit in units)
-            flat = torch.zeros(numel, dtype=dtype, device=units[0].parameter_shard.device)
+        for dtype in {unit.dtypes.gradients: None for unit in units}:
+            alike = [unit for unit in units if unit.dtypes.gradients == dtype]
+            numel = sum(unit.layout.padded_numel for unit in alike)
+            flat = torch.zeros(numel, dtype=dtype, device=alike[0].parameter_shard.device)
             labels.label(flat, labels.GRADIENTS, "main gradients")
             start = 0
-            for unit in units:
+            for unit in alike:
                 main = flat.narrow(0, start, unit.layout.padded_numel)
                 unit.gradients = MainGradients(unit, self.comm, self.options.reduce_with, main)
                 start += unit.layout.padded_numel

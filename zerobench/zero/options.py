@@ -98,6 +98,7 @@ class Options:
     `offload`            the states that leave the device, and their tier: offload.policy.Offload
     `node_size`          ranks per node: gathers and reductions run in two hops (comm/hierarchical.py)
     `shard_group`        ranks per shard group; the groups are replicas; default: all (comm/hierarchical.py)
+    `ignored_parameters`  parameters that are left as they are: neither sent, divided, reduced, updated nor saved
     `zeropp`             stage 3: the parts of ZeRO++ in use (comm/zeropp.py)
     """
 
@@ -124,6 +125,7 @@ class Options:
     node_size: int | None = None
     shard_group: int | None = None
     zeropp: Zeropp | None = None
+    ignored_parameters: tuple[nn.Parameter, ...] = field(default=(), compare=False)
 
     def settled(self, trainable: Iterable[nn.Parameter], ranks: int) -> Options:
         """Returns the options for a model of these parameters on `ranks` ranks, with automatic ones resolved."""
@@ -216,6 +218,8 @@ def spelled_out(options: dict[str, Any]) -> dict[str, Any]:
 def _value_of(name: str, given: Any) -> Any:
     if isinstance(given, str) and name in ("device", "initial_device"):
         return torch.device(given)
+    if name == "ignored_parameters":
+        return tuple(given)
     if isinstance(given, str) and name in WORDS:
         if name == "offload" and given == "nvme":
             raise ValueError("offload: 'nvme' needs a folder for its files; pass zerobench.zero.NvmeOffload(path=...)")

@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn, optim
@@ -41,6 +41,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Name in options and configs -> dtype."""
 
 HALF = (torch.bfloat16, torch.float16)
+
+TRAINED = (torch.float32, torch.float64, *HALF)
+"""Dtypes of parameters that can be trained."""
+
+FROZEN = (
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
+)  # fmt: skip
+"""Further dtypes of frozen parameters, such as the codes of quantized ones: they are sent and divided as bytes."""
 
 NORM_CHUNK = 2**16
 """Elements per step of the norm on a CPU, which is computed in fp64: the copy of a chunk fits the cache."""
@@ -217,8 +225,17 @@ class GradientScaling:
         return norm.isfinite().logical_not().float()
 
 
+IS_PART = (
+    "this rank's parts of parameters, which torch's get_optimizer_state_dict and set_optimizer_state_dict take for"
+    " whole ones; use engine.full_optimizer_state(name), or engine.save(path) and engine.load(path)"
+)
+
+
 class Counted(nn.Parameter):
     """An optimizer's parameter whose writes are all counted: its `.data` shares its version counter."""
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # torch's functions raise a KeyError of it
+        return f"{super().__repr__()}, one of {IS_PART}"
 
     @property
     def data(self) -> torch.Tensor:

@@ -13,7 +13,7 @@ A bucket's gradients have memory from the first gradient to the update, and none
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn, optim
@@ -22,6 +22,7 @@ from . import labels
 from .comm.base import Comm
 from .layout import Layout, buckets
 from .options import Options
+from .precision import TRAINED
 from .strategy import Strategy
 from .units.bucket import GradientBucket
 from .units.gathers_after_update import OverlappedParamGathers
@@ -96,16 +97,28 @@ class Stage1(Strategy):
             order = self.orders[parameter]
             if parameter.stride() != order.strides:  # a placeholder gets memory
                 parameter.data = order.view(order.flatten(parameter.data).clone())
-            self.share(order.flatten(parameter.data))
+            flat = order.flatten(parameter.data)
+            self.share(flat if flat.dtype in TRAINED else flat.view(torch.uint8))
+        self.adopt_trainable(range(len(self.trainable)))
+
+    def adopt_trainable(self, numbers: Sequence[int]) -> None:
+        """Moves trainable parameters into new units."""
         kinds: dict[tuple[object, ...], list[int]] = {}
-        for i, p in reversed(list(enumerate(self.trainable))):  # in the order in which gradients come
+        known = len(self.units)
+        for i in reversed(numbers):  # in the order in which gradients come
+            p = self.trainable[i]
             kinds.setdefault((p.dtype, p.device, p in self.owners), []).append(i)
         runs = [(layouts, indices[0]) for indices in kinds.values() for layouts in self._runs(indices)]
         # buckets are sent in this order, and one is full when the gradient of its first parameter has come
         runs.sort(key=lambda run: -min(piece.parameter for layout in run[0] for piece in layout.pieces))
         for layouts, like in runs:
             self._adopt_buffer(layouts, self.trainable[like])
-        self.allocate_gradients()
+        self.allocate_gradients(self.units[known:])
+
+    def adopt_unfrozen(self, numbers: Sequence[int]) -> None:
+        known = len(self.units)
+        self.adopt_trainable(numbers)
+        self.gathers.add(self.module, [(unit, self.parameters_of(unit)) for unit in self.units[known:]])
 
     def _runs(self, indices: list[int]) -> list[list[Layout]]:
         """Returns the buffers of parameters of one kind."""
@@ -142,9 +155,9 @@ class Stage1(Strategy):
 
     # -- gradients -----------------------------------------------------------------------------------------
 
-    def allocate_gradients(self) -> None:
+    def allocate_gradients(self, units: list[Unit]) -> None:
         """Allocates gradients after the parameters have moved, so that adoption needs no more memory than a step."""
-        for unit in self.units:
+        for unit in units:
             unit.gradients = self.new_bucket(unit)
             labels.label(unit.gradients.shard, labels.GRADIENTS, unit.name)
 

@@ -17,7 +17,7 @@ In flight: two adjacent units, the root, a unit's gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -46,7 +46,7 @@ from .options import AUTO, MASTERS
 from .parameters.absent import Hiding, let_look
 from .stage2 import Stage2
 from .units.bucket import GradientBucket
-from .units.gathered_unit import ALONE, FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead
+from .units.gathered_unit import ALONE, FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead, stored_dtype
 from .units.root import Root
 from .units.unit import Unit, align_numel
 from .writes import WRITTEN
@@ -72,12 +72,13 @@ class Stage3(Stage2):
         self._recording = False  # the present forward will be followed by a backward
         self._is_second_order = False  # autograd.grad with create_graph has gone through an open forward
         self._all_units: list[GatheredUnit] = []
+        self._of_modules: list[list[GatheredUnit]] = []  # the units of each hooked module
         self.hiding = Hiding(self.refuse, lets_write=True)
         # memory for a gather: the bucket that is being sent has arrived, and its memory is free
         self._ahead = GathersAhead(lambda: self.gradients.wait_all())
         chosen = self.options.units
         modules = default_units(self.module) if chosen is None else named_units(self.module, chosen)
-        unit_of = unit_of_parameters(self.module, modules)
+        unit_of = {p: unit for p, unit in unit_of_parameters(self.module, modules).items() if p in self.orders}
         kept = [p for p in unit_of if 0 < p.numel() <= self.options.persistence_numel]
         self._all_units += self._adopt_group(KEPT, kept, stays=True)
         for name, module in [(ROOT, self.module), *modules]:
@@ -89,15 +90,36 @@ class Stage3(Stage2):
                 self._root = Root(module, units, bool(modules), goes, lambda: self._ahead.launch())
             if units or module is self.module:
                 self._hook(module, units)
+                self._of_modules.append(units)
         self.units = [unit for unit in self._all_units if unit.trainable]
         self._unit_of = {p: unit for unit in self._all_units for p in unit.parameters}
         let_look(self.module, self.hiding)
+
+    def adopt_unfrozen(self, numbers: Sequence[int]) -> None:
+        self.close_forwards()
+        self._order.restart()
+        trained = {self.trainable[number] for number in numbers}
+        for old in [unit for unit in self._all_units if not trained.isdisjoint(unit.parameters)]:
+            old.unshard_exactly()
+            parts = [[p for p in old.parameters if (p in trained) is wanted] for wanted in (False, True)]
+            apart = f"{old.name} part {len(self._all_units) + 1}" if parts[0] else old.name
+            new = [
+                unit
+                for name, parameters in zip((old.name, apart), parts, strict=True)
+                for unit in self._adopt_group(name, parameters, old.is_kept)
+            ]
+            old.dissolve()
+            for units in (self._all_units, *self._of_modules):
+                if old in units:
+                    units[units.index(old) : units.index(old) + 1] = new
+            self.units += [unit for unit in new if unit.trainable]
+            self._unit_of |= {p: unit for unit in new for p in unit.parameters}
 
     def _adopt_group(self, name: str, parameters: list[nn.Parameter], stays: bool = False) -> list[GatheredUnit]:
         """Returns the units of the group `name`. `stays`: they are always whole."""
         kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
         for p in parameters:
-            kinds.setdefault((p.requires_grad, p.dtype, p.device, p in self.owners), []).append(p)
+            kinds.setdefault((p.requires_grad, stored_dtype(p), p.device, p in self.owners), []).append(p)
         names = [name, *(f"{name} part {number}" for number in range(2, len(kinds) + 1))]
         return [self._adopt_unit(*named, stays) for named in zip(names, kinds.values(), strict=False)]
 
@@ -107,10 +129,11 @@ class Stage3(Stage2):
         if parameters[0] in self.owners:
             parameters = sorted(parameters, key=self.owners.__getitem__)
             owners = {index[p]: self.owners[p] for p in parameters}
-        numels = [(index.get(p, -1), p.numel()) for p in parameters]
-        align = align_numel(self.optimizer, parameters[0].element_size())
+        dtype = stored_dtype(parameters[0])
+        numels = [(index.get(p, -1), p.numel() * p.element_size() // dtype.itemsize) for p in parameters]
+        align = align_numel(self.optimizer, dtype.itemsize)
         layout = one_unit(numels, self.comm.size, align, TAIL_NUMEL, owners)
-        dtypes = self.options.dtypes_of(parameters[0].dtype, self.comm.ranks)
+        dtypes = self.options.dtypes_of(dtype, self.comm.ranks)
         if self.options.shards == MASTERS and index.keys() & {*parameters} and not (stays or self.placement.is_tiered):
             dtypes = replace(dtypes, shard=dtypes.master)
         orders = {p: self.orders[p] for p in parameters}

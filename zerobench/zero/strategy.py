@@ -33,7 +33,7 @@ from .gradients.flow import GradientFlow
 from .modules.wrapping import Hook, in_normal_mode
 from .offload import placement_for
 from .optim.delayed_update import UpdateSchedule
-from .optim.owned import owners_of
+from .optim.owned import OWNED, owned_by, owners_of
 from .optim.update import Update
 from .options import Options
 from .parameters import meta_init
@@ -50,16 +50,17 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.module = module
         self.optimizer = optimizer
         self.comm = comm
-        named = {p: name for name, p in module.named_parameters()}
+        ignored = {*options.ignored_parameters}
+        named = {p: name for name, p in module.named_parameters() if p not in ignored}
         self.names = [name for p, name in named.items() if p.requires_grad]
         self.trainable = [p for p in named if p.requires_grad]
         self.frozen = [p for p in named if not p.requires_grad]
         self.options = options = options.settled(self.trainable, comm.size)
         self.units: list[Unit] = []
         self.steps = 0
-        self.orders = meta_init.orders_of(module)
-        self.owners = owners_of(optimizer, self.trainable, comm.size)
-        heap = Arena() if options.arena else Heap()
+        self.orders = {p: order for p, order in meta_init.orders_of(module).items() if p in named}
+        self.owners = owners_of(owned_by(optimizer), self.trainable, comm.size)
+        self._heap = Arena() if options.arena else Heap()
         self.placement = placement_for(options.offload, options.device_of(module))
         self._buffers_due = True
         on_meta = meta_init.on_meta(module)
@@ -73,7 +74,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             for buffer in module.buffers():
                 comm.broadcast(buffer)
             for unit in self.units:
-                unit.heap = heap
+                unit.heap = self._heap
                 self.placement.adopt(unit)
         self.gradients = GradientFlow(self)
         self.update = Update(
@@ -101,6 +102,9 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         with as_they_are():
             self.writes.check_places()
             self.writes.follow()
+            unfrozen = [p for p in self.update.waiting if p.requires_grad] if torch.is_grad_enabled() else []
+        if unfrozen:
+            self._train(unfrozen)
         if self.options.broadcast_buffers and self._buffers_due:
             with torch.no_grad():
                 for buffer in self.module.buffers():
@@ -110,6 +114,43 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         else:
             self.settle()
         self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronizing
+
+    def _train(self, unfrozen: list[nn.Parameter]) -> None:
+        """Gives parameters of the optimizer's groups that were frozen until now gradients and masters; collective."""
+        names = {p: name for name, p in self.module.named_parameters()}
+        name = names[unfrozen[0]]
+        self.comm.meet(f"unfreezing of {name} and {len(unfrozen) - 1} others")
+        self.schedule.check_writable(name)
+        if self.writes.are_kept:
+            raise RuntimeError(f"{name}: it is unfrozen; leave `with engine.full_parameters()` before the next forward")
+        self.writes.check()
+        known, first = len(self.units), len(self.trainable)
+        owned = {p for p in unfrozen if self.update.waiting[p][0].get(OWNED)}
+        self.owners |= owners_of(owned, unfrozen, self.comm.size)
+        self.trainable += unfrozen
+        self.names += [names[p] for p in unfrozen]
+        self.frozen = [p for p in self.frozen if p not in self.update.waiting or not p.requires_grad]
+        with torch.no_grad():
+            self.adopt_unfrozen(range(first, len(self.trainable)))
+            for unit in self.units[known:]:
+                unit.heap = self._heap
+                self.placement.adopt(unit)
+            self.gradients.add(self.units[known:])
+            self.update.add(self.units[known:])
+            self.writes.start()
+
+    def _check_unfrozen(self) -> None:
+        """Raises ValueError for a gradient of a parameter that was frozen when the forward ran, for the engine."""
+        unfrozen = next((p for p in self.frozen if p.requires_grad and p.grad is not None), None)
+        if unfrozen is not None:
+            name = next(name for name, p in self.module.named_parameters() if p is unfrozen)
+            way = "call engine(...) rather than engine.module(...)"
+            if unfrozen not in self.update.waiting:
+                way = "add it with engine.optimizer.add_param_group before the forward"
+            raise ValueError(
+                f"{name}: it was frozen before, and its gradient has come without the engine, which would not train it;"
+                f" {way}"
+            )
 
     @in_normal_mode
     def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
@@ -145,13 +186,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             with torch.enable_grad():
                 loss = closure()
         self.gradients.check_reduced("step")
-        unfrozen = next((p for p in self.frozen if p.requires_grad), None)
-        if unfrozen is not None:
-            name = next(name for name, p in self.module.named_parameters() if p is unfrozen)
-            raise ValueError(
-                f"{name}: it was frozen when initialize() was called and is trainable now; let it be trainable then,"
-                " and freeze it afterwards"
-            )
+        self._check_unfrozen()
         self.settle()  # a unit that was not used since the last update may still be on its way
         self.writes.follow()
         self.writes.follow_unseen(updates=True)

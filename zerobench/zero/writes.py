@@ -32,7 +32,6 @@ Optimizer states are unchanged.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -79,6 +78,15 @@ class Writes:
 
     def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
+        self.unit_of: dict[nn.Parameter, Unit] = {}  # the unit that may hide a parameter
+        self.are_kept = 0  # units inside of `keeping`
+        self.start()
+
+    def start(self) -> None:
+        """Looks at the engine's units, which are new, or others than before."""
+        engine = self._engine
+        self.unit_of.clear()
+        self.unit_of.update({p: unit for unit in engine.holders() for p in engine.parameters_of(unit)})
         self._names = {p: name for name, p in engine.module.named_parameters()}
         self._units = [unit for unit, _ in engine.parameters_by_unit()]
         held = {p: home for unit in self._units for p, home in unit.homes()}
@@ -88,7 +96,6 @@ class Writes:
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
         self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has written
         self._stored: dict[Unit, None] = {}  # units with parameters written while sharded
-        self.are_kept = 0  # units inside of `keeping`
         self._asks = not engine.comm.on_streams and all(ASKS.get(p.device.type, False) for p in engine.trainable)
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = Versions(parameters)
@@ -266,14 +273,13 @@ class Writes:
 
 def take_loads(engine: ShardedEngine, writes: Writes) -> None:
     """Registers the hooks on the modules that have parameters of their own."""
-    unit_of = {p: unit for unit in engine.holders() for p in engine.parameters_of(unit)}
     for module in engine.module.modules():
         if any(True for _ in module.parameters(recurse=False)):
-            load = Load(engine, writes, unit_of)
+            load = Load(engine, writes)
             module.register_load_state_dict_pre_hook(Hook(load.before))
             module.register_load_state_dict_post_hook(Hook(load.after))
-            if unit_of:
-                module.register_state_dict_pre_hook(Hook(partial(_check_whole, unit_of)))
+            if writes.unit_of:
+                module.register_state_dict_pre_hook(Hook(partial(_check_whole, writes.unit_of)))
 
 
 def _check_whole(held: Collection[nn.Parameter], module: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -293,9 +299,9 @@ class Load:
     `_lent`      parameters with memory for the load only
     """
 
-    def __init__(self, engine: ShardedEngine, writes: Writes, unit_of: dict[nn.Parameter, Unit]) -> None:
+    def __init__(self, engine: ShardedEngine, writes: Writes) -> None:
         self._engine, self._writes = engine, writes
-        self._unit_of = unit_of
+        self._unit_of = writes.unit_of
         self._versions: dict[nn.Parameter, int] = {}
         self._lent: set[nn.Parameter] = set()
 
@@ -306,7 +312,7 @@ class Load:
         for parameter in module.parameters(recurse=False):
             self._versions[parameter] = parameter._version
             if parameter in self._unit_of and is_placeholder(parameter):
-                parameter.data = torch.full(parameter.shape, math.nan, dtype=parameter.dtype, device=parameter.device)
+                parameter.data = placeholder(parameter).clone()
                 self._lent.add(parameter)
 
     def after(self, _module: nn.Module, *_: Any) -> None:

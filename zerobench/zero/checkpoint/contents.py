@@ -28,7 +28,8 @@ from ..layout import MemoryOrder
 from ..low_bit import block_of
 from ..optim.segments import OptimizerSegment
 from ..precision import flat_of
-from .facts import IMPLEMENTATION, buffers_of, decode, is_blocks, is_elements
+from .consensus import ranks_of
+from .facts import IMPLEMENTATION, buffers_of, decode, is_blocks, is_elements, states_of
 from .safetensors import DTYPES, row_major
 from .storage import Checkpoint, Chunks
 
@@ -89,10 +90,33 @@ def parts_of(engine: ShardedEngine) -> Iterator[Part]:
         for piece, parameter in zip(unit.layout.pieces, engine.parameters_of(unit), strict=True):
             first, last = max(piece.offset, low), min(piece.offset + piece.numel, low + unit.shard_numel)
             if parameter in frozen and first < last:
-                shard = unit.parameter_shard.narrow(0, first - low, last - first)
-                yield Part(f"frozen.{names[parameter]}", parameter, first - piece.offset + piece.start, shard)
+                shard = unit.parameter_shard.narrow(0, first - low, last - first).view(parameter.dtype)
+                start = (first - piece.offset) * unit.dtypes.parameters.itemsize // parameter.element_size()  # of bytes
+                yield Part(f"frozen.{names[parameter]}", parameter, start, shard)
     for name, parameter in whole_frozen(engine).items():
         yield Part(f"frozen.{name}", parameter, 0, engine.orders[parameter].flatten(parameter))
+
+
+def whole_state(engine: ShardedEngine, number: int) -> dict[str, Any]:
+    """Returns the optimizer's whole state of a parameter, equal on all ranks; collective."""
+    name, parameter, optimizer = engine.names[number], engine.trainable[number], engine.optimizer
+    segments = [one for one in engine.segments if one.segment.parameter == number]
+    engine.comm.meet(f"full_optimizer_state, {name}")
+    with labels.collective("control"):
+        facts = ranks_of(engine).each(lambda: [states_of(name, one, optimizer) for one in segments[:1]])
+    state = {key: fact for rank in facts for one in rank for key, fact in one.items()}
+    for key, fact in state.items():
+        if not is_elements(fact):
+            state[key] = decode(fact)
+            continue
+        block = fact.get("block", 1)
+        flat = torch.zeros(-(-parameter.numel() // block), dtype=DTYPES[fact["elements"]], device=parameter.device)
+        for one in segments:
+            part, start = flat_of(optimizer.state[one.tensor][key]), one.segment.start // block
+            flat[start : start + part.numel()].copy_(part)
+        engine.comm.sum(flat.view(torch.uint8))  # all other ranks' bytes are zero
+        state[key] = flat if block > 1 else engine.orders[parameter].view(flat)
+    return state
 
 
 def tensors_in(module: nn.Module) -> int:

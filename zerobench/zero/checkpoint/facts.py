@@ -44,7 +44,7 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any]) -> dict[str, Any]:
     for segment in engine.segments:
         name = engine.names[segment.segment.parameter]
         _add(groups, name, number_of.get(id(segment.tensor)), "its group")
-        _add(states, name, _states(name, segment, engine.optimizer), "its state")
+        _add(states, name, states_of(name, segment, engine.optimizer), "its state")
     trainable = set(engine.trainable)
     return {
         "stage": engine.stage,
@@ -53,6 +53,7 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any]) -> dict[str, Any]:
         "parameters": {
             name: {**_kind(p), **_dims(engine.orders[p]), "trainable": p in trainable}
             for name, p in engine.module.named_parameters()
+            if p in engine.orders
         },
         "buffers": {name: _kind(buffer) for name, buffer in buffers_of(engine.module).items()},
         "optimizer": {
@@ -174,7 +175,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _states(name: str, segment: OptimizerSegment, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def states_of(name: str, segment: OptimizerSegment, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Returns the states of a segment as facts, by key. Raises ValueError for one that a checkpoint cannot hold."""
+
     def fact(key: str, value: Any) -> Any:
         if (block := block_of(optimizer, key)) > 1:
             return {"elements": dtype_name(value.dtype), "block": block}

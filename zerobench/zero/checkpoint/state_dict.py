@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from ..engine import ShardedEngine
+from ..gradients.access import number_of
 from ..gradients.flow import GradientFlow
 from ..modules.wrapping import in_normal_mode
 from ..writes import Writes
 from . import save_load
 from .consensus import SaveHandle
-from .contents import before_load, put
+from .contents import before_load, put, whole_frozen, whole_state
 from .temporary import TemporaryWeights
 from .weights import load_weights
 
@@ -53,6 +54,21 @@ class StateFace(ShardedEngine):
             return gathered[value] if value in gathered else value.detach().clone()
 
         return {name: copy(value) for name, value in self.module.state_dict(keep_vars=True).items()}
+
+    @in_normal_mode
+    def full_optimizer_state(self, name: str, rank0_only: bool = False) -> dict[str, Any]:
+        """Returns the optimizer's whole state of a parameter, by key, copied; collective over the ranks.
+
+        States of elements have the parameter's shape, states of blocks of elements are (blocks,). Empty if it was never
+        updated; with `rank0_only` the other ranks return an empty dict. `name`: as in `module.named_parameters()`.
+        Raises ValueError if `name` is not a trainable parameter.
+        """
+        number = number_of(self, name)
+        with self.placement.in_memory(write_back=False), torch.no_grad():
+            self.settle()
+            self.schedule.check_saveable()
+            state = whole_state(self, number)
+        return state if self.comm.is_first or not rank0_only else {}
 
     @in_normal_mode
     def state_dict(self) -> dict[str, Any]:
@@ -254,11 +270,11 @@ def _own_tensors(engine: ShardedEngine) -> dict[str, torch.Tensor]:
     for piece in engine.placement.all_ranges():
         # the first range has its unit's name: the unit's parameter shard is the range's rounded values
         shards[f"unit {piece.unit.name}" + (f" from {piece.start}" if piece.start else "")] = piece.master
-    frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
+    frozen = {} if engine.holders() else whole_frozen(engine)
     return {**shards, **frozen, **dict(engine.module.named_buffers())}
 
 
 def _orders(engine: ShardedEngine) -> dict[str, tuple[int, ...]]:
     """Returns the dimensions, slowest first, of each parameter that is not row-major."""
-    orders = {name: engine.orders[p] for name, p in engine.module.named_parameters()}
+    orders = {name: engine.orders[p] for name, p in engine.module.named_parameters() if p in engine.orders}
     return {name: order.dims for name, order in orders.items() if not order.is_row_major}

@@ -20,6 +20,7 @@ from torch import nn
 from .. import labels
 from ..engine import ShardedEngine
 from ..modules.wrapping import in_normal_mode
+from ..precision import TRAINED
 from .contents import put, whole_frozen
 
 
@@ -36,7 +37,9 @@ class TemporaryWeights:
         tensors = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
         for name, value in tensors.items():
             _check(name, value, parameters.get(name, buffers.get(name)))
-        self._parameters = {parameters[name]: value for name, value in tensors.items() if name in parameters}
+        ours = {name: p for name, p in parameters.items() if p in engine.orders}
+        buffers |= {name: p for name, p in parameters.items() if name not in ours}  # that initialize() was to ignore
+        self._parameters = {ours[name]: value for name, value in tensors.items() if name in ours}
         self._buffers = [(buffers[name], value) for name, value in tensors.items() if name in buffers]
         self._put_back: list[Callable[[], object]] = []
         self._put_sources_back: Callable[[], object] = lambda: None
@@ -53,6 +56,7 @@ class TemporaryWeights:
         sites = [(module._buffers, dict(module._buffers)) for module in engine.module.modules()]
         self._put_back += [partial(own.update, before) for own, before in sites]
         tensors = [p for p in whole_frozen(engine).values() if p in self._parameters]
+        tensors += [p for p, _ in self._buffers if isinstance(p, nn.Parameter)]
         for tensor in [*tensors, *engine.module.buffers()]:
             category = labels.PARAMETERS if isinstance(tensor, nn.Parameter) else labels.BUFFERS
             copy = labels.label(tensor.detach().to("cpu", copy=True), category, tier=labels.HOST)
@@ -89,5 +93,8 @@ def _check(name: str, value: torch.Tensor, own: nn.Parameter | torch.Tensor | No
     if value.shape != own.shape or value.is_meta or value.layout is not torch.strided:
         what = f"{tuple(value.shape)}, {value.layout}, on {value.device}"
         raise ValueError(f"{name}: it is of shape {what}; give a dense tensor of shape {tuple(own.shape)} with values")
-    if isinstance(own, nn.Parameter) and not value.is_floating_point():
-        raise ValueError(f"{name}: its dtype is {value.dtype}; give values of a floating dtype")
+    if isinstance(own, nn.Parameter) and not (
+        value.is_floating_point() if own.dtype in TRAINED else value.dtype == own.dtype
+    ):
+        wanted = "a floating dtype" if own.dtype in TRAINED else f"its own, {own.dtype}"
+        raise ValueError(f"{name}: its dtype is {value.dtype}; give values of {wanted}")

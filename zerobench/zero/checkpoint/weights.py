@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from .. import labels
 from ..engine import ShardedEngine
@@ -131,7 +132,8 @@ def _match(engine: ShardedEngine, files: WeightFiles, strict: bool) -> tuple[Key
     state = engine.module.state_dict(keep_vars=True)
     names: dict[torch.Tensor, list[str]] = {}
     for name, tensor in state.items():
-        if isinstance(tensor, torch.Tensor):  # such files hold no extra state of modules
+        ignored = isinstance(tensor, nn.Parameter) and tensor not in engine.orders
+        if isinstance(tensor, torch.Tensor) and not ignored:  # such files hold no extra state of modules
             names.setdefault(tensor, []).append(name)
     chosen: dict[torch.Tensor, StoredTensor] = {}
     missing: list[str] = []

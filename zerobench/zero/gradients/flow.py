@@ -45,17 +45,24 @@ class GradientFlow:
         self.stand_ins = StandIns(engine, self.drop)
         self.in_backward = False
         self.synchronizing = True
-        self.buckets: list[GradientBucket] = [unit.gradients for unit in engine.units]
-        self.pieces: list[list[tuple[Unit, Piece]]] = [[] for _ in engine.trainable]
-        for unit in engine.units:
+        self.buckets: list[GradientBucket] = []
+        self.pieces: list[list[tuple[Unit, Piece]]] = []
+        self._hooks: list[ArrivalHook] = []
+        self.add(engine.units)
+
+    def add(self, units: Iterable[Unit]) -> None:
+        """Takes the gradients of `units`, which are new, as are their parameters in the engine's `trainable`."""
+        engine, first = self._engine, len(self.pieces)
+        new = list(enumerate(engine.trainable))[first:]
+        self.pieces += [[] for _ in new]
+        for unit in units:
+            self.buckets.append(unit.gradients)
             for piece in unit.layout.pieces:
                 self.pieces[piece.parameter].append((unit, piece))
                 unit.gradients.expected.add(piece.parameter)
-        self._hooks = [
-            ArrivalHook(parameter, partial(_weakly(self._arrive), i)) for i, parameter in enumerate(engine.trainable)
-        ]
+        self._hooks += [ArrivalHook(parameter, partial(_weakly(self._arrive), i)) for i, parameter in new]
         tied = tied_places(engine.module)
-        for i, parameter in enumerate(engine.trainable):
+        for i, parameter in new:
             for module, name in tied.get(parameter, []):
                 TiedPlace(parameter, module, name, partial(_weakly(self._take_use), i))
 

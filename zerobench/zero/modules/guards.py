@@ -9,7 +9,7 @@ registered in several modules is one tensor, and is tied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,24 +18,34 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..precision import HALF
+from ..precision import FROZEN, TRAINED
 
 _ENGINE_OF: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Parameter -> its engine's strategy, and whether that also moves frozen parameters. Copies are not in it."""
 
 
-def mark(model: nn.Module, strategy: str, moves_frozen: bool) -> None:
-    """Records that the parameters of `model` are under an engine."""
-    for parameter in model.parameters():
+def mark(parameters: Iterable[nn.Parameter], strategy: str, moves_frozen: bool) -> None:
+    """Records that `parameters` are under an engine."""
+    for parameter in parameters:
         _ENGINE_OF[parameter] = strategy, moves_frozen
 
 
-def check_module(model: nn.Module, moves_frozen: bool) -> None:
+def check_ignored(model: nn.Module, ignored: set[nn.Parameter]) -> None:
+    """Raises ValueError for parameters that no engine of `model` can leave as they are."""
+    strangers = len(ignored - {*model.parameters()})
+    if strangers:
+        raise ValueError(f"ignored_parameters: {strangers} of them are not parameters of the model")
+    if ignored and any(p.is_meta for p in model.parameters()):
+        raise ValueError("ignored_parameters: a model on the meta device is drawn whole; build it on a device")
+
+
+def check_module(model: nn.Module, moves_frozen: bool, ignored: Collection[nn.Parameter] = ()) -> None:
     """Raises ValueError for a module that an engine cannot handle. `moves_frozen`: it partitions frozen parameters."""
     for name, module in model.named_modules():
         _check_submodule(name or "model", module)
     for name, parameter in model.named_parameters():
-        _check_parameter(name, parameter, moves_frozen)
+        if parameter not in ignored:
+            _check_parameter(name, parameter, moves_frozen)
     for name, buffer in model.named_buffers():
         if kind := _strange_kind(buffer):
             raise ValueError(
@@ -48,10 +58,10 @@ def check_module(model: nn.Module, moves_frozen: bool) -> None:
             )
 
 
-def check_gradients(model: nn.Module) -> None:
-    """Raises ValueError for existing gradients."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.grad is not None:
+def check_gradients(trainable: dict[nn.Parameter, str]) -> None:
+    """Raises ValueError for existing gradients of trainable parameters, given with their names."""
+    for parameter, name in trainable.items():
+        if parameter.grad is not None:
             raise ValueError(
                 f"{name}: it has a gradient in .grad, which the engine would not read; call optimizer.zero_grad()"
                 " before initialize()"
@@ -97,8 +107,11 @@ def _check_parameter(name: str, parameter: nn.Parameter, moves_frozen: bool) -> 
         if kind == "a DTensor":
             way = "torch's tensor parallelism and fully_shard() are not supported; give initialize() the plain module"
         raise ValueError(f"{name}: it is {kind}, which the engine cannot divide into shards; {way}")
-    if parameter.dtype not in (torch.float32, torch.float64, *HALF):
-        raise ValueError(f"{name}: its dtype is {parameter.dtype}; the engine takes floating point of 16 to 64 bits")
+    if parameter.dtype not in TRAINED and (parameter.requires_grad or parameter.dtype not in FROZEN):
+        raise ValueError(
+            f"{name}: its dtype is {parameter.dtype}; the engine takes floating point of 16 to 64 bits, and frozen ones"
+            " of integers and 8 bits; ignored_parameters= leaves others as they are"
+        )
     if parameter.is_inference():
         raise ValueError(
             f"{name}: it was made, or converted, inside torch.inference_mode(), and torch cannot train with it; build"
@@ -118,10 +131,12 @@ Extent = tuple[int, int, int]
 """Storage, first byte, and the byte after the last one."""
 
 
-def check_memory(model: nn.Module, moves_frozen: bool) -> None:
+def check_memory(model: nn.Module, moves_frozen: bool, ignored: Collection[nn.Parameter] = ()) -> None:
     """Raises ValueError for the first parameter to be moved that shares memory with another tensor of the model."""
     parameters = {p: name for name, p in model.named_parameters() if has_memory(p)}
-    held = [(extent_of(p), name, moves_frozen or p.requires_grad) for p, name in parameters.items()]
+    held = [
+        (extent_of(p), name, p not in ignored and (moves_frozen or p.requires_grad)) for p, name in parameters.items()
+    ]
     storages = {extent[0] for extent, *_ in held}
     others = ((extent_of(one), name, False) for name, one in _others(model) if one not in parameters)
     found = sorted([*held, *(one for one in others if one[0][0] in storages)])

@@ -70,6 +70,11 @@ class UnitOrder(Generic[U]):
             self._not_returning.clear()
         self._uses = [u if f in self._open else None for u, f in zip(self._uses, self._forwards, strict=True)]
 
+    def restart(self) -> None:
+        """Closes all forwards, and predicts none: there are other units now."""
+        self.end_backward(closes_all=True)
+        self._previous = []
+
     def end_before(self, use: int, count: int) -> None:
         """Records that no unit up to this use is trained: backward will not reach the last `count` uses up to it."""
         self._not_returning.update(range(use - count + 1, use + 1))

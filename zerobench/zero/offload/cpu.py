@@ -311,6 +311,9 @@ class HostPlacement(TieredPlacement):
         kept = host_tensor(shard.numel(), shard.dtype, self._device, labels.PARAMETERS, unit.name)
         return kept.copy_(shard)
 
+    def drop(self, unit: UnitTensors) -> None:
+        self._host_shards.discard(unit)
+
     def has_parameters(self, unit: UnitTensors) -> bool:
         return unit not in self._host_shards
 

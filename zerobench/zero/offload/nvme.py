@@ -30,6 +30,7 @@ from torch import optim
 
 from .. import labels
 from ..low_bit import block_numel
+from ..parameters.absent import absent_value
 from ..unit_tensors import UnitTensors
 from .cpu import TieredPlacement, wait_for
 from .paged_tensor import AHEAD, GIVING_BACK, PagedTensor, Swapper
@@ -132,11 +133,15 @@ class FileRange(ShardRange):
         """Moves them back into the file; with `write_back` with their current values."""
         if write_back:
             self.kept[MASTER].write(self.chunk, self.master)
-        self._empty(segments, keep=write_back)
+        self.put_states(segments, write_back)
+        self.master = self._tier.absent(self.stop - self.start, self.unit.dtypes.master)
+
+    def put_states(self, segments: Sequence[PlacedSegment], keep: bool = True) -> None:
+        """Moves states that are in memory into the file; without `keep` they are dropped."""
+        self._empty(segments, keep)
         for key in self.kept.keys() - {MASTER}:
             if self.kept[key].is_present(self.chunk):
                 self.kept[key].write_back(self.chunk)
-        self.master = self._tier.absent(self.stop - self.start, self.unit.dtypes.master)
 
     def _fill(self, tile: Sequence[PlacedSegment], chunk: dict[str, torch.Tensor]) -> None:
         """Makes the optimizer's tensors views of the chunk's tensors: master and states, by name."""
@@ -227,6 +232,9 @@ class FilePlacement(TieredPlacement):
         kept.write_all(shard)
         return self.absent(shard.numel(), shard.dtype)
 
+    def drop(self, unit: UnitTensors) -> None:
+        self._parameters.pop(unit, None)
+
     def has_parameters(self, unit: UnitTensors) -> bool:
         return unit not in self._parameters
 
@@ -255,10 +263,13 @@ class FilePlacement(TieredPlacement):
                 " states of a parameter's size; use offload=Offload(), in host memory"
             )
         self.optimizer = optimizer
-        self._segments = {one: [] for one in self._file_ranges}
+        new = self._file_ranges[len(self._segments) :]
+        self._segments |= {one: [] for one in new}
         for segment in segments:
             if isinstance(segment.shard_range, FileRange):
                 self._segments[segment.shard_range].append(segment)
+        for one in new:
+            one.put_states(self._segments[one])
 
     @contextmanager
     def in_memory(self, write_back: bool) -> Iterator[None]:
@@ -298,13 +309,14 @@ class FilePlacement(TieredPlacement):
     def absent(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns NaNs of that size, without memory, so that reads of swapped-out state yield NaN."""
         if dtype not in self._absent:
-            nan = torch.full((), float("nan"), dtype=dtype)
-            self._absent[dtype] = labels.label(nan, labels.OPTIMIZER, IN_THE_FILE, tier=labels.HOST)
+            self._absent[dtype] = labels.label(
+                torch.full((), absent_value(dtype), dtype=dtype), labels.OPTIMIZER, IN_THE_FILE, tier=labels.HOST
+            )
         return self._absent[dtype].expand(numel)
 
     def restore_absent(self) -> None:
         for nan in self._absent.values():
-            nan.fill_(float("nan"))
+            nan.fill_(absent_value(nan.dtype))
 
     def bring(self, one: FileRange) -> None:
         """Brings the range's chunk into the pool, and starts reading the chunks that are updated next."""

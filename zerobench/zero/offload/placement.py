@@ -264,7 +264,7 @@ class Placement:
         """Reports the bytes in files again, for an observer that registered after they were written."""
 
     def attach(self, optimizer: optim.Optimizer, segments: Sequence[PlacedSegment]) -> None:
-        """Registers the `optimizer` whose states are placed here, and its `segments`."""
+        """Registers the `optimizer` whose states are placed here, and its new `segments`."""
 
     def visit(self, tile: Sequence[PlacedSegment]) -> AbstractContextManager[None]:
         """Makes masters, states and gradients of a tile available for an update inside."""
@@ -306,6 +306,9 @@ class Placement:
     def keep_parameters(self, unit: UnitTensors, shard: torch.Tensor) -> torch.Tensor:
         """Returns the stored parameter shard of a unit, (shard_numel,): a copy of `shard`, which is on the device."""
         return labels.label(shard.to(unit.dtypes.shard, copy=True), unit.shard_category, unit.name)
+
+    def drop(self, unit: UnitTensors) -> None:
+        """Forgets the stored parameter shard of a frozen unit."""
 
     def has_parameters(self, unit: UnitTensors) -> bool:
         """Returns True if the unit's shard of parameters is on the device."""

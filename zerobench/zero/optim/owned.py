@@ -47,9 +47,13 @@ def assign(costs: Sequence[int], ranks: int) -> list[int]:
     return owner
 
 
-def owners_of(optimizer: optim.Optimizer, trainable: Iterable[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
-    """Returns the owner of every owned trainable parameter. Raises ValueError for one that is not a matrix."""
-    held = {p for group in optimizer.param_groups if group.get(OWNED) for p in group["params"]}
+def owned_by(optimizer: optim.Optimizer) -> set[nn.Parameter]:
+    """Returns the parameters in groups with `owned=True`."""
+    return {p for group in optimizer.param_groups if group.get(OWNED) for p in group["params"]}
+
+
+def owners_of(held: set[nn.Parameter], trainable: Iterable[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
+    """Returns the owner of every trainable parameter in `held`. Raises ValueError for one that is not a matrix."""
     mine = [p for p in trainable if p in held and p.numel()]
     if any(p.dim() != 2 for p in mine):
         shape = next(tuple(p.shape) for p in mine if p.dim() != 2)

@@ -17,17 +17,20 @@ A fact is a number, a text, a tuple of them, or a tensor of one element, which s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn, optim
 
+from .. import labels
+from ..comm.base import Comm
 from ..layout import MemoryOrder, Segment
 from ..low_bit import AdamW8bit, AdamWBf16, block_of
 from ..modules.wrapping import in_normal_mode
 from ..offload.placement import ShardRange
-from ..precision import Share
+from ..precision import IS_PART, Share, shaped_as
 from ..units.bucket import GradientBucket
 from .owned import OWNED, says_who_owns
 
@@ -115,7 +118,10 @@ def check_type(optimizer: object) -> None:
     raise ValueError(f"optimizer: {what}")
 
 
-def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool) -> None:
+def check_optimizer(
+    optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool,
+    ignored: Collection[nn.Parameter] = (),
+) -> None:  # fmt: skip
     """Raises ValueError for an optimizer that cannot be sharded.
 
     `trainable`: the module's unique trainable parameters and their names. `elementwise`: the caller asserts that an
@@ -132,52 +138,97 @@ def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, st
             " give each of its groups owned=True, or False)"
         )
     held = {p for group in optimizer.param_groups for p in group["params"]}
+    if held & {*ignored}:
+        raise ValueError(
+            "optimizer: it holds parameters of ignored_parameters=, which the engine leaves to you; give those an"
+            " optimizer of their own"
+        )
     strangers = sum(p not in trainable and p.requires_grad for p in held)
     if strangers:
         raise ValueError(f"optimizer: it holds {strangers} trainable tensors that are not parameters of the model")
-    for state in optimizer.state.values():
-        if state and float(state.get("step", 1)) != 0:
-            raise ValueError("optimizer: it has already taken a step; initialize() wants one that has not")
+
+
+def check_states(optimizer: optim.Optimizer, comm: Comm) -> None:
+    """Raises ValueError, on all ranks, if their states of an optimizer that has stepped differ; otherwise collective
+    only for such an optimizer.
+    """
+    states = [optimizer.state.get(p) or {} for group in optimizer.param_groups for p in group["params"]]
+    if comm.size == 1 or not any(state and float(state.get("step", 1)) != 0 for state in states):
+        return
+    total = sum(sum(map(_bits, state.values())) * number for number, state in enumerate(states, 1)) % 2**62
+    comm.meet("states of an optimizer that has stepped")
+    device = comm.flags_device or next((p.device for g in optimizer.param_groups for p in g["params"]), None)
+    ends = torch.tensor([total, -total], device=device)
+    comm.maximum(ends)
+    if ends.sum() != 0:
+        raise ValueError(
+            "optimizer: it has stepped, and its states differ between the ranks; load the same ones on every rank"
+            " before initialize()"
+        )
+
+
+def _bits(value: Any) -> int:
+    """Returns a number that depends on the bits of a state, and on no order of summation."""
+    if not isinstance(value, torch.Tensor):
+        return hash(value) if isinstance(value, int | float) else 0
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
+    return int(value.detach().reshape(-1).contiguous().view(kind).sum(dtype=torch.int64))
+
+
+Waiting = dict[nn.Parameter, tuple[dict[str, Any], dict[str, Any]]]
+"""Whole parameter -> its group, and its state."""
+
+
+def set_aside(optimizer: optim.Optimizer, groups: Iterable[dict[str, Any]]) -> Waiting:
+    """Takes all parameters out of `groups`, and their states out of `optimizer`."""
+    waiting: Waiting = {}
+    for group in groups:
+        waiting |= {p: (group, optimizer.state.pop(p, {})) for p in group["params"]}
+        group["params"] = []
+    return waiting
 
 
 def swap_parameters(
-    groups: Iterable[dict[str, Any]],
-    state: dict[Any, Any],
-    index: dict[nn.Parameter, int],
-    segments: Iterable[OptimizerSegment],
-    orders: dict[nn.Parameter, MemoryOrder],
-) -> None:
-    """Replaces the parameters of an optimizer's `groups` with this rank's segments, in place.
+    optimizer: optim.Optimizer, waiting: Waiting, index: dict[nn.Parameter, int],
+    segments: Iterable[OptimizerSegment], orders: dict[nn.Parameter, MemoryOrder],
+) -> None:  # fmt: skip
+    """Gives the groups of `waiting` parameters this rank's segments in place of those that are in `index`.
 
-    `index`: each trainable parameter's number; `orders`: the order of its elements, in which segments count. The
-    optimizer's `state` may exist before the first step (Adagrad): it is cut to the segments. Frozen parameters are
-    removed from the optimizer, which would skip them anyway.
+    `index`: each trainable parameter's number; `orders`: the order of its elements, in which segments count. States, if
+    there are any, are cut to the segments. Frozen parameters keep waiting: the optimizer would skip them anyway.
     """
     by_parameter: dict[int, list[OptimizerSegment]] = {}
     for segment in segments:
         by_parameter.setdefault(segment.segment.parameter, []).append(segment)
-    for group in groups:
-        old, group["params"] = group["params"], []
-        for parameter in old:
-            whole = state.pop(parameter, None)
-            for segment in by_parameter.get(index.get(parameter, -1), []):
-                group["params"].append(segment.tensor)
-                if whole:
-                    state[segment.tensor] = _cut_state(whole, parameter, orders[parameter], segment)
+    for parameter in [p for p in waiting if p in index]:
+        group, whole = waiting.pop(parameter)
+        for segment in by_parameter.get(index[parameter], []):
+            group["params"].append(segment.tensor)
+            if whole:
+                part = _cut_state(optimizer, whole, parameter, orders[parameter], segment)
+                optimizer.state[segment.tensor] = part
 
 
 def _cut_state(
-    state: dict[str, Any], parameter: nn.Parameter, order: MemoryOrder, segment: OptimizerSegment
-) -> dict[str, Any]:
+    optimizer: optim.Optimizer, state: dict[str, Any], parameter: nn.Parameter, order: MemoryOrder,
+    segment: OptimizerSegment,
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the segment's part of the `state` of a whole parameter, copied."""
+    own, start, stop = segment.tensor, segment.segment.start, segment.segment.stop
+
     def cut(name: str, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if name != "step" and value.shape == parameter.shape:
-                flat = order.flatten(value)[segment.segment.start : segment.segment.stop]
-                value = flat.view(segment.tensor.shape).to(segment.tensor)
-            elif value.device == parameter.device:
-                value = value.to(segment.tensor.device)
-            return value.clone()
-        return value
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_flat, block = name in getattr(optimizer, "dtypes", ()), block_of(optimizer, name)  # low_bit.py
+        if is_flat:
+            value = value[start // block : -(-stop // block)].to(own.device)
+        elif name != "step" and value.shape == parameter.shape:
+            dtype = own.dtype if value.dtype == parameter.dtype else value.dtype
+            flat = order.flatten(value)[start:stop].to(own.device, dtype)
+            return labels.label(shaped_as(own, flat).clone(), labels.OPTIMIZER, segment.unit_name, tier=segment.tier)
+        elif value.device == parameter.device:
+            value = value.to(own.device)
+        return labels.label(value.clone(), labels.OPTIMIZER, segment.unit_name, tier=segment.tier)
 
     return {name: cut(name, value) for name, value in state.items()}
 
@@ -192,6 +243,21 @@ def guard(optimizer: optim.Optimizer) -> None:
     """Makes `optimizer` reject a plain run's states, and own the states that it loads."""
     optimizer.register_load_state_dict_pre_hook(_check_states)
     optimizer.register_load_state_dict_post_hook(_own_states)
+    optimizer.register_state_dict_pre_hook(_check_reader)
+    for parameter in optimizer.param_groups[0]["params"][:1]:  # without any state torch's functions would take a step
+        optimizer.state.setdefault(parameter, {})
+
+
+WHOLE_STATES = "torch.distributed.checkpoint.state_dict"
+"""torch's module of functions that look for whole parameters in an optimizer."""
+
+
+def _check_reader(_: optim.Optimizer) -> None:
+    """Raises RuntimeError if torch's `get_optimizer_state_dict` reads the segments, which it cannot name."""
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if frame.f_globals.get("__name__") == WHOLE_STATES:
+            raise RuntimeError(f"get_optimizer_state_dict: the optimizer holds {IS_PART}")
 
 
 def check_groups(optimizer: optim.Optimizer, updated_by: str) -> None:

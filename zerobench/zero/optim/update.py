@@ -29,7 +29,8 @@ from ..layout import MemoryOrder, Segment
 from ..offload.placement import Placement, ShardRange
 from ..precision import GradientScaling, LossScaling, is_fused, norm_over_ranks, sum_of_powers, tiles_of
 from ..units.unit import Unit, align_numel
-from .segments import STEP, OptimizerSegment, dimensions, guard, swap_parameters
+from .owned import OWNED
+from .segments import STEP, OptimizerSegment, Waiting, dimensions, guard, set_aside, swap_parameters
 from .step_by_tiles import TileBuffers, update_tiles
 
 
@@ -38,6 +39,7 @@ class Update:
 
     `used`        parameters, by number, with a gradient on this rank; after `agree`, on any rank
     `most`        elements of a tile at most; None: there is one tile
+    `waiting`     the frozen parameters of the optimizer's groups, for which it has nothing yet
     `is_running`  True while the optimizer runs, in any thread
     `fault`       returns the number of what keeps this rank from an update, or None; `raise_fault` raises its error
     """
@@ -62,27 +64,35 @@ class Update:
         self.used: set[int] = set()
         self._agreed = False
         self.is_running = False
-        self._stepped = False
         self._device = device
-        # One permanent tensor: a gloo thread may release what it sent at any time, and memory would vary between runs.
-        self._used_flags = torch.zeros(len(trainable), dtype=torch.int32, device=comm.flags_device or device)
-        self.most = most = self._tile_numel(units, tile_bytes)
-        self.segments = [
-            self._segment(one, segment, unit)
-            for unit in units
-            for one in placement.ranges[unit]
-            for segment in _segments_of(one, comm.rank, most)
-        ]
-        self.tiles = _tiles(self.segments, most)
-        self.buffers = TileBuffers(self.tiles)
-        self._index = {p: i for i, p in enumerate(trainable)}
-        held = {p for group in optimizer.param_groups for p in group["params"]}
-        self._unheld = {i for p, i in self._index.items() if p not in held}
-        swap_parameters(optimizer.param_groups, optimizer.state, self._index, self.segments, orders)
-        placement.attach(optimizer, self.segments)
+        self._tile_bytes = tile_bytes
+        self.segments: list[OptimizerSegment] = []
+        self.tiles: list[list[OptimizerSegment]] = []
+        self.waiting: Waiting = set_aside(optimizer, optimizer.param_groups)
+        self._unheld = {i for i, p in enumerate(trainable) if p not in self.waiting}
+        self.add(units)
         optimizer.add_param_group = self._add_param_group  # type: ignore[method-assign, assignment]
         optimizer.register_step_pre_hook(self._check_step)
         guard(optimizer)
+
+    def add(self, units: Sequence[Unit]) -> None:
+        """Gives the optimizer the segments of `units`, which are new, as are their parameters in `trainable`."""
+        # One permanent tensor: a gloo thread may release what it sent at any time, and memory would vary between runs.
+        device = self.comm.flags_device or self._device
+        self._used_flags = torch.zeros(len(self.trainable), dtype=torch.int32, device=device)
+        self.most = most = self._tile_numel(self.units, self._tile_bytes)
+        new = [
+            self._segment(one, segment, unit)
+            for unit in units
+            for one in self._placement.ranges[unit]
+            for segment in _segments_of(one, self.comm.rank, most)
+        ]
+        self.segments += new
+        self.tiles += _tiles(new, most)
+        self.buffers = TileBuffers(self.tiles)
+        self._index = {p: i for i, p in enumerate(self.trainable)}
+        swap_parameters(self.optimizer, self.waiting, self._index, new, self._orders)
+        self._placement.attach(self.optimizer, new)
         self._held = self._held_now()
 
     def _segment(self, one: ShardRange, segment: Segment, unit: Unit) -> OptimizerSegment:
@@ -164,20 +174,21 @@ class Update:
         missing = [self.names[i] for i in sorted(self._unheld & self.used)]
         if missing:
             raise ValueError(
-                f"optimizer: it does not hold {missing[0]}, which is trainable and has a gradient; freeze it, or add it"
-                " with add_param_group before the first step"
+                f"optimizer: it does not hold {missing[0]}, which is trainable and has a gradient; freeze it, add it"
+                " with add_param_group, drop its gradient before the step (`p.grad = None`), or leave the parameter to"
+                " you by ignored_parameters= of initialize()"
             )
         if self._held_now() != self._held:
             raise RuntimeError(
                 "optimizer: its param_groups hold other tensors than the engine put there, so that some parameters"
                 " would not be trained; change options (lr, weight_decay, ...) alone, freeze a parameter by"
-                " requires_grad_(False), and add groups with add_param_group before the first step"
+                " requires_grad_(False), and add groups with add_param_group"
             )
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Allows the optimizer to step inside."""
-        self.is_running = self._stepped = True
+        self.is_running = True
         try:
             yield
         finally:
@@ -228,18 +239,23 @@ class Update:
             raise RuntimeError(STEP)
 
     def _add_param_group(self, group: dict[str, Any]) -> None:
-        """torch's `add_param_group` for parameters of the model that are in no group yet."""
-        if self._stepped:
-            raise RuntimeError("add_param_group: the engine has taken a step; add groups before the first one")
+        """torch's `add_param_group` for parameters of the model that are in no group yet; frozen ones are trained once
+        they are not frozen any more.
+        """
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else list(given)
-        numbers = {self._index.get(p, -1) for p in given}
-        if not numbers <= self._unheld:
-            raise ValueError("add_param_group: it takes trainable parameters of the model that no group holds yet")
+        trained = {self._index[p] for p in given if p in self._index}
+        if not trained <= self._unheld or any(p not in self._orders or p in self.waiting for p in given):
+            raise ValueError("add_param_group: it takes parameters of the model that no group holds yet")
+        if trained and group.get(OWNED):
+            raise ValueError(
+                "add_param_group: owned=True comes too late for parameters that are divided; give such a"
+                " group to the optimizer before initialize()"
+            )
         type(self.optimizer).add_param_group(self.optimizer, {**group, "params": given})
-        self._unheld -= numbers
-        groups, state = self.optimizer.param_groups[-1:], self.optimizer.state
-        swap_parameters(groups, state, self._index, self.segments, self._orders)
+        self._unheld -= trained
+        self.waiting |= set_aside(self.optimizer, self.optimizer.param_groups[-1:])
+        swap_parameters(self.optimizer, self.waiting, self._index, self.segments, self._orders)
         self._held = self._held_now()
 
     def _held_now(self) -> list[int]:

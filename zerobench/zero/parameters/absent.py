@@ -162,18 +162,25 @@ class _Hidden:
             return kind.__reduce_ex__(self, protocol)  # type: ignore[call-arg, arg-type]
 
 
+def absent_value(dtype: torch.dtype) -> float:
+    """Returns NaN, or an integer dtype's largest value."""
+    if dtype.is_floating_point:
+        return float("nan")
+    return True if dtype == torch.bool else torch.iinfo(dtype).max
+
+
 def placeholder(parameter: nn.Parameter) -> torch.Tensor:
     """Returns a NaN of the parameter's shape, without memory. Reads of absent values yield NaN."""
     key = (parameter.dtype, parameter.device)
     if key not in _nan:
-        _nan[key] = torch.full((), float("nan"), dtype=key[0], device=key[1])
+        _nan[key] = torch.full((), absent_value(key[0]), dtype=key[0], device=key[1])
     return _nan[key].expand(parameter.shape)
 
 
 def restore_placeholders() -> None:
     """Makes all placeholders NaN again after one was filled, which torch permits."""
     for nan in _nan.values():
-        nan.fill_(float("nan"))
+        nan.fill_(absent_value(nan.dtype))
 
 
 def is_placeholder(parameter: nn.Parameter) -> bool:

@@ -25,7 +25,7 @@ from torch import nn
 
 from ..comm.base import Comm
 from ..layout import MemoryOrder
-from ..precision import Counted
+from ..precision import TRAINED, Counted
 from .absent import Hiding
 
 Initializer = Callable[[nn.Module], Any]
@@ -53,6 +53,11 @@ def on_meta(model: nn.Module) -> bool:
 
 def check_replay(model: nn.Module) -> None:
     """Raises ValueError for a model whose initial values a replay cannot restore."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype not in TRAINED:
+            raise ValueError(
+                f"{name}: no initializer draws {parameter.dtype}; build the model on a device, not on meta"
+            )
     told = _own_initializers(model) is not None
     for name, module in model.named_modules():
         way = next((way for way in _OWN_WAYS if hasattr(module, way)), None)

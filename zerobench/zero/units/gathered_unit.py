@@ -30,7 +30,7 @@ from ..layout import Layout, MemoryOrder
 from ..offload.placement import Placement
 from ..parameters.absent import Hiding, placeholder
 from ..parameters.versions import fingerprint
-from ..precision import Dtypes
+from ..precision import TRAINED, Dtypes
 from .unit import Unit
 
 FREED = "storage of size 0"
@@ -72,6 +72,11 @@ SECOND_ORDER = (
 )
 
 
+def stored_dtype(parameter: nn.Parameter) -> torch.dtype:
+    """Returns the dtype of the flat buffer that holds `parameter`: bytes, unless it could be trained."""
+    return parameter.dtype if parameter.dtype in TRAINED else torch.uint8
+
+
 class GatheredUnit(Unit):
     """Whole parameters of one module group, one dtype, trainable or frozen. Starts unsharded."""
 
@@ -93,15 +98,16 @@ class GatheredUnit(Unit):
         self._hiding = hiding
         self.parameters = parameters = list(orders)
         self._orders = list(orders.values())
-        self.trainable = parameters[0].requires_grad
+        self.trainable = layout.pieces[0].parameter >= 0
+        self.is_kept = stays
         self.stays = stays or (comm.size == 1 and placement.keeps_parameters and not dtypes.keeps_masters)
         like = parameters[0]
-        self.full_parameters = torch.zeros(layout.padded_numel, dtype=like.dtype, device=like.device)
+        self.full_parameters = torch.zeros(layout.padded_numel, dtype=dtypes.parameters, device=like.device)
         labels.label(self.full_parameters, labels.PARAMETERS, name)
         # permanent: the storage of the full buffer is resized, but never replaced
         self._views = [
-            order.view(self.full_parameters.narrow(0, piece.offset, piece.numel))
-            for piece, order in zip(self.layout.pieces, self._orders, strict=True)
+            order.view(self.full_parameters.narrow(0, piece.offset, piece.numel).view(parameter.dtype))
+            for piece, parameter, order in zip(self.layout.pieces, parameters, self._orders, strict=True)
         ]
         self._holes = [placeholder(parameter) for parameter in parameters]
         for parameter, view in zip(parameters, self._views, strict=True):
@@ -130,6 +136,8 @@ class GatheredUnit(Unit):
         first = self.start
         start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + self.shard_numel)
         if start < stop:
+            if parameter.dtype not in TRAINED:
+                flat = flat.to(parameter.dtype).view(torch.uint8)
             part = flat[start - piece.offset : stop - piece.offset].to(self.dtypes.parameters)  # not finer than those
             self.placement.put(self, start - first, part)
 
@@ -198,6 +206,13 @@ class GatheredUnit(Unit):
         self.full_parameters.untyped_storage().resize_(0)
         labels.unit(labels.FREED, self.name, size)
         self.is_whole = self.is_from_source = False
+
+    def dissolve(self) -> None:
+        """Frees all memory: other units have taken the parameters, which are present."""
+        if self.is_from_source:
+            self.source.released(self.full_parameters, self.name)
+        self.full_parameters.untyped_storage().resize_(0)
+        self.placement.drop(self)
 
     @property
     def _keeps_slice(self) -> bool:

@@ -55,22 +55,29 @@ class OverlappedParamGathers:
         self, root: nn.Module, comm: Comm, units: Iterable[tuple[Unit, list[nn.Parameter]]], overlap: bool
     ) -> None:  # fmt: skip
         self._comm = comm
+        self._overlap = overlap
         self._handles: dict[Unit, Handle] = {}
-        self._parameters = dict(units)
+        self._parameters: dict[Unit, list[nn.Parameter]] = {}
         self._units: dict[nn.Parameter, list[Unit]] = {}  # a large one is cut into several
-        for unit, parameters in self._parameters.items():
-            for parameter in parameters:
-                self._units.setdefault(parameter, []).append(unit)
         self._hiding = Hiding(self.bring)
         self._hidden: dict[nn.Parameter, torch.Tensor] = {}  # what a parameter is a view of while it is a NaN
         self._holes: dict[nn.Parameter, torch.Tensor] = {}
-        if overlap and comm.size > 1:
+        self.add(root, units)
+
+    def add(self, root: nn.Module, units: Iterable[tuple[Unit, list[nn.Parameter]]]) -> None:
+        """Adds units, with their parameters, for which the modules of `root` wait from now on."""
+        new = dict(units)
+        self._parameters |= new
+        for unit, parameters in new.items():
+            for parameter in parameters:
+                self._units.setdefault(parameter, []).append(unit)
+        if self._overlap and self._comm.size > 1:
             # here, not at the first launch: a watch would count the NaN of an earlier engine, and not its own
             with torch.inference_mode(False):  # an engine may be made in that mode, and trained outside of it
-                self._holes = {parameter: placeholder(parameter) for parameter in self._units}
-        if overlap:
-            for module, read in waiting_modules(root):
-                mine = {unit: None for p in read for unit in self._units.get(p, [])}
+                self._holes |= {p: placeholder(p) for parameters in new.values() for p in parameters}
+        for module, read in waiting_modules(root) if self._overlap else ():
+            mine = {unit: None for p in read for unit in self._units.get(p, []) if unit in new}
+            if mine:
                 module.register_forward_pre_hook(Hook(partial(self._before_module, list(mine))), prepend=True)
 
     def launch(self, unit: Unit) -> None:

@@ -1,0 +1,218 @@
+"""Parameters that are trained later, or not by the engine: unfrozen, frozen again, in a late group, by hand."""
+
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+
+from tests import zoo
+from tests.distributed.training import take_steps
+from tests.ranks import run_ranks
+from zerobench.zero import STAGES, Offload, initialize
+
+TIERS: list[tuple[str, dict[str, Any]]] = [
+    *((strategy, {}) for strategy in STAGES),
+    ("zero2", {"offload": Offload()}),
+    ("zero3", {"offload": Offload(parameters=True)}),
+    ("zero3", {"persistence_numel": 60, "keep_root": True}),
+]
+
+
+def adamw(parameters: Any) -> optim.Optimizer:
+    return optim.AdamW(parameters, lr=1e-2, fused=True)
+
+
+def step_plainly(model: nn.Module, optimizer: optim.Optimizer, rank: int, n: int, steps: Iterable[int]) -> None:
+    """Steps of torch alone, with gradients as DDP gives them."""
+    for step in steps:
+        model(*zoo.tokens(rank, n, step)).backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad.div_(n))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def assert_alike(engine: Any, plain: nn.Module, *what: Any) -> None:
+    found = engine.full_state_dict()
+    assert [name for name, value in plain.state_dict().items() if not torch.equal(found[name], value)] == [], what
+
+
+def phases(model: nn.Module, name: str) -> list[tuple[Iterable[nn.Parameter], bool]]:
+    """What is frozen (False) or unfrozen before each of several steps."""
+    blocks = list(model.blocks)
+    first = list(model.root.parameters()) if name == "lists" else [model.embedding.weight, model.scale]
+    return [
+        ([*first, *blocks[0].parameters(), *blocks[1].parameters()], False),
+        (blocks[1].parameters(), True),
+        ([], True),
+        ([next(iter(blocks[0].parameters())), *first], True),
+        (blocks[1].parameters(), False),
+        ([*blocks[0].parameters(), *blocks[1].parameters()], True),
+        ([], True),
+    ]
+
+
+def unfrozen(rank: int, n: int, folder: str) -> None:
+    """Parameters of the groups that are unfrozen at any step, frozen again, and unfrozen: to the bit as in torch."""
+
+    def change(model: nn.Module, name: str, step: int) -> None:
+        parameters, trains = phases(model, name)[step] if step < 7 else ([], True)
+        for parameter in parameters:
+            parameter.requires_grad_(trains)
+
+    for name, tiers in (("lists", TIERS), ("tied", TIERS[:3])):
+        plain = zoo.build(name)
+        reference, expected = adamw(plain.parameters()), []
+        for step in range(8):
+            change(plain, name, step)
+            step_plainly(plain, reference, rank, n, (step,))
+            expected.append(deepcopy(plain))
+        for strategy, options in tiers:
+            model = zoo.build(name)
+            change(model, name, 0)
+            engine = initialize(model, adamw(model.parameters()), strategy, bucket_bytes=4096, **options)
+            for step in range(7):
+                change(model, name, step)
+                take_steps(engine, rank, n, (step,))
+                assert_alike(engine, expected[step], name, strategy, options, step)
+            engine.save(f"{folder}/saved")
+            fresh = zoo.build(name)
+            other = initialize(fresh, adamw(fresh.parameters()), "zero1")
+            other.load(f"{folder}/saved")
+            take_steps(other, rank, n, (7,))
+            assert_alike(other, expected[7], name, strategy, options)
+
+
+def halves(rank: int, n: int) -> None:
+    """bf16 with masters: as an engine that has trained them from the beginning, if they had no gradient until then."""
+
+    def trained(strategy: str, late: bool) -> dict[str, torch.Tensor]:
+        model = zoo.build("lists").bfloat16()
+        optimizer = adamw(model.parameters())
+        model.blocks[1].requires_grad_(not late)
+        engine = initialize(model, optimizer, strategy, bucket_bytes=4096)
+        model.blocks[1].requires_grad_(False)
+        take_steps(engine, rank, n, range(2))
+        model.blocks[1].requires_grad_(True)
+        take_steps(engine, rank, n, range(2, 4))
+        return engine.full_state_dict()
+
+    for strategy in ("zero2", "zero3"):
+        early, late = trained(strategy, False), trained(strategy, True)
+        assert all(torch.equal(early[name], late[name]) for name in early), strategy
+
+
+def taken_over_frozen(rank: int, n: int) -> None:
+    """A plain run freezes a part, goes on under an engine, and unfreezes it: its states are those of the plain run."""
+    for strategy in ("zero1", "zero3"):
+        runs = []
+        for _ in range(2):
+            model = zoo.build("lists")
+            optimizer = adamw(model.parameters())
+            step_plainly(model, optimizer, rank, n, (0, 1))
+            model.blocks[0].requires_grad_(False)
+            runs.append((model, optimizer))
+        (model, optimizer), (plain, reference) = runs
+        engine = initialize(model, optimizer, strategy, bucket_bytes=4096)
+        for trains, step in ((False, 2), (True, 3)):
+            model.blocks[0].requires_grad_(trains)
+            plain.blocks[0].requires_grad_(trains)
+            take_steps(engine, rank, n, (step,))
+            step_plainly(plain, reference, rank, n, (step,))
+        assert_alike(engine, plain, strategy)
+
+
+def late_groups(rank: int, n: int) -> None:
+    """A group after the first step, of parameters that were frozen, or trainable in no group."""
+    for strategy, was_frozen in [(strategy, was_frozen) for strategy in STAGES for was_frozen in (True, False)]:
+        model, plain = zoo.build("lists"), zoo.build("lists")
+        engine: Any = None
+        optimizers = []
+        for module in (model, plain):
+            module.head.requires_grad_(not was_frozen)
+            head = set(module.head.parameters())
+            optimizers.append(adamw([p for p in module.parameters() if p not in head]))
+        engine = initialize(model, optimizers[0], strategy, bucket_bytes=4096)
+        if was_frozen:
+            take_steps(engine, rank, n, (0,))
+            model.head.requires_grad_(True)
+            engine.backward(engine.module(*zoo.tokens(rank, n, 1)))
+            with pytest.raises(ValueError, match=r"head\.weight: it was frozen before.*add_param_group before the for"):
+                engine.step()
+        else:
+            engine.backward(engine(*zoo.tokens(rank, n, 0)))
+            with pytest.raises(ValueError, match=r"does not hold head\.weight.* drop its gradient before the step"):
+                engine.step()
+            engine.zero_grad()
+            engine.backward(engine(*zoo.tokens(rank, n, 0)))
+            model.head.zero_grad()  # it is trained by hand, or not at all
+            engine.step()
+        engine.zero_grad()
+        model.head.zero_grad()
+        step_plainly(plain, optimizers[1], rank, n, (0,))
+        plain.head.requires_grad_(True).zero_grad()
+        engine.optimizer.add_param_group({"params": model.head.parameters(), "lr": 3e-3})
+        optimizers[1].add_param_group({"params": plain.head.parameters(), "lr": 3e-3})
+        take_steps(engine, rank, n, (1, 2))
+        step_plainly(plain, optimizers[1], rank, n, (1, 2))
+        assert_alike(engine, plain, strategy, was_frozen)
+        with pytest.raises(ValueError, match="parameters of the model that no group holds"):
+            engine.optimizer.add_param_group({"params": model.head.parameters()})
+
+
+def ignored(rank: int, n: int, folder: str) -> None:
+    """Ignored parameters stay as they are on each rank, with its own gradient: an optimizer of the user's trains them.
+
+    One that has no engine's dtype is ignored, too; both are in a full state, and not in a checkpoint.
+    """
+    for strategy in STAGES:
+        model, plain = zoo.build("lists"), zoo.build("lists")
+        norm = model.blocks[0][1].norm
+        codes = norm.codes = nn.Parameter(torch.full((3,), rank, dtype=torch.int32), requires_grad=False)
+        own = [norm.weight, norm.bias]
+        held = [p for p in model.parameters() if p not in {*own, codes}]
+        by_hand, reference = adamw(own), adamw(plain.parameters())
+        left_out = {*own, codes}
+        engine = initialize(model, adamw(held), strategy, bucket_bytes=4096, ignored_parameters=left_out)
+        for step in range(3):
+            engine.backward(engine(*zoo.tokens(rank, n, step)))
+            for parameter in own:
+                dist.all_reduce(parameter.grad.div_(n))
+            engine.step()
+            by_hand.step()
+            by_hand.zero_grad()
+        step_plainly(plain, reference, rank, n, range(3))
+        assert_alike(engine, plain, strategy)
+        assert engine.full_state_dict()["blocks.0.1.norm.codes"].tolist() == [rank] * 3
+        engine.save(f"{folder}/ignored")
+        with torch.no_grad():
+            norm.weight.fill_(7)
+        engine.load(f"{folder}/ignored")
+        engine.load_state_dict(engine.state_dict())
+        assert (norm.weight == 7).all()
+        with engine.temporary_weights({"blocks.0.1.norm.weight": torch.zeros(zoo.WIDTH)}):
+            assert (norm.weight == 0).all()
+        assert (norm.weight == 7).all()
+    for arguments, words in (
+        ({"ignored_parameters": [nn.Parameter(torch.ones(1))]}, "1 of them are not parameters of the model"),
+        ({"ignored_parameters": plain.head.parameters()}, "it holds parameters of ignored_parameters="),
+    ):
+        with pytest.raises(ValueError, match=words):
+            initialize(plain, reference, "zero2", **arguments)
+
+
+def scenarios(rank: int, n: int, folder: str) -> None:
+    unfrozen(rank, n, folder)
+    halves(rank, n)
+    taken_over_frozen(rank, n)
+    late_groups(rank, n)
+    ignored(rank, n, folder)
+
+
+def test_parameters_are_trained_later(tmp_path: Any) -> None:
+    run_ranks(2, scenarios, str(tmp_path))
