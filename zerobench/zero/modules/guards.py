@@ -49,8 +49,15 @@ def check_module(model: nn.Module, moves_frozen: bool) -> None:
 
 
 def check_gradients(model: nn.Module) -> None:
-    """Raises ValueError for existing gradients."""
+    """Raises ValueError for existing gradients, and for optimizers that step in backward.
+    (`_in_backward_optimizers` is torch-private; tested.)
+    """
     for name, parameter in model.named_parameters():
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise ValueError(
+                f"{name}: _apply_optimizer_in_backward gave it an optimizer that steps in backward, which would never"
+                " run here, as gradients are reduced first; leave it out, and give initialize() the one optimizer"
+            )
         if parameter.requires_grad and parameter.grad is not None:
             raise ValueError(
                 f"{name}: it has a gradient in .grad, which the engine would not read; call optimizer.zero_grad()"
