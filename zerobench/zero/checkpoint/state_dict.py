@@ -119,8 +119,8 @@ class StateFace(ShardedEngine):
 
         For example to update averages, or for `load_state_dict`. Values written in place or by `p.data = ...` are
         copied into shards and fp32 masters at the end; every rank must write equal values, since each keeps only its
-        own part. Optimizer states are unchanged. Raises RuntimeError for a parameter that was replaced by a tensor of
-        another dtype or device.
+        own part. Optimizer states are unchanged. Raises RuntimeError, on all ranks, for values that differ between
+        ranks, and for a parameter that was replaced by a tensor of another dtype or device.
         """
         self.settle()
         self.writes.check()
@@ -129,7 +129,9 @@ class StateFace(ShardedEngine):
             for unit in units:
                 stack.enter_context(self.whole(unit))
                 stack.enter_context(self.writes.keeping(unit))
-            yield self.module
+            with self.following_reads():
+                yield self.module
+            self.writes.compare(units)
         self.writes.check()
 
     @contextmanager
