@@ -186,8 +186,9 @@ class StateFace(ShardedEngine):
         self.after_load()
 
     def save(
-        self, path: str | PathLike[str], *, asynchronous: bool = False, user_state: dict[str, Any] | None = None
-    ) -> SaveHandle | None:
+        self, path: str | PathLike[str], *, asynchronous: bool = False, user_state: dict[str, Any] | None = None,
+        exclude_frozen: bool = False, without_gradients: bool = False,
+    ) -> SaveHandle | None:  # fmt: skip
         """Writes a checkpoint, the folder `path`, that any stage at any N can load; collective over the ranks.
 
         `user_state`: JSON values that `load` returns; rank 0's are saved. `asynchronous`: returns once this
@@ -199,18 +200,21 @@ class StateFace(ShardedEngine):
         self.writes.check()
         self.gradients.stand_ins.heed()
         with self.placement.in_memory(write_back=False):
-            return save_load.save(self, path, asynchronous, user_state or {})
+            chosen = save_load.Chosen(user_state or {}, exclude_frozen, without_gradients)
+            return save_load.save(self, path, asynchronous, chosen)
 
     @in_normal_mode
-    def load(self, path: str | PathLike[str], *, weights_only: bool = False) -> dict[str, Any]:
+    def load(self, path: str | PathLike[str], *, weights_only: bool = False, strict: bool = True) -> dict[str, Any]:
         """Loads a checkpoint that `save` wrote at any stage and N, and returns its `user_state`; collective.
 
-        `weights_only`: loads only parameters and buffers, as `load_weights` does. Raises ValueError, on all ranks and
-        before anything is changed, for a checkpoint that is damaged or for another model or optimizer.
+        `weights_only`: loads only parameters and buffers, as `load_weights` does. Without `strict` parameters and
+        buffers that the checkpoint lacks keep their values and states, and those that the module lacks are left out; a
+        warning names both. Raises ValueError, on all ranks and before anything is changed, for a checkpoint that is
+        damaged or for another model or optimizer.
         """
         self.check_own_weights("load")
         with self.placement.in_memory(write_back=True):
-            return load_weights(self, path, strict=True)[1] if weights_only else save_load.load(self, path)
+            return load_weights(self, path, strict)[1] if weights_only else save_load.load(self, path, strict)
 
     @in_normal_mode
     def load_weights(self, path: str | PathLike[str], *, strict: bool = True) -> tuple[list[str], list[str]]:
