@@ -310,3 +310,74 @@ def test_beyond_two_ranks_the_stages_are_equal_and_close_to_ddp(n: int) -> None:
             check_equal(one.state, stages[0][0].state)
         assert [sum(calls) for calls in zip(*(one.calls for one in outcomes), strict=True)] == [MATRICES] * STEPS
     assert max(float((stages[0][0].state[k] - ddp[0].state[k]).abs().max()) for k in ddp[0].state) < SPREAD
+
+
+class Mixture(nn.Module):
+    """Experts, all of which see all tokens: in a stack, or a matrix each."""
+
+    def __init__(self, stacked: bool) -> None:
+        super().__init__()
+        for name, shape in (("up", (5, 16, 24)), ("down", (5, 24, 16))):
+            stack = torch.randn(shape) / 8
+            setattr(self, name, nn.Parameter(stack) if stacked else nn.ParameterList([*stack]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up, down = (p if isinstance(p, nn.Parameter) else torch.stack([*p]) for p in (self.up, self.down))
+        return torch.einsum("bti,eij,ejk->btk", x, torch.tanh(up), down)
+
+
+class Experts(nn.Module):
+    def __init__(self, stacked: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
+        self.layers = nn.ModuleList(Mixture(stacked) for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x).square().mean()
+
+
+def stacks(rank: int, n: int, folder: str) -> None:
+    """Muon on stacks equals torch's Muon on each expert's matrix, and goes on from a checkpoint of another stage."""
+
+    def of(model: nn.Module) -> MuonWithAdamW:
+        matrices, rest = split(model, ["not_2d_or_3d", "embeddings", "head"])
+        return MuonWithAdamW([{"params": matrices, "owned": True, "lr": 0.02}, {"params": rest, "owned": False}])
+
+    def train(engine: Any, steps: range) -> dict[str, torch.Tensor]:
+        for step in steps:
+            tokens = torch.randint(32, (2, 6), generator=torch.Generator().manual_seed(10 * step + rank))
+            engine.backward(engine(tokens))
+            engine.step()
+        return engine.full_state_dict()
+
+    apart = Experts(stacked=False)
+    assert {p.dim() for p in apart.parameters()} == {1, 2}
+    expected = train(initialize(apart, of(apart), "zero1"), range(4))
+    for strategy in ("zero1", "zero2", "zero3", "megatron"):
+        model = Experts(stacked=True)
+        engine = initialize(model, of(model), strategy)
+        with NewtonSchulz() as counted:
+            train(engine, range(2))
+        calls = torch.tensor([counted.calls])
+        engine.comm.sum(calls)
+        assert calls.item() == 2 * 4 * 5, "each of 20 matrices once a step, over all ranks"
+        engine.save(f"{folder}/{strategy}")
+        model = Experts(stacked=True)
+        engine = initialize(model, of(model), "zero2" if strategy == "zero3" else "zero3")
+        engine.load(f"{folder}/{strategy}")
+        state = train(engine, range(2, 4))
+        for name, value in expected.items():
+            stack, _, number = name.rpartition(".")
+            mine = state[name] if name in state else state[stack][int(number)]
+            assert torch.equal(mine, value), (strategy, name)
+        moments = [one["momentum_buffer"].shape for one in engine.optimizer.state.values() if "momentum_buffer" in one]
+        assert all(shape in ((5, 16, 24), (5, 24, 16)) for shape in moments)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_stacked_experts_are_updated_matrix_by_matrix(n: int, tmp_path: Path) -> None:
+    run_ranks(n, stacks, str(tmp_path))

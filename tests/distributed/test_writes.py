@@ -349,6 +349,32 @@ def sharded(rank: int, n: int) -> None:
         engine.load_state_dict(zoo.build("tied").state_dict())
 
 
+def unequal(rank: int, n: int) -> None:
+    """Rank 0 alone writes inside full_parameters(), in place or past the versions: all ranks raise alike."""
+    for strategy, half in (("zero1", False), ("zero2", True), ("zero3", False), ("zero3", True)):
+        model = zoo.build("tied")
+        engine = engine_of(strategy, model.bfloat16() if half else model, {})
+        before = engine.full_state_dict()
+        wide = next(name for name, p in model.named_parameters() if p.dim() == 2 and "embedding" not in name)
+        for write in (lambda p: p.data.mul_(2.0), lambda p: p[-1].fill_(0.5), lambda p: setattr(p, "data", p * 3)):
+            words = rf"^{wide}: at the end of full_parameters\(\) its values differ between ranks 0 and 1, and each"
+            with pytest.raises(RuntimeError, match=words), engine.full_parameters() as whole, torch.no_grad():
+                (write if rank == 0 else id)(whole.get_parameter(wide))
+            if strategy == "zero3":  # nothing is kept
+                assert all(torch.equal(before[key], value) for key, value in engine.full_state_dict().items())
+        with engine.full_parameters() as whole, torch.no_grad():  # equal writes heal it
+            for key, p in whole.named_parameters():
+                p.copy_(before[key] * 2)
+        assert torch.equal(engine.full_state_dict()[wide], before[wide] * 2)
+        with pytest.raises(ZeroDivisionError), engine.full_parameters():  # does not wait for a comparison
+            raise ZeroDivisionError
+        take_steps(engine, rank, n, range(1))
+
+
+def test_unequal_writes_in_full_parameters_raise_on_all_ranks() -> None:
+    run_ranks(2, unequal)
+
+
 @pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2)), 3])
 def test_what_is_written_is_trained(n: int, tmp_path: Path, thorough: bool) -> None:
     """In every run, as below, of every other engine."""

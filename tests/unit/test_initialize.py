@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.tensor import distribute_tensor
 from torch.nn.parameter import is_lazy
 
@@ -71,6 +72,9 @@ def test_module_without_trainable_parameters_takes_an_optimizer_over_frozen_ones
         ("zero3", {"prefetch": -1}, "prefetch: -1 cannot be"),
         ("zero2", {"bucket_bytes": 25e6}, "bucket_bytes: 25000000.0 cannot be"),
         ("zero3", {"units": (nn.Linear(1, 1),)}, "Linear is not a submodule"),
+        ("zero3", {"reshard_after_forward": 2}, 'after_forward: 2 cannot be; .* zeropp="hpz" with node_size=2'),
+        ("zero3", {"reshard_after_forward": None}, "after_forward: None cannot be; use True or False$"),
+        ("zero2", {"broadcast_buffers": "no"}, "broadcast_buffers: 'no' cannot be; use True or False$"),
     ],
 )
 def test_options(strategy: str, options: dict, words: str) -> None:
@@ -105,6 +109,10 @@ def stray_gradient(model: nn.Module) -> None:
     model(torch.ones(4)).sum().backward()
 
 
+def step_in_backward(model: nn.Module) -> None:
+    _apply_optimizer_in_backward(torch.optim.SGD, [model[2].weight], {"lr": 0.1})  # type: ignore[index]
+
+
 MODULES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
     "lazy parameters": (
         lambda m: m.append(nn.LazyLinear(2)), r"3\.weight: LazyLinear has not made it yet; call the model once"
@@ -115,6 +123,9 @@ MODULES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
     "a script": (torch.jit.script, "model: it is a ScriptModule, which takes no hooks; give initialize"),
     "a script inside": (lambda m: m.append(torch.jit.script(nn.Linear(1, 1))), "3: it is a ScriptModule"),
     "a gradient": (stray_gradient, r"0\.weight: it has a gradient in \.grad.* call optimizer\.zero_grad\(\) before"),
+    "an optimizer in backward": (
+        step_in_backward, r"2\.weight: _apply_optimizer_in_backward gave it an optimizer .* give initialize\(\) the one"
+    ),
     "an expanded buffer": (
         lambda m: m.register_buffer("mask", torch.zeros(1).expand(5)),
         r"mask: this buffer of shape \(5,\) is expanded.* register buffer\.contiguous\(\)",

@@ -38,6 +38,7 @@ def test_the_costliest_matrix_goes_first_to_the_rank_with_least() -> None:
     costs = [cost_of(shape) for shape in ((64, 192), (64, 64), (64, 256), (256, 64)) for _ in range(12)]
     loads = [sum(c for c, owner in zip(costs, assign(costs, 5), strict=True) if owner == rank) for rank in range(5)]
     assert max(loads) - min(loads) <= max(costs)
+    assert cost_of((7, 5, 3)) == 7 * cost_of((3, 5))
     assert cost_of((3, 5)) == cost_of((5, 3)) == 4 * 9 * 5 + 2 * 27
 
 
@@ -58,10 +59,12 @@ def test_shards_of_owned_matrices_hold_them_whole_and_may_be_empty() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_theory_lays_out_the_same_shards(ranks: int) -> None:
     model = Tiny()
-    matrices = [p for p in model.parameters() if p.dim() == 2]
+    model.experts = nn.Parameter(torch.zeros(3, 8, 24))
+    matrices = [p for p in model.parameters() if p.dim() in (2, 3)]
     shapes = shapes_of(model, matrices)
     numbers = [i for i, shape in enumerate(shapes) if shape.matrix]
     owners = owners_of(shapes, ranks)
+    assert sum(shape.matrices for shape in shapes) == 5 + 3
     assert [owners[i] for i in numbers] == assign([cost_of(p.shape) for p in matrices], ranks)
     for bucket in (8, 300, 4096):
         runs = buckets([(i, shapes[i].numel) for i in numbers[::-1]], bucket, ranks, 16, owners)
@@ -97,6 +100,15 @@ def test_every_parameter_has_one_optimizer() -> None:
     assert {id(p) for p in (*matrices, *rest)} == {id(p) for p in model.parameters()}
     model.head.weight = model.embedding.weight
     assert len(split(model, ["not_2d", "embeddings"])[1]) == 1 + 4
+
+
+def test_stacks_of_matrices_go_to_muon_by_a_word() -> None:
+    model = Tiny()
+    model.experts = nn.Parameter(torch.zeros(3, 8, 24))
+    assert model.experts in set(split(model, ["not_2d", "embeddings", "head"])[1])
+    assert model.experts in set(split(model, ["not_2d_or_3d", "embeddings", "head"])[0])
+    with pytest.raises(ValueError, match=r"experts has 3 dimensions, .* not_2d_or_3d in place of not_2d leaves Muon"):
+        split(model, ["embeddings", "*bias"])
 
 
 def test_the_states_are_a_momentum_and_those_of_adamw() -> None:

@@ -335,7 +335,8 @@ class Muon(Betas):
     lr: float = LR(0.02)
     adamw: list[str] = Key(
         "parameters for AdamW; Muon updates the other matrices",
-        rule="a list of `not_2d`, `embeddings`, `head` and names of parameters, `*` standing for any part",
+        rule="a list of `not_2d` or `not_2d_or_3d`, `embeddings`, `head` and names of parameters, `*` standing for any"
+        " part",
     ).made(lambda: [*REST])  # fmt: skip
     adamw_lr: float = Key("AdamW's learning rate", limits=(0, 1e6))(3e-4)
     momentum: float = MOMENTUM(0.95)

@@ -271,7 +271,7 @@ def _join_accounted(row: RunRow, config: CellConfig, accounted: list[RankRecord]
         row.tensor_axis_all_reduce_bytes = row.tensor_axis_all_gather_bytes = None
     if config.node_size is None:  # without node_size the nodes are unknown
         row.within_nodes_bytes = row.between_nodes_bytes = None
-    matrices = sum(shape.matrix is not None for shape in accounted[0].schedule.shapes)
+    matrices = sum(shape.matrices for shape in accounted[0].schedule.shapes)
     calls, flops = (
         [record.process_memory.get(f"newton_schulz_{name}") or 0 for record in accounted] for name in ("calls", "flops")
     )

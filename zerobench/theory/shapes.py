@@ -33,8 +33,8 @@ class ParameterShape:
     pinned: bool = False
     block_numel: int = 1
     """Elements whose optimizer states cannot be cut."""
-    matrix: tuple[int, int] | None = None
-    """Rows and columns, if the optimizer needs the matrix whole: one rank owns it."""
+    matrix: tuple[int, ...] | None = None
+    """Rows and columns, if the optimizer needs the matrix whole: one rank owns it. Of a stack, after its matrices."""
 
     @property
     def align(self) -> int:
@@ -44,8 +44,13 @@ class ParameterShape:
     @property
     def cost(self) -> int:
         """Multiplications and additions of a Newton-Schulz iteration: X Xᵀ, its square, and the product with X."""
-        short, long = sorted(self.matrix or (0, 0))
-        return 2 * short * short * (2 * long + short)
+        short, long = sorted((self.matrix or (0, 0))[-2:])
+        return self.matrices * 2 * short * short * (2 * long + short)
+
+    @property
+    def matrices(self) -> int:
+        """Number of matrices that the optimizer needs whole."""
+        return math.prod(self.matrix[:-2]) if self.matrix else 0
 
 
 @dataclass(frozen=True)

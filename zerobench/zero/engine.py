@@ -92,6 +92,11 @@ class ShardedEngine:
         """Makes `unit.full_parameters` available inside, on every rank."""
         yield
 
+    @contextmanager
+    def following_reads(self) -> Iterator[None]:
+        """Makes parameters that are read inside, while all are whole, present again when a backward needs them."""
+        yield
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients that `step` has not consumed. `set_to_none` exists for compatibility with torch."""
         raise NotImplementedError

@@ -26,11 +26,20 @@ BUCKET_LIMITS = 2**20, 25 * 2**20
 and large enough to use the link's bandwidth.
 """
 
+IN_GROUPS = (
+    "; groups of {0} ranks that keep shards from forward to backward, as FSDP2 does for an integer, are"
+    ' zeropp="hpz" with node_size={0}'
+)
+"""The message for another system's number of ranks in `reshard_after_forward`."""
+
 REDUCE_WITH = ("reduce_scatter", "all_reduce")
 """Values of `Options.reduce_with`: they send one times a bucket's size, or two."""
 
 SHARDS = MASTERS, PARAMETERS = ("masters", "parameters")
 """Values of `Options.shards`; None, of cells that were recorded before there was a choice, is "parameters"."""
+
+SWITCHES = ("reshard_after_forward", "overlap_gather", "arena", "broadcast_buffers", "elementwise")
+"""Options that are True or False."""
 
 BUCKETED = ("bucket_bytes", "reduce_with")
 """Options of the strategies with buckets; strategies whose units are modules do not have them."""
@@ -162,6 +171,11 @@ class Options:
             raise ValueError(
                 "offload.delayed_after: loss scaling must judge an update before the next; use bf16 or fp32"
             )
+        for name in SWITCHES:
+            if not isinstance(value := getattr(self, name), bool):
+                is_size = name == "reshard_after_forward" and isinstance(value, int)
+                groups = IN_GROUPS.format(value) if is_size else ""
+                raise ValueError(f"{name}: {value!r} cannot be; use True or False{groups}")
         if not isinstance(self.keep_root, bool) and self.keep_root != AUTO:
             raise ValueError(f"keep_root: {self.keep_root!r} cannot be; use True, False or {AUTO!r}")
         if self.reduce_with not in REDUCE_WITH:

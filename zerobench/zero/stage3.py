@@ -17,7 +17,7 @@ In flight: two adjacent units, the root, a unit's gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
+from torch.utils import _pytree as pytree
 
 from . import labels
 from .layout import one_unit
@@ -46,7 +47,7 @@ from .options import AUTO, MASTERS
 from .parameters.absent import Hiding, let_look
 from .stage2 import Stage2
 from .units.bucket import GradientBucket
-from .units.gathered_unit import ALONE, FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead, stored_dtype
+from .units.gathered_unit import FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead, stored_dtype
 from .units.root import Root
 from .units.unit import Unit, align_numel
 from .writes import WRITTEN
@@ -72,7 +73,10 @@ class Stage3(Stage2):
         self._recording = False  # the present forward will be followed by a backward
         self._is_second_order = False  # autograd.grad with create_graph has gone through an open forward
         self._all_units: list[GatheredUnit] = []
-        self._of_modules: list[list[GatheredUnit]] = []  # the units of each hooked module
+        self._units_at: dict[nn.Module, list[GatheredUnit]] = {}
+        self._alone: list[GatheredUnit] = []  # gathered by the present backward for a call by itself
+        self._followed = Hiding(self._let_read, lets_write=True, lets_detach=True, answered=self._follow_read)
+        self._follows = False
         self.hiding = Hiding(self.refuse, lets_write=True)
         # memory for a gather: the bucket that is being sent has arrived, and its memory is free
         self._ahead = GathersAhead(lambda: self.gradients.wait_all())
@@ -85,12 +89,12 @@ class Stage3(Stage2):
             mine = [p for p, unit in unit_of.items() if unit == name and p.numel() > self.options.persistence_numel]
             units = self._adopt_group(name or "(root)", mine)
             self._all_units += units
+            self._units_at[module] = units
             if module is self.module:
                 goes = self.options.keep_root == AUTO
                 self._root = Root(module, units, bool(modules), goes, lambda: self._ahead.launch())
             if units or module is self.module:
                 self._hook(module, units)
-                self._of_modules.append(units)
         self.units = [unit for unit in self._all_units if unit.trainable]
         self._unit_of = {p: unit for unit in self._all_units for p in unit.parameters}
         let_look(self.module, self.hiding)
@@ -109,7 +113,7 @@ class Stage3(Stage2):
                 for unit in self._adopt_group(name, parameters, old.is_kept)
             ]
             old.dissolve()
-            for units in (self._all_units, *self._of_modules):
+            for units in (self._all_units, *self._units_at.values()):
                 if old in units:
                     units[units.index(old) : units.index(old) + 1] = new
             self.units += [unit for unit in new if unit.trainable]
@@ -161,8 +165,26 @@ class Stage3(Stage2):
             else:
                 self.after_forward(units, output, inner)
 
+        if is_root:
+            self._around_root = before, after
         module.register_forward_pre_hook(Hook(before), prepend=True)
         module.register_forward_hook(Hook(after))
+
+    def run_registered(self, module: nn.Module, run: Callable[[], Any]) -> Any:
+        inside = self.running or self._recording or inside_backward()
+        if module is self.module and not inside:
+            return self.run_forward(partial(_run_between, *self._around_root, run))
+        inner = {unit for each in module.modules() if each is not module for unit in self._units_at.get(each, ())}
+        read = dict.fromkeys(self._unit_of[p] for p in module.parameters() if p in self._unit_of)
+        units = [unit for unit in read if unit not in inner and not unit.stays]
+        absent, whole = ([unit for unit in units if unit.is_whole is value] for value in (False, True))
+
+        def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if absent:
+                self.after_forward(absent, output, list(module.modules()))
+            self._follow_alone(whole, output)  # whole for an outer forward, or since one
+
+        return _run_between(lambda *_: self.before_forward(absent), after, run)
 
     def new_bucket(self, unit: Unit) -> GradientBucket:
         bucket = super().new_bucket(unit)
@@ -210,6 +232,36 @@ class Stage3(Stage2):
             if not was_whole:
                 unit.reshard(keeps=False)  # what was written inside has been kept (writes.py)
 
+    @contextmanager
+    def following_reads(self) -> Iterator[None]:
+        follows = torch.is_grad_enabled() and not self._follows
+        read = [p for unit in self._all_units if follows and not unit.stays for p in unit.parameters]
+        self._follows = self._follows or follows
+        for parameter in read:
+            self._followed.listen(parameter)
+        try:
+            yield
+        finally:
+            self._follows = self._follows and not follows
+            self._followed.bare_all(read)
+
+    def _let_read(self, parameter: nn.Parameter, writes: bool = False) -> None:
+        """Called before a parameter that is followed is read: it is whole."""
+
+    def _follow_read(self, read: list[nn.Parameter], result: Any) -> Any:
+        """Hooks backward to gather the units of `read`. A view is copied: it would be read before its own hook runs."""
+        units = list(dict.fromkeys(self._unit_of[p] for p in read))
+        held = {_storage_of(unit.full_parameters) for unit in units}
+
+        def apart(value: Any) -> Any:
+            is_computed = isinstance(value, torch.Tensor) and value.grad_fn is not None
+            return value.clone() if is_computed and _storage_of(value) in held else value
+
+        if torch.is_grad_enabled():
+            result = pytree.tree_map(apart, result)
+            self._follow_alone(units, result)
+        return result
+
     # -- the events -------------------------------------------------------------------------------------
 
     def before_forward(self, units: list[GatheredUnit]) -> None:
@@ -231,8 +283,8 @@ class Stage3(Stage2):
         if not torch.is_grad_enabled():
             return
         if not (recomputed or self._recording):
-            if alone := list(tensors_that_require_grad(output)):
-                register_multi_grad_hook(alone, partial(self._check_alone, units), mode="any")
+            self._follow_alone(units, (output, tensors_left_in(inner)))
+        if not self._recording and (not recomputed or units[0] in self._alone):
             return
         use = self._order.only_use(units[0]) if recomputed else self._order.end - 1
         tensors = list(tensors_that_require_grad((output, tensors_left_in(inner))))
@@ -277,7 +329,8 @@ class Stage3(Stage2):
         """Called when backward reaches this use of these units: it is done with all units that it has passed."""
         self._check_age(forward, gradient)
         self._ahead.launch()
-        self._finish_passed(use)
+        self._leave_alone(units)
+        self._finish(self._order.passed(use))
         self._root.give_back()
         for unit in units:
             unit.unshard()
@@ -294,10 +347,36 @@ class Stage3(Stage2):
         last = self._order.behind(self._order.end, self.options.prefetch)
         self._ahead.enter(self._root.units, last, must_wait=self._root.is_last)
 
-    def _check_alone(self, units: list[GatheredUnit], _gradient: torch.Tensor) -> None:
-        """Raises RuntimeError if backward comes to a call of `units` that no forward has recorded, and needs them."""
-        if absent := [unit.name for unit in units if not unit.is_whole]:
-            raise RuntimeError(f"{absent[0]}: {ALONE}")
+    def _follow_alone(self, units: list[GatheredUnit], output: Any) -> None:
+        """Hooks backward to gather `units`, which were read outside of the engine's forward, or without a hook."""
+        tensors = [one for one in tensors_that_require_grad(output) if one.grad_fn is not None] if units else []
+        if tensors and torch.is_grad_enabled():
+            register_multi_grad_hook(tensors, partial(self._before_alone, units), mode="any")
+
+    def _before_alone(self, units: list[GatheredUnit], _gradient: torch.Tensor) -> None:
+        """Called when backward comes to a call of `units` by itself."""
+        freed = next((unit.name for unit in units if not (unit.stays or unit.held)), None)
+        if torch.is_grad_enabled() and freed is not None:
+            raise RuntimeError(f"{freed}: backward {SECOND_ORDER}")
+        self._ahead.launch()
+        self._leave_alone(units)
+        self._alone = units
+        for unit in units:
+            unit.unshard()
+        self._done.difference_update(units)
+
+    def _leave_alone(self, units: list[GatheredUnit]) -> None:
+        """Called when backward comes to `units`: it is done with calls by themselves of others, unless their gradients
+        continue in an open forward.
+        """
+        left, self._alone = [u for u in self._alone if u not in units], []
+        for unit in left:
+            if unit in self._root.units:  # whose modules may still be read
+                continue
+            if unit in self._order.uses:
+                unit.reshard()
+            else:
+                self._finish([unit])
 
     def _check_age(self, forward: int, _gradient: torch.Tensor) -> None:
         self._is_second_order = self._is_second_order or torch.is_grad_enabled()
@@ -305,8 +384,9 @@ class Stage3(Stage2):
             words = "zero3 has given its parameters back; go through each forward once, and before the step"
             raise RuntimeError(f"backward through a forward that a backward has gone through, or a step: {words}")
 
-    def _finish_passed(self, use: int) -> None:
-        for unit in self._order.passed(use):
+    def _finish(self, units: Iterable[GatheredUnit]) -> None:
+        """Reshards units that backward has passed, and reduces their gradients."""
+        for unit in units:
             if unit not in self._done:
                 unit.reshard()
                 if not self.gradients.in_backward:  # another's: nothing to reduce
@@ -332,8 +412,9 @@ class Stage3(Stage2):
 
     def left_over(self) -> Iterable[Unit]:
         self._reshard_all()  # backward is over: the last gradients need not lie beside parameters
+        only_alone = not self._order.is_reached and any(unit.gradients.filled for unit in self.units)
         kept = (u for u in self._all_units if u.stays)
-        for unit in dict.fromkeys([*reversed(self._order.uses), *kept]):
+        for unit in () if only_alone else dict.fromkeys([*reversed(self._order.uses), *kept]):
             if unit.trainable and unit not in self._done:
                 yield unit
         for late in self.units:
@@ -350,6 +431,7 @@ class Stage3(Stage2):
         """Closes the forwards that the backward has reached, or all."""
         self._done.clear()
         self._ahead.forget()
+        self._alone = []
         self._is_second_order = False
         self._order.end_backward(closes_all)
 
@@ -382,3 +464,18 @@ class Stage3(Stage2):
         in_hook = inside_backward() and self._root.comes_for_itself(unit)
         way = "; a hook that reads it in backward needs keep_root=True" if in_hook else ""
         raise RuntimeError(f"{name}: it is read outside of the forward of {unit.name}, {IN_PARTS}{way}")
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except NotImplementedError:  # inside of a transform of torch.func, which ends while the parameters are whole
+        return 0
+
+
+def _run_between(before: Callable[..., None], after: Callable[..., None], run: Callable[[], Any]) -> Any:
+    """Runs a method like a module's forward, between its hooks."""
+    Hook(before)(None, ())
+    output = run()
+    Hook(after)(None, (), output)
+    return output

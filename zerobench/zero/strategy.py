@@ -16,8 +16,11 @@ means over the ranks. `step` consumes them; `zero_grad` drops any that are left.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, wraps
+from types import MethodType
 from typing import Any
 
 import torch
@@ -58,6 +61,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.options = options = options.settled(self.trainable, comm.size)
         self.units: list[Unit] = []
         self.steps = 0
+        self.running = 0  # forwards of the model that are running, and methods in their place
         self.orders = {p: order for p, order in meta_init.orders_of(module).items() if p in named}
         self.owners = owners_of(owned_by(optimizer), self.trainable, comm.size)
         self._heap = Arena() if options.arena else Heap()
@@ -94,8 +98,42 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
         Several forwards, with updates between them, may share one torch.autocast: each casts again.
         """
-        Hook(self._before_forward)()
-        return self.module(*inputs, **named_inputs)
+        return self.run_forward(partial(self.module, *inputs, **named_inputs))
+
+    def register_forward_method(self, module: nn.Module, name: str) -> None:
+        """Makes another method of `module`, the model or a part of it, a forward too, such as "encode" or "generate":
+        it finds its parameters, and its result can be trained. FSDP2's register_fsdp_forward_method.
+
+        Raises ValueError for a module that is not the model's, and for a method that it does not have.
+        """
+        kind = type(module).__name__
+        if not any(module is each for each in self.module.modules()):
+            raise ValueError(f"register_forward_method: the {kind} is neither engine.module nor a part of it")
+        method = getattr(module, name, None)
+        if not isinstance(method, MethodType):
+            raise ValueError(f"register_forward_method: {kind} has no method {name!r}")
+        engine, original, registered = weakref.ref(self), method.__func__, weakref.ref(module)
+
+        @wraps(original)
+        def as_forward(own: nn.Module, *inputs: Any, **named_inputs: Any) -> Any:
+            living, run = engine(), partial(original, own, *inputs, **named_inputs)
+            return run() if living is None or registered() is not own else living.run_registered(own, run)
+
+        setattr(module, name, MethodType(as_forward, module))  # of a copy of the module, a method of the copy
+
+    def run_registered(self, module: nn.Module, run: Callable[[], Any]) -> Any:
+        """Runs a registered method of `module`."""
+        return self.run_forward(run) if module is self.module else run()
+
+    def run_forward(self, run: Callable[[], Any]) -> Any:
+        """Runs the forward of the model, or a method that stands for it."""
+        if not self.running:
+            Hook(self._before_forward)()
+        self.running += 1
+        try:
+            return run()
+        finally:
+            self.running -= 1
 
     def _before_forward(self) -> None:
         torch.clear_autocast_cache()  # casts from before an update, or whose gradients autograd would hand over last

@@ -5,14 +5,16 @@
                                            on a GPU, of masters alone: an error at the next step
     p.data.mul_(), NumPy, between steps    found by comparing values, at a step and before a checkpoint: masters are
                                            updated; on a GPU found in the update: an error at the next step
-    anything inside full_parameters()      values are compared at its end: shards and masters are updated
+    anything inside full_parameters()      values are compared at its end: shards and masters are updated; an error on
+                                           all ranks if they differ between ranks
     p.data = ..., module.double()          found by the parameter's address: an error at the next forward or step, but
                                            copied back at the end of full_parameters()
     module.weight = nn.Parameter(...)      found in the module: an error
     writes to optimizer.param_groups       found by the tensor's version: an error at the next forward or step
     edits of optimizer.param_groups        found in the groups: an error at the next step
 
-A rank updates only its own part, without a collective: every rank must write equal values, as under DDP.
+A rank updates only its own part: every rank must write equal values, as under DDP. Only the end of full_parameters()
+compares them, with one small collective.
 
 A forward checks addresses and versions, a step versions: about 0.3 µs of host time per parameter in total. Values are
 compared if masters and parameters are separate: each rank its own part. On a GPU, which the host must not wait for, the
@@ -32,12 +34,13 @@ Optimizer states are unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from .engine import ShardedEngine
@@ -80,6 +83,8 @@ class Writes:
         self._engine = engine
         self.unit_of: dict[nn.Parameter, Unit] = {}  # the unit that may hide a parameter
         self.are_kept = 0  # units inside of `keeping`
+        self._after: dict[Unit, torch.Tensor] = {}  # their fingerprints at its end
+        self._differ = False  # ranks have written different values inside
         self.start()
 
     def start(self) -> None:
@@ -252,23 +257,74 @@ class Writes:
 
     @contextmanager
     def keeping(self, unit: Unit) -> Iterator[None]:
-        """Copies values written inside to the parameters of `unit`, which is whole, into shards and masters."""
+        """Copies values written inside to the parameters of `unit`, which is whole, into shards and masters, unless
+        `compare` has found that the ranks wrote different ones.
+        """
         before = fingerprint(unit.full_parameters)  # of all parts, so that all ranks decide alike
         self.are_kept += 1
         try:
             yield
         finally:
             self.are_kept -= 1
-            for parameter in unit.versions.parameters:  # whose `.data` may have been replaced
-                home = self.homes[parameter]
-                alike = (parameter.shape, parameter.dtype, parameter.device) == (home.shape, home.dtype, home.device)
-                if parameter.data_ptr() != home.data_ptr() and alike:
-                    home.copy_(parameter.data)
-                    parameter.data = home
-            written = unit.versions.written()
-            if written or bool(before != fingerprint(unit.full_parameters)):
+            self._bring_home(unit)
+            after, written = self._after.pop(unit, None), unit.versions.written()
+            after = fingerprint(unit.full_parameters) if after is None else after  # after an exception inside
+            if (written or bool(before != after)) and not self._differ:
                 self._engine.schedule.check_writable(unit.name)
                 unit.keep_parameters(self._loaded)
+
+    def _bring_home(self, unit: Unit) -> None:
+        """Copies the parameters of `unit` whose `.data` was replaced into the engine's memory."""
+        for parameter in unit.versions.parameters:
+            home = self.homes[parameter]
+            alike = (parameter.shape, parameter.dtype, parameter.device) == (home.shape, home.dtype, home.device)
+            if parameter.data_ptr() != home.data_ptr() and alike:
+                home.copy_(parameter.data)
+                parameter.data = home
+
+    def compare(self, units: Sequence[Unit]) -> None:
+        """Raises RuntimeError, on all ranks, if the parameters of whole `units` differ between ranks."""
+        self._differ = False
+        if self._engine.comm.group is None or not units:
+            return
+        for unit in units:
+            self._bring_home(unit)
+            self._after[unit] = fingerprint(unit.full_parameters)
+        prints = torch.stack([self._after[unit] for unit in units])
+        most = self._most(torch.stack([prints, ~prints]))  # ~ reverses the order: the most, and the least
+        for unit, differs in zip(units, (most[0] != ~most[1]).tolist(), strict=True):
+            if differs:
+                self._raise_unequal(unit)
+
+    def _raise_unequal(self, unit: Unit) -> None:
+        """Raises RuntimeError for the first parameter of `unit` that differs between ranks."""
+        group, pieces = self._engine.comm.group, unit.layout.pieces
+        table = torch.full((dist.get_world_size(group), len(pieces)), torch.iinfo(torch.int64).min)
+        for number, piece in enumerate(pieces):
+            whole_bytes = unit.full_parameters.narrow(0, piece.offset, piece.numel).clone().view(torch.uint8)
+            padded = nn.functional.pad(whole_bytes, (0, -whole_bytes.numel() % 8))  # to whole 64-bit words
+            table[dist.get_rank(group), number] = fingerprint(padded)
+        columns = self._most(table.to(unit.device)).T.tolist()
+        for parameter, column in zip(self._engine.parameters_of(unit), columns, strict=True):
+            alike: dict[int, list[str]] = {}
+            for rank, value in enumerate(column):
+                alike.setdefault(value, []).append(str(rank))
+            self._differ = len(alike) > 1
+            if self._differ:
+                groups = " and ".join(", ".join(ranks) for ranks in alike.values())
+                raise RuntimeError(
+                    f"{self._names[parameter]}: at the end of full_parameters() its values differ between ranks"
+                    f" {groups}, and each rank keeps its part only; write equal values on every rank (broadcast rank"
+                    " 0's first)"
+                )
+
+    def _most(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the elementwise maximum over the ranks."""
+        comm = self._engine.comm
+        with torch.inference_mode(False):  # a communicator keeps the last value that it sent
+            sent = values.to(comm.flags_device or values.device, copy=True)
+        comm.maximum(sent)
+        return sent
 
 
 def take_loads(engine: ShardedEngine, writes: Writes) -> None:

@@ -34,8 +34,9 @@ from .safetensors import DTYPES, row_major
 from .storage import Checkpoint, Chunks
 
 
-def tensors_of(engine: ShardedEngine, copy: bool) -> Chunks:
+def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) -> Chunks:
     """Returns this rank's part of the state: the live tensors, or with `copy` CPU copies, so that training can go on.
+    `exclude_frozen`: without frozen parameters.
 
     Only the first of several replicas has a part; the others return an empty dict.
     """
@@ -49,6 +50,8 @@ def tensors_of(engine: ShardedEngine, copy: bool) -> Chunks:
 
     saved_by = {f"frozen.{name}": number % engine.comm.size for number, name in enumerate(whole_frozen(engine))}
     for part in parts_of(engine):
+        if exclude_frozen and part.name.startswith("frozen."):
+            continue
         if saved_by.get(part.name, engine.comm.rank) == engine.comm.rank:
             add(part.name, part.start, part.tensor)
     for segment in engine.segments:
@@ -149,8 +152,10 @@ class CheckpointLoad:
     def __init__(self, engine: ShardedEngine, saved: Checkpoint) -> None:
         """Allocates the tensors that the engine does not have yet."""
         self._engine, self._saved, self.files = engine, saved, saved.files
+        known = saved.facts["parameters"]  # others keep their values and states
+        self._segments = [one for one in engine.segments if engine.names[one.segment.parameter] in known]
         self._pending: dict[OptimizerSegment, torch.Tensor] = {}
-        self._states = [self._new_state(segment) for segment in engine.segments]
+        self._states = [self._new_state(segment) for segment in self._segments]
         self._options = [
             {key: decode(value) for key, value in options.items() if key not in IMPLEMENTATION}
             for options in saved.facts["optimizer"]["options"]
@@ -182,7 +187,7 @@ class CheckpointLoad:
         engine = self._engine
         for part in parts_of(engine):
             self._read(part.name, engine.orders[part.parameter], part.start, part.tensor)
-        for segment, state in zip(engine.segments, self._states, strict=True):
+        for segment, state in zip(self._segments, self._states, strict=True):
             number, start = segment.segment.parameter, segment.segment.start
             name, order = engine.names[number], engine.orders[engine.trainable[number]]
             for key, value in state.items():
@@ -199,7 +204,7 @@ class CheckpointLoad:
 
     def _read(self, key: str, order: MemoryOrder, start: int, target: torch.Tensor) -> None:
         """Fills `target` with elements of the tensor `key` from `start` on, counted in `order`."""
-        if target.numel():
+        if target.numel() and key in self._saved.tensors:
             put(target, self._saved.tensors[key].part(order, start, start + target.numel()).view(target.shape))
 
     def finish(self) -> dict[str, Any]:
@@ -209,7 +214,7 @@ class CheckpointLoad:
         """
         engine, optimizer, facts = self._engine, self._engine.optimizer, self._saved.facts
         group_of = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
-        for segment, state in zip(engine.segments, self._states, strict=True):
+        for segment, state in zip(self._segments, self._states, strict=True):
             group = group_of.get(id(segment.tensor), {})
             optimizer.state.pop(segment.tensor, None)
             if state:

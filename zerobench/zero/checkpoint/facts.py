@@ -36,7 +36,7 @@ IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "capturable", "di
 """Options that choose an implementation of the update and do not change its result: each engine keeps its own."""
 
 
-def facts_of(engine: ShardedEngine, user: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of(engine: ShardedEngine, user: Mapping[str, Any], exclude_frozen: bool = False) -> dict[str, Any]:
     """Returns this rank's facts. Raises ValueError for a value that JSON cannot hold."""
     number_of = {id(p): number for number, group in enumerate(engine.optimizer.param_groups) for p in group["params"]}
     groups: dict[str, int] = {}
@@ -53,7 +53,7 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any]) -> dict[str, Any]:
         "parameters": {
             name: {**_kind(p), **_dims(engine.orders[p]), "trainable": p in trainable}
             for name, p in engine.module.named_parameters()
-            if p in engine.orders
+            if p in engine.orders and (p in trainable or not exclude_frozen)
         },
         "buffers": {name: _kind(buffer) for name, buffer in buffers_of(engine.module).items()},
         "optimizer": {
@@ -215,10 +215,12 @@ def _add(known: dict[str, Any], name: str, value: Any, words: str) -> None:
 
 
 def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Iterable[str]:
-    """Yields the reasons why `engine` cannot load a checkpoint with these facts, the most specific first."""
+    """Yields the reasons why `engine` cannot load what it has in common with a checkpoint of these facts, the most
+    specific first.
+    """
     current = facts_of(engine, {})
     for kind in ("parameters", "buffers"):
-        yield from _of_names(kind[:-1], facts[kind], current[kind])
+        yield from _of_names(facts[kind], current[kind])
     saved, own = facts["optimizer"], current["optimizer"]
     if saved["class"] != own["class"]:
         yield f"optimizer: {saved['class']} in the checkpoint, {own['class']} here"
@@ -229,11 +231,14 @@ def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mappin
         if not _is_like(pending["coefficient"], 1.0):
             yield f"extra: the coefficient of its pending update is {pending['coefficient']!r:.60} in the checkpoint"
         yield from _of_options("pending update", pending["options"], own["options"])
+    common = facts["parameters"].keys() & current["parameters"].keys()
     for name, number in own["groups"].items():
-        if saved["groups"].get(name) != number:
+        if name in common and saved["groups"].get(name) != number:
             yield f"optimizer: {name} is in group {saved['groups'].get(name)} in the checkpoint, in group {number} here"
     for segment in engine.segments:
         name = engine.names[segment.segment.parameter]
+        if name not in common:
+            continue
         agrees = engine.orders[engine.trainable[segment.segment.parameter]].agrees(saved_order(facts, name))
         for key, state in filter(lambda item: is_blocks(item[1]), saved["states"].get(name, {}).items()):
             blocks, block = f"{name}: its state {key} has blocks of", block_numel(engine.optimizer)
@@ -282,14 +287,19 @@ def _is_like(saved: Any, own: Any) -> bool:
     return isinstance(saved, int | float if isinstance(own, float) else type(own))
 
 
-def _of_names(kind: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterable[str]:
-    for name in own:
-        if name not in saved:
-            yield f"{name}: the model has this {kind}, the checkpoint has not"
-    for name, entry in saved.items():
-        if name not in own:
-            yield f"{name}: the checkpoint has this {kind}, the model has not"
-        elif entry["shape"] != own[name]["shape"]:
+def names_of_one(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterable[str]:
+    """Yields the parameters and buffers that only the model or only the checkpoint has."""
+    current = facts_of(engine, {})
+    for kind in ("parameters", "buffers"):
+        for name in (name for name in current[kind] if name not in facts[kind]):
+            yield f"{name}: the model has this {kind[:-1]}, the checkpoint has not; strict=False keeps its values"
+        for name in (name for name in facts[kind] if name not in current[kind]):
+            yield f"{name}: the checkpoint has this {kind[:-1]}, the model has not; strict=False leaves it out"
+
+
+def _of_names(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterable[str]:
+    for name, entry in ((name, saved[name]) for name in saved if name in own):
+        if entry["shape"] != own[name]["shape"]:
             yield f"{name}: its shape is {entry['shape']} in the checkpoint, {own[name]['shape']} here"
         elif entry.get("trainable") != own[name].get("trainable"):
             words = ("frozen", "trainable")

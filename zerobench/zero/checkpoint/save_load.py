@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import torch
@@ -22,7 +23,7 @@ from ..engine import ShardedEngine
 from . import storage
 from .consensus import Ranks, SaveHandle, ranks_of
 from .contents import CheckpointLoad, before_load, tensors_in, tensors_of
-from .facts import buffers_of, differences, facts_of, merge
+from .facts import buffers_of, differences, facts_of, merge, names_of_one
 from .safetensors import bytes_of, layout, sync
 from .storage import Chunks, read_checkpoint, wanting_facts
 from .trial_step import problems_of_step
@@ -85,13 +86,19 @@ class _ExportFile:
             raise RuntimeError(f"export: {self._path} was not written: {error}") from error
 
 
-def save(
-    engine: ShardedEngine, path: str | os.PathLike[str], asynchronous: bool, user_state: Mapping[str, Any]
-) -> SaveHandle | None:
+class Chosen(NamedTuple):
+    """The choices of a save: see `Strategy.save`."""
+
+    user_state: Mapping[str, Any]
+    exclude_frozen: bool
+    without_gradients: bool
+
+
+def save(engine: ShardedEngine, path: str | os.PathLike[str], asynchronous: bool, chosen: Chosen) -> SaveHandle | None:
     """Writes a checkpoint, as `Strategy.save` specifies."""
     engine.settle()
     ranks, folder = ranks_of(engine), Path(path).absolute()
-    tensors, facts = ranks.agree(lambda: _take(engine, asynchronous, user_state))
+    tensors, facts = ranks.agree(lambda: _take(engine, asynchronous, chosen))
     write = partial(_write, ranks, folder, tensors, facts)
     if asynchronous:
         ranks.in_flight = SaveHandle(write)
@@ -101,11 +108,14 @@ def save(
     return None
 
 
-def _take(engine: ShardedEngine, copy: bool, user_state: Mapping[str, Any]) -> tuple[Chunks, dict[str, Any]]:
-    if engine.update.used:
-        raise ValueError("save: there are gradients, which a checkpoint does not hold; save after step()")
+def _take(engine: ShardedEngine, copy: bool, chosen: Chosen) -> tuple[Chunks, dict[str, Any]]:
+    if engine.update.used and not chosen.without_gradients:
+        raise ValueError(
+            "save: there are gradients, which a checkpoint does not hold; save after step(), or with"
+            " without_gradients=True, which leaves them in the engine and out of the checkpoint"
+        )
     engine.schedule.check_saveable()
-    return tensors_of(engine, copy), facts_of(engine, user_state)
+    return tensors_of(engine, copy, chosen.exclude_frozen), facts_of(engine, chosen.user_state, chosen.exclude_frozen)
 
 
 def _write(ranks: Ranks, path: Path, tensors: Chunks, facts: dict[str, Any]) -> None:
@@ -145,12 +155,12 @@ def _problems_of_steps(engine: ShardedEngine, facts: Mapping[str, Any]) -> Itera
             yield from problems_of_step(engine, facts["optimizer"]["states"], options)
 
 
-def load(engine: ShardedEngine, path: str | os.PathLike[str]) -> dict[str, Any]:
+def load(engine: ShardedEngine, path: str | os.PathLike[str], strict: bool) -> dict[str, Any]:
     """Reads a checkpoint, as `Strategy.load` specifies."""
     engine.settle()
     ranks, folder = ranks_of(engine), Path(path).absolute()
     # on all ranks before anything is changed
-    loading = ranks.agree(lambda: _check(engine, folder), files=lambda loading: loading.files)
+    loading = ranks.agree(lambda: _check(engine, folder, strict), files=lambda loading: loading.files)
     engine.zero_grad()
     before_load(engine)
     with labels.collective("control"):
@@ -161,10 +171,13 @@ def load(engine: ShardedEngine, path: str | os.PathLike[str]) -> dict[str, Any]:
     return loading.finish()
 
 
-def _check(engine: ShardedEngine, folder: Path) -> CheckpointLoad:
+def _check(engine: ShardedEngine, folder: Path, strict: bool) -> CheckpointLoad:
     """Prepares a load. Raises ValueError if the checkpoint is damaged, or for another model or optimizer."""
     saved = read_checkpoint(folder, tensors_in(engine.module))
     with wanting_facts(folder):
-        for sentence in chain(differences(engine, saved.facts, saved.tensors), _problems_of_steps(engine, saved.facts)):
+        found, missing = differences(engine, saved.facts, saved.tensors), names_of_one(engine, saved.facts)
+        for sentence in chain(missing if strict else (), found, _problems_of_steps(engine, saved.facts)):
             raise ValueError(f"{folder}: {sentence}")
+        if not strict and engine.comm.is_first and (left := [*names_of_one(engine, saved.facts)]):
+            warnings.warn(f"load: {folder}: {'; '.join(left)}", stacklevel=5)
         return CheckpointLoad(engine, saved)

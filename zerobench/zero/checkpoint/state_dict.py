@@ -135,8 +135,8 @@ class StateFace(ShardedEngine):
 
         For example to update averages, or for `load_state_dict`. Values written in place or by `p.data = ...` are
         copied into shards and fp32 masters at the end; every rank must write equal values, since each keeps only its
-        own part. Optimizer states are unchanged. Raises RuntimeError for a parameter that was replaced by a tensor of
-        another dtype or device.
+        own part. Optimizer states are unchanged. Raises RuntimeError, on all ranks, for values that differ between
+        ranks, and for a parameter that was replaced by a tensor of another dtype or device.
         """
         self.settle()
         self.writes.check()
@@ -145,7 +145,9 @@ class StateFace(ShardedEngine):
             for unit in units:
                 stack.enter_context(self.whole(unit))
                 stack.enter_context(self.writes.keeping(unit))
-            yield self.module
+            with self.following_reads():
+                yield self.module
+            self.writes.compare(units)
         self.writes.check()
 
     @contextmanager
@@ -200,8 +202,9 @@ class StateFace(ShardedEngine):
         self.after_load()
 
     def save(
-        self, path: str | PathLike[str], *, asynchronous: bool = False, user_state: dict[str, Any] | None = None
-    ) -> SaveHandle | None:
+        self, path: str | PathLike[str], *, asynchronous: bool = False, user_state: dict[str, Any] | None = None,
+        exclude_frozen: bool = False, without_gradients: bool = False,
+    ) -> SaveHandle | None:  # fmt: skip
         """Writes a checkpoint, the folder `path`, that any stage at any N can load; collective over the ranks.
 
         `user_state`: JSON values that `load` returns; rank 0's are saved. `asynchronous`: returns once this
@@ -213,18 +216,21 @@ class StateFace(ShardedEngine):
         self.writes.check()
         self.gradients.stand_ins.heed()
         with self.placement.in_memory(write_back=False):
-            return save_load.save(self, path, asynchronous, user_state or {})
+            chosen = save_load.Chosen(user_state or {}, exclude_frozen, without_gradients)
+            return save_load.save(self, path, asynchronous, chosen)
 
     @in_normal_mode
-    def load(self, path: str | PathLike[str], *, weights_only: bool = False) -> dict[str, Any]:
+    def load(self, path: str | PathLike[str], *, weights_only: bool = False, strict: bool = True) -> dict[str, Any]:
         """Loads a checkpoint that `save` wrote at any stage and N, and returns its `user_state`; collective.
 
-        `weights_only`: loads only parameters and buffers, as `load_weights` does. Raises ValueError, on all ranks and
-        before anything is changed, for a checkpoint that is damaged or for another model or optimizer.
+        `weights_only`: loads only parameters and buffers, as `load_weights` does. Without `strict` parameters and
+        buffers that the checkpoint lacks keep their values and states, and those that the module lacks are left out; a
+        warning names both. Raises ValueError, on all ranks and before anything is changed, for a checkpoint that is
+        damaged or for another model or optimizer.
         """
         self.check_own_weights("load")
         with self.placement.in_memory(write_back=True):
-            return load_weights(self, path, strict=True)[1] if weights_only else save_load.load(self, path)
+            return load_weights(self, path, strict)[1] if weights_only else save_load.load(self, path, strict)
 
     @in_normal_mode
     def load_weights(self, path: str | PathLike[str], *, strict: bool = True) -> tuple[list[str], list[str]]:

@@ -59,8 +59,15 @@ def check_module(model: nn.Module, moves_frozen: bool, ignored: Collection[nn.Pa
 
 
 def check_gradients(trainable: dict[nn.Parameter, str]) -> None:
-    """Raises ValueError for existing gradients of trainable parameters, given with their names."""
+    """Raises ValueError for existing gradients of trainable parameters, given with their names, and for optimizers that
+    step in backward. (`_in_backward_optimizers` is torch-private; tested.)
+    """
     for parameter, name in trainable.items():
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise ValueError(
+                f"{name}: _apply_optimizer_in_backward gave it an optimizer that steps in backward, which would never"
+                " run here, as gradients are reduced first; leave it out, and give initialize() the one optimizer"
+            )
         if parameter.grad is not None:
             raise ValueError(
                 f"{name}: it has a gradient in .grad, which the engine would not read; call optimizer.zero_grad()"

@@ -59,6 +59,11 @@ class UnitOrder(Generic[U]):
         self._come_to.add(forward)
         return forward in self._open
 
+    @property
+    def is_reached(self) -> bool:
+        """True if the current backward has reached a forward."""
+        return bool(self._come_to)
+
     def end_backward(self, closes_all: bool) -> None:
         """Ends the backward: closes the forwards that it reached, or all; the last one predicts the next."""
         latest = [unit for unit in self._uses[self._start :] if unit is not None]

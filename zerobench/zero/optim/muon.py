@@ -5,12 +5,15 @@
     AdafactorWithAdamW  the same with Adafactor in place of Muon
 
 Muon: Keller Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024. torch.optim.Muon does the update,
-with one Newton-Schulz call per matrix; the momentum is the only state, 4 bytes per parameter less than Adam has.
+with one Newton-Schulz call per matrix; the momentum is the only state, 4 bytes per parameter less than Adam has. A
+parameter of 3 dimensions is a stack of matrices, such as a mixture's experts: Muon updates each of them by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -22,9 +25,16 @@ from .owned import OWNED
 from .step_by_tiles import raw_step
 
 REST = ("not_2d", "embeddings", "head")
-"""Words of a list of AdamW's parameters, besides name patterns: parameters that are not matrices; weights of
-nn.Embedding; the last nn.Linear.
-"""
+"""AdamW's parameters, usually: those that are not matrices; weights of nn.Embedding; the last nn.Linear."""
+
+STACKS = "not_2d_or_3d"
+"""In place of not_2d: Muon gets stacks of matrices, too."""
+
+DIMENSIONS = {"not_2d": (2,), STACKS: (2, 3)}
+"""Word -> dimensions of the parameters that it leaves to Muon."""
+
+WORDS = (*DIMENSIONS, *REST[1:])
+"""Words of a list, besides name patterns."""
 
 
 class MuonWithAdamW(optim.Optimizer):
@@ -42,8 +52,15 @@ class MuonWithAdamW(optim.Optimizer):
         if not all(isinstance(group.get(OWNED), bool) for group in groups):
             of = self.parts[True].__name__
             raise ValueError(f"{type(self).__name__}: each group says owned=True ({of}) or owned=False (AdamW)")
-        made = [self.parts[group[OWNED]]([group]).param_groups[0] for group in groups]  # filled in and checked by torch
+        made = [self._checked(group) for group in groups]
         super().__init__(made, {"differentiable": False})
+
+    def _checked(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Returns the group with the defaults of its optimizer, which checks it."""
+        kind, params = self.parts[group[OWNED]], list(group["params"])
+        shown = [p.detach().flatten(0, 1) if kind is optim.Muon and _is_stack(p) else p for p in params]
+        made: dict[str, Any] = kind([group | {"params": shown}]).param_groups[0]
+        return made if all(map(operator.is_, shown, params)) else made | {"params": params}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -55,8 +72,35 @@ class MuonWithAdamW(optim.Optimizer):
         for owned, kind in self.parts.items():
             part: optim.Optimizer = object.__new__(kind)  # over the same groups and states
             vars(part).update(vars(self), param_groups=[one for one in self.param_groups if one[OWNED] is owned])
-            raw_step(part)
+            with _unstacked(part) if kind is optim.Muon else nullcontext():
+                raw_step(part)
         return loss
+
+
+def _is_stack(p: Any) -> bool:
+    return isinstance(p, torch.Tensor) and p.dim() == 3
+
+
+@contextmanager
+def _unstacked(part: optim.Optimizer) -> Iterator[None]:
+    """Replaces stacks of matrices in the groups of `part` by views of each matrix, its gradient and its momentum."""
+    views: list[torch.Tensor] = []
+    groups, part.param_groups = part.param_groups, []
+    for group in groups:
+        params = [p for p in group["params"] if not _is_stack(p)]
+        for p in [p for p in group["params"] if _is_stack(p) and p.grad is not None]:
+            if "momentum_buffer" not in part.state[p]:
+                part.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
+            for matrix, gradient, own in zip(p.detach(), p.grad, part.state[p]["momentum_buffer"], strict=True):
+                matrix.grad, part.state[matrix] = gradient, {"momentum_buffer": own}
+                views.append(matrix)
+                params.append(matrix)
+        part.param_groups.append(group | {"params": params})
+    try:
+        yield
+    finally:
+        for matrix in views:
+            del part.state[matrix]
 
 
 class AdafactorWithAdamW(MuonWithAdamW):
@@ -70,25 +114,28 @@ class AdafactorWithAdamW(MuonWithAdamW):
 def split(model: nn.Module, rest: Sequence[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Returns the trainable parameters for Muon, and those for AdamW: all that match an entry of `rest`.
 
-    An entry is a word of REST, or a shell-style pattern of names ("blocks.*.attention_in.weight"). Raises ValueError
+    An entry is one of WORDS, or a shell-style pattern of names ("blocks.*.attention_in.weight"). Raises ValueError
     for an empty list, an entry that matches nothing, a parameter that is not a matrix and in no entry, and if no matrix
     is left.
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
     if not rest:
-        raise ValueError(f"the list of parameters for AdamW is empty; use words of {', '.join(REST)}, and names")
+        raise ValueError(f"the list of parameters for AdamW is empty; use words of {', '.join(WORDS)}, and names")
     taken: set[nn.Parameter] = set()
     for entry in rest:
         mine = _meant(model, entry, named)
-        if not mine and entry not in REST:
-            near = get_close_matches(entry, [*REST, *named], n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"use words of {', '.join(REST)}, or names of parameters"
+        if not mine and entry not in WORDS:
+            near = get_close_matches(entry, [*WORDS, *named], n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"use words of {', '.join(WORDS)}, or names of parameters"
             raise ValueError(f"{entry!r} is no trainable parameter of {type(model).__name__}; {hint}")
         taken.update(mine)
     matrices = [p for p in named.values() if p not in taken]
-    flat = next((name for name, p in named.items() if p not in taken and p.dim() != 2), None)
+    allowed = DIMENSIONS[STACKS] if STACKS in rest else (2,)  # a 3-D parameter may also be a convolution's
+    flat = next((name for name, p in named.items() if p not in taken and p.dim() not in allowed), None)
     if flat is not None:
-        raise ValueError(f"{flat} has {named[flat].dim()} dimensions, and Muon takes matrices alone; add not_2d, or it")
+        stacks = f"; {STACKS} in place of not_2d leaves Muon stacks of matrices" if named[flat].dim() == 3 else ""
+        words = f"{flat} has {named[flat].dim()} dimensions, and Muon takes matrices alone; add not_2d, or it{stacks}"
+        raise ValueError(words)
     if not matrices:
         raise ValueError(
             f"it takes every parameter of {type(model).__name__}, and leaves no matrix for Muon; use adamw"
@@ -97,8 +144,8 @@ def split(model: nn.Module, rest: Sequence[str]) -> tuple[list[nn.Parameter], li
 
 
 def _meant(model: nn.Module, entry: str, named: dict[str, nn.Parameter]) -> list[nn.Parameter]:
-    if entry == "not_2d":
-        return [p for p in named.values() if p.dim() != 2]
+    if entry in DIMENSIONS:
+        return [p for p in named.values() if p.dim() not in DIMENSIONS[entry]]
     if entry in REST:
         kind = nn.Embedding if entry == "embeddings" else nn.Linear
         found: list[Any] = [module.weight for module in model.modules() if isinstance(module, kind)]

@@ -16,6 +16,7 @@ matrices owned by the same key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 from torch import nn, optim
 
@@ -30,10 +31,10 @@ def says_who_owns(optimizer: optim.Optimizer) -> bool:
 
 def cost_of(shape: Sequence[int]) -> int:
     """Returns the multiplications and additions of one Newton-Schulz iteration on an (m, n) matrix, m ≤ n: X Xᵀ, its
-    square, and the product with X: 4m²n + 2m³.
+    square, and the product with X: 4m²n + 2m³. Of a stack, (experts, m, n), those of all its matrices.
     """
-    m, n = sorted(shape)
-    return 4 * m * m * n + 2 * m**3
+    m, n = sorted(shape[-2:])
+    return prod(shape[:-2]) * (4 * m * m * n + 2 * m**3)
 
 
 def assign(costs: Sequence[int], ranks: int) -> list[int]:
@@ -53,11 +54,14 @@ def owned_by(optimizer: optim.Optimizer) -> set[nn.Parameter]:
 
 
 def owners_of(held: set[nn.Parameter], trainable: Iterable[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
-    """Returns the owner of every trainable parameter in `held`. Raises ValueError for one that is not a matrix."""
+    """Returns the owner of every trainable parameter in `held`. Raises ValueError for one that is neither a matrix nor a
+    stack of matrices, which one rank owns together.
+    """
     mine = [p for p in trainable if p in held and p.numel()]
-    if any(p.dim() != 2 for p in mine):
-        shape = next(tuple(p.shape) for p in mine if p.dim() != 2)
+    if any(p.dim() not in (2, 3) for p in mine):
+        shape = next(tuple(p.shape) for p in mine if p.dim() not in (2, 3))
         raise ValueError(
-            f"optimizer: a parameter of shape {shape} is in a group with owned=True, which is for matrices"
+            f"optimizer: a parameter of shape {shape} is in a group with owned=True, which is for matrices, and stacks"
+            " of them"
         )
     return dict(zip(mine, assign([cost_of(p.shape) for p in mine], ranks), strict=True))

@@ -48,10 +48,15 @@ class Hiding:
 
     `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (writes.py) pass
     through; `asked` is then called for a write to one without memory. `lets_detach`: reads without a gradient pass too.
+    `answered`: the engine's method that gets the parameters and the result of each read, and returns the result.
     """
 
-    def __init__(self, asked: Callable[..., None], lets_write: bool = False, lets_detach: bool = False) -> None:
+    def __init__(
+        self, asked: Callable[..., None], lets_write: bool = False, lets_detach: bool = False,
+        answered: Callable[[list[Any], Any], Any] | None = None,
+    ) -> None:  # fmt: skip
         self._asked = weakref.WeakMethod(asked)
+        self._answered: Any = weakref.WeakMethod(answered) if answered else lambda: None
         self.lets_write, self.lets_detach = lets_write, lets_detach
         self._classes: dict[type, type] = {}
 
@@ -95,6 +100,11 @@ class Hiding:
             )
         asked(parameter, writes) if writes else asked(parameter)
 
+    def answer(self, read: list[Any], result: Any) -> Any:
+        """Returns the result of a read of the parameters `read`."""
+        answered = self._answered()
+        return result if answered is None else answered(read, result)
+
     def is_asked(self, operation: Any) -> bool:
         """Returns True if a torch function, or a property, reads or writes values."""
         name: str = operation.__name__
@@ -131,11 +141,12 @@ class _Hidden:
 
     @classmethod
     def __torch_function__(cls, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        read: list[Any] = []
         if cls.hiding.is_asked(operation):
-            for leaf in pytree.tree_leaves((args, kwargs)):
-                if isinstance(leaf, cls):
-                    cls.hiding.ask(leaf)  # type: ignore[arg-type]
-            if not any(isinstance(leaf, cls) for leaf in pytree.tree_leaves((args, kwargs))):
+            read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, cls)]
+            for leaf in read:
+                cls.hiding.ask(leaf)
+            if not any(isinstance(leaf, cls) for leaf in read):
                 return operation(*args, **(kwargs or {}))
         elif is_write(operation):
             written = {id(leaf) for leaf in pytree.tree_leaves(args[:1] or kwargs)}  # nn.init names all its arguments
@@ -143,7 +154,8 @@ class _Hidden:
                 if isinstance(leaf, cls) and is_placeholder(leaf):  # type: ignore[arg-type]
                     cls.hiding.ask(leaf, writes=id(leaf) in written)  # type: ignore[arg-type]
         with as_they_are():
-            return operation(*args, **(kwargs or {}))
+            result = operation(*args, **(kwargs or {}))
+            return cls.hiding.answer(read, result) if read else result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the values as a parameter of its own class, or raises; never copies the NaN."""

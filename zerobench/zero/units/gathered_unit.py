@@ -60,12 +60,6 @@ UNHEARD = (
     " the module that made it in units="
 )
 
-ALONE = (
-    "backward came to a call of it by itself, outside of the engine's forward or inside of one that ran under"
-    " torch.no_grad(), for which zero3 does not gather it again; call it in the forward of the whole module, with"
-    " gradients, or use zero2"
-)
-
 SECOND_ORDER = (
     "goes through gradients of torch.autograd.grad(create_graph=True), as a gradient penalty does, and so reads"
     " parameters that zero3 has given back: it does not support double backward; use zero1 or zero2"

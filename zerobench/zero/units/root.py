@@ -8,6 +8,8 @@ They are whole from the beginning of the forward. Backward starts with the head,
                       gathered again for a submodule whose backward reads parameters. An embedding's does not: then
                       no more bytes are sent than if they were kept. A single rank frees them after forward
 
+A module of the root may also be called by itself: the units are gathered for it, and for its backward.
+
 "auto" requires parameters that are read only in their own modules' forward. If one belongs to the root module itself,
 or is read elsewhere before the last unit has run, the root is kept.
 """
@@ -64,7 +66,10 @@ class Root:
         self._hearing = Hiding(self._heard, lets_write=True, lets_detach=True)
         self._forwards = LISTENED
         self._uses: Callable[[], int] = lambda: 0
-        for module in dict.fromkeys(owner for owner, _ in held) if self.goes else ():
+        self._in_forward = False
+        self._brought: list[bool] = []  # for each of the root's modules that runs: the units were gathered for it
+        self._is_heard = self.goes
+        for module in dict.fromkeys(owner for owner, _ in held if owner is not root):
             module.register_forward_pre_hook(Hook(partial(self._before, module)), prepend=True)
             module.register_forward_hook(Hook(partial(self._after, module)), always_call=True)
 
@@ -91,7 +96,7 @@ class Root:
         """Starts a training forward; `uses`: returns the number of uses of other units so far. In the first forwards
         reads are observed: backward would not see a parameter that is read outside of its module before the end.
         """
-        self._uses = uses
+        self._uses, self._in_forward = uses, True
         if self.goes and self._forwards:
             self._forwards -= 1
             for parameter in self._parameters:
@@ -105,6 +110,7 @@ class Root:
 
     def end_forward(self) -> None:
         """Ends the forward, and evaluates the reads."""
+        self._in_forward = False
         for parameter in self._parameters:
             self._hearing.bare(parameter)
         self.goes = self.goes and all(at == self._uses() for at in self._read_at)
@@ -112,16 +118,22 @@ class Root:
 
     def _before(self, module: nn.Module, *_: Any) -> None:
         self._reading.update(p for p in module._parameters.values() if p in self._parameters)
-        if inside_backward():  # it is computed again
-            self.bring()
+        self._brought.append(not all(unit.is_whole for unit in self.units))  # called by itself, or computed again
+        self.bring()
 
     def _after(self, module: nn.Module, _module: nn.Module, _inputs: Any, output: Any) -> None:
         self._reading.subtract(p for p in module._parameters.values() if p in self._parameters)
-        tensors = list(tensors_that_require_grad(output)) if is_read_in_backward(module) else []
-        if tensors:
-            self._come_at = self._uses()
+        if self._brought.pop() and not inside_backward():
+            for unit in self.units:
+                unit.reshard()
+        is_alone = not (self._in_forward or inside_backward())
+        is_read = is_alone or (self._is_heard and is_read_in_backward(module))
+        if tensors := list(tensors_that_require_grad(output)) if is_read else []:
+            if self._in_forward:
+                self._come_at = self._uses()
             register_multi_grad_hook(tensors, self._come, mode="any")
 
     def _come(self, _gradient: torch.Tensor) -> None:
         self.bring()
-        self._come_to()
+        if self._is_heard:
+            self._come_to()
