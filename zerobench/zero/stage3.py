@@ -253,6 +253,7 @@ class Stage3(Stage2):
     def before_backward(self, units: list[GatheredUnit], use: int, forward: int, gradient: torch.Tensor) -> None:
         """Called when backward reaches this use of these units: it is done with all units that it has passed."""
         self._check_age(forward, gradient)
+        self.gradients.begin_plain()
         self._ahead.launch()
         self._finish_passed(use)
         self._root.give_back()
@@ -265,6 +266,7 @@ class Stage3(Stage2):
 
     def _before_root_backward(self, forward: int, gradient: torch.Tensor) -> None:
         self._check_age(forward, gradient)
+        self.gradients.begin_plain()
         if not self._root.is_last:
             self._root.bring()
         # the last unit travels while the head's backward runs, not before: the loss's temporaries are the peak
@@ -297,10 +299,13 @@ class Stage3(Stage2):
             super().backward(loss, retain_graph)
         except BaseException as error:
             why = self._why_absent
-            self._end_backward(closes_all=True)
+            self.abandon_backward()
             if FREED in str(error):
                 raise RuntimeError(f"backward: it {why}") from error
             raise
+
+    def abandon_backward(self) -> None:
+        self._end_backward(closes_all=True)
 
     def due(self, unit: Unit) -> Iterable[Unit]:
         """Backward's progress decides when a unit is sent, so that all ranks send in one order."""

@@ -18,6 +18,8 @@ A fact is a number, a text, a tuple of them, or a tensor of one element, which s
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import wraps
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -183,9 +185,22 @@ def _cut_state(
 
 
 STEP = (
-    "call engine.step(), not optimizer.step(): the parameters must be exchanged (and no GradScaler.step: pass"
-    " loss_scaling=zerobench.zero.LossScaling() to initialize instead)"
+    "call engine.step(), or optimizer.step() of the optimizer that initialize() was given: a step that was kept from"
+    " before, or another object's over the same groups, does not exchange the parameters"
 )
+
+
+def step_by(optimizer: optim.Optimizer, engine: Any) -> None:
+    """Makes `optimizer.step()` do `engine.step()`, which calls the optimizer's own; a scheduler's wrapper stays known
+    as one, by its attributes.
+    """
+    own = optimizer.step
+
+    @wraps(own)
+    def step(_self: optim.Optimizer, *args: Any, **named: Any) -> Any:
+        return (own if engine.update.is_stepping else engine.step)(*args, **named)
+
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
 def guard(optimizer: optim.Optimizer) -> None:

@@ -38,7 +38,7 @@ class Update:
 
     `used`        parameters, by number, with a gradient on this rank; after `agree`, on any rank
     `most`        elements of a tile at most; None: there is one tile
-    `is_running`  True while the optimizer runs, in any thread
+    `is_running`  True while the optimizer runs, in any thread; `is_stepping`: in `step`, not behind a forward
     `fault`       returns the number of what keeps this rank from an update, or None; `raise_fault` raises its error
     """
 
@@ -61,7 +61,7 @@ class Update:
         self.scaling = GradientScaling(scaling, device, self._norm)
         self.used: set[int] = set()
         self._agreed = False
-        self.is_running = False
+        self.is_running = self.is_stepping = False
         self._stepped = False
         self._device = device
         # One permanent tensor: a gloo thread may release what it sent at any time, and memory would vary between runs.
@@ -177,11 +177,11 @@ class Update:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Allows the optimizer to step inside."""
-        self.is_running = self._stepped = True
+        self.is_running = self.is_stepping = self._stepped = True
         try:
             yield
         finally:
-            self.is_running = False
+            self.is_running = self.is_stepping = False
 
     def forget(self) -> None:
         """Forgets the gradients, which were consumed or dropped."""
@@ -224,7 +224,7 @@ class Update:
         return norm_over_ranks(total, norm_type, self.comm.sum, self.comm.maximum)
 
     def _check_step(self, *_: Any) -> None:
-        if not self.is_running:
+        if not self.is_stepping:
             raise RuntimeError(STEP)
 
     def _add_param_group(self, group: dict[str, Any]) -> None:
