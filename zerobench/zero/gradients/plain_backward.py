@@ -33,8 +33,8 @@ SECOND_ORDER = (
 )
 
 OTHERS = (
-    "engine.backward of another engine came to this one's parameters: call loss.backward(), which trains both, or freeze"
-    " this one's model by requires_grad_(False)"
+    "engine.backward of another engine came to this one's parameters: call loss.backward(), which trains both, or"
+    " freeze this one's model by requires_grad_(False)"
 )
 
 
@@ -91,7 +91,7 @@ class PlainBackward:
 
 
 def will_accumulate(parameters: Iterable[nn.Parameter]) -> bool:
-    """Returns True if the running graph task will add to the `.grad` of any of `parameters`. (torch-private, tested.)"""
+    """Returns True if the running graph task adds to the `.grad` of any of `parameters`. (torch-private, tested.)"""
     with as_they_are():
         nodes = (get_gradient_edge(p).node for p in parameters if p.requires_grad)
         try:
