@@ -1,5 +1,6 @@
 """transformers' Trainer and accelerate train under the stages as under DDP, to the bit, by the page's subclass."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ def trained(strategy: str, folder: str) -> tuple[list[float], dict[str, torch.Te
 
 
 def trainers(rank: int, n: int, folder: str) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(n),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }  # as torchrun does
     losses, weights = trained("ddp", folder)
     for stage in STAGES:
         ours, theirs = trained(stage, folder)

@@ -42,6 +42,8 @@ class GradientFlow:
     `plain`          the backward that the program has started itself, if one runs
     """
 
+    _last: Callable[[], GradientFlow | None] = staticmethod(lambda: None)  # of all engines, the last that has sent
+
     def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
         self._in_flight: deque[tuple[Unit, Handle, torch.Tensor | None]] = deque()  # the last: where the mean goes
@@ -153,6 +155,11 @@ class GradientFlow:
 
     def _launch(self, unit: Unit) -> None:
         comm, bucket = self._engine.comm, unit.gradients
+        # two engines may share a backward: their threads would pair messages of units of the same name and size
+        last = GradientFlow._last()
+        if last is not None and last is not self:
+            last.wait_all()
+        GradientFlow._last = weakref.ref(self)
         while not bucket.stays and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:  # before this one takes more memory
             self._wait_oldest()
         # 1 a bucket without gradients is sent as zeros: all ranks send the same buckets
