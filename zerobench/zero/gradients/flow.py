@@ -104,7 +104,7 @@ class GradientFlow:
         """Autograd is done with a parameter; `.grad` is None if all gradients were taken, or none computed."""
         gradient = leaf.grad
         if isinstance(gradient, StandIn):
-            gradient = gradient.take()
+            gradient = gradient.take_added()
         else:
             leaf.grad = None
         self.begin_plain()

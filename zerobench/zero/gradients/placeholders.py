@@ -69,7 +69,7 @@ class StandIn(torch.Tensor):
                 raise RuntimeError(f"{found[0].parameter_name}: {words}; {HOW}")
         raise RuntimeError(f"{found[0].parameter_name}: its gradient is in the engine's shards, not in .grad; {HOW}")
 
-    def take(self) -> torch.Tensor | None:
+    def take_added(self) -> torch.Tensor | None:
         """Returns the gradient that autograd has added, and forgets it."""
         added, self._added = self._added, None
         return added
