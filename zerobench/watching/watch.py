@@ -38,6 +38,7 @@ from .exchange import WatchError, gather, next_place, post_problem, share_folder
 from .expected import ExpectedTraining
 from .held_tensors import HeldTensors
 from .observed import TrainingObserver
+from .parts import is_ours
 from .phases import Phases, inside_compiled, is_engine, on_step, tensors_in
 from .verifying import Verifying
 
@@ -92,6 +93,8 @@ class Watch:
             warmup = 2 if isinstance(self._called, DistributedDataParallel) else 1
         optimizer = model if optimizer is None and is_engine(model) else optimizer
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
+        if is_ours(model):  # whose step is more than its optimizer's, whichever of the two the loop calls
+            self._optimizers = [model if one is model.optimizer else one for one in self._optimizers]
         _check(self._optimizers, ends, warmup, steps)
         if snapshot and to is None:
             raise ValueError("watch: snapshot=True writes a file into the run's folder; give to=, a results folder")

@@ -67,6 +67,17 @@ class ShardedEngine:
         """Called after the backward; returns the units still to be reduced, in an order equal on all ranks."""
         raise NotImplementedError
 
+    def begin_backward(self) -> None:
+        """Called before the first gradient of a backward."""
+        raise NotImplementedError
+
+    def finish_backward(self) -> None:
+        """Called when autograd has computed all gradients: reduces those that are left."""
+        raise NotImplementedError
+
+    def abandon_backward(self) -> None:
+        """Called when an exception has ended a backward."""
+
     def after_backward(self) -> None:
         """Called after the backward, when its gradients, outside no_sync, are reduced."""
 

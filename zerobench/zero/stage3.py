@@ -92,7 +92,7 @@ class Stage3(Stage2):
             self._units_at[module] = units
             if module is self.module:
                 goes = self.options.keep_root == AUTO
-                self._root = Root(module, units, bool(modules), goes, lambda: self._ahead.launch())
+                self._root = Root(module, units, bool(modules), goes, self._come_to_root)
             if units or module is self.module:
                 self._hook(module, units)
         self.units = [unit for unit in self._all_units if unit.trainable]
@@ -328,6 +328,7 @@ class Stage3(Stage2):
     def before_backward(self, units: list[GatheredUnit], use: int, forward: int, gradient: torch.Tensor) -> None:
         """Called when backward reaches this use of these units: it is done with all units that it has passed."""
         self._check_age(forward, gradient)
+        self.gradients.begin_plain()
         self._ahead.launch()
         self._leave_alone(units)
         self._finish(self._order.passed(use))
@@ -341,23 +342,34 @@ class Stage3(Stage2):
 
     def _before_root_backward(self, forward: int, gradient: torch.Tensor) -> None:
         self._check_age(forward, gradient)
+        self.gradients.begin_plain()
         if not self._root.is_last:
             self._root.bring()
         # the last unit travels while the head's backward runs, not before: the loss's temporaries are the peak
         last = self._order.behind(self._order.end, self.options.prefetch)
         self._ahead.enter(self._root.units, last, must_wait=self._root.is_last)
 
+    def _come_to_root(self) -> None:
+        """Called when backward comes to a module of the root, which is gathered."""
+        self.gradients.begin_plain()
+        self._ahead.launch()
+
     def _follow_alone(self, units: list[GatheredUnit], output: Any) -> None:
         """Hooks backward to gather `units`, which were read outside of the engine's forward, or without a hook."""
         tensors = [one for one in tensors_that_require_grad(output) if one.grad_fn is not None] if units else []
         if tensors and torch.is_grad_enabled():
-            register_multi_grad_hook(tensors, partial(self._before_alone, units), mode="any")
+            register_multi_grad_hook(tensors, partial(self._before_alone, [*units]), mode="any")
 
     def _before_alone(self, units: list[GatheredUnit], _gradient: torch.Tensor) -> None:
         """Called when backward comes to a call of `units` by itself."""
         freed = next((unit.name for unit in units if not (unit.stays or unit.held)), None)
         if torch.is_grad_enabled() and freed is not None:
             raise RuntimeError(f"{freed}: backward {SECOND_ORDER}")
+        if any(self._unit_of[unit.parameters[0]] is not unit for unit in units):
+            raise RuntimeError(
+                f"{units[0].name}: parameters of it were unfrozen between a call of it and its backward; unfreeze before"
+            )
+        self.gradients.begin_plain()
         self._ahead.launch()
         self._leave_alone(units)
         self._alone = units
@@ -400,10 +412,13 @@ class Stage3(Stage2):
             super().backward(loss, retain_graph)
         except BaseException as error:
             why = self._why_absent
-            self._end_backward(closes_all=True)
+            self.abandon_backward()
             if FREED in str(error):
                 raise RuntimeError(f"backward: it {why}") from error
             raise
+
+    def abandon_backward(self) -> None:
+        self._end_backward(closes_all=True)
 
     def due(self, unit: Unit) -> Iterable[Unit]:
         """Backward's progress decides when a unit is sent, so that all ranks send in one order."""

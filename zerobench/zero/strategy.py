@@ -10,8 +10,9 @@
     gradients ready       the bucket has them all: reduce over ranks, each keeps its shard (units/bucket.py)
     after update          the shards have new parameters                                (stages 1 and 2: all-gather)
 
-A training step is `loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`. Gradients are
-means over the ranks. `step` consumes them; `zero_grad` drops any that are left.
+A training step is `loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, or as in plain torch
+`loss.backward()` and `optimizer.step()`. Gradients are means over the ranks. `step` consumes them; `zero_grad` drops
+any that are left.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from .modules.wrapping import Hook, in_normal_mode
 from .offload import placement_for
 from .optim.delayed_update import UpdateSchedule
 from .optim.owned import OWNED, owned_by, owners_of
+from .optim.segments import step_by
 from .optim.update import Update
 from .options import Options
 from .parameters import meta_init
@@ -89,7 +91,9 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.writes = Writes(self)
         self.update.fault, self.update.raise_fault = self.writes.take_lost, self.writes.raise_lost
         take_loads(self, self.writes)
+        module.register_forward_hook(Hook(self._after_forward))
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
+        step_by(optimizer, self)
 
     # -- the interface --------------------------------------------------------------------------------
 
@@ -117,7 +121,11 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         @wraps(original)
         def as_forward(own: nn.Module, *inputs: Any, **named_inputs: Any) -> Any:
             living, run = engine(), partial(original, own, *inputs, **named_inputs)
-            return run() if living is None or registered() is not own else living.run_registered(own, run)
+            if living is None or registered() is not own:
+                return run()
+            output = living.run_registered(own, run)
+            living.gradients.hear(output)
+            return output
 
         setattr(module, name, MethodType(as_forward, module))  # of a copy of the module, a method of the copy
 
@@ -134,6 +142,9 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             return run()
         finally:
             self.running -= 1
+
+    def _after_forward(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self.gradients.hear(output)
 
     def _before_forward(self) -> None:
         torch.clear_autocast_cache()  # casts from before an update, or whose gradients autograd would hand over last
@@ -196,16 +207,20 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
         `retain_graph`: stages 1 and 2 can go through the graph again before the next step, as torch does.
         """
-        self.check_own_weights("backward")
-        loss = self.update.scaling.scaler.scaled(loss)
         # 1 gradients that the caller has dropped since the last backward go first: new ones are not added to them
-        self.gradients.stand_ins.heed()
-        self.gradients.stand_ins.take_away()
-        self.update.begin()
+        self.begin_backward()
         # 2 autograd: gradients come into buckets, and full buckets are sent meanwhile
-        with self.gradients.arriving():
-            loss.backward(retain_graph=retain_graph)
+        with self.gradients.called():
+            self.update.scaling.scaler.scaled(loss).backward(retain_graph=retain_graph)
         # 3 the rest is sent, and each rank has its shard of the mean
+        self.finish_backward()
+
+    def begin_backward(self) -> None:
+        self.check_own_weights("backward")
+        self.gradients.begin_backward()
+        self.update.begin()
+
+    def finish_backward(self) -> None:
         if self.gradients.synchronizing:
             self.gradients.reduce(self.left_over())
             self.gradients.wait_all()

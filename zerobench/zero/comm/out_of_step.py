@@ -71,7 +71,8 @@ BREAK_TAG = 0x7FFFFFFF
 """Tag of a message that is never sent."""
 
 HERE = str(Path(__file__).parent.parent)
-NOT_THE_CALLER = (str(Path(torch.__file__ or "").parent), contextlib.__file__)
+TORCH = str(Path(torch.__file__ or "").parent)
+NOT_THE_CALLER = (TORCH, contextlib.__file__)
 """Files of the frames between the engine's frames and the caller's."""
 
 T = TypeVar("T")
@@ -277,6 +278,8 @@ def whereabouts(thread: int) -> str:
     while frame is not None:
         if frame.f_code.co_filename.startswith(HERE):
             method, caller = frame.f_code.co_name, None
+        elif method and frame.f_code.co_filename.startswith(TORCH) and frame.f_code.co_name == "backward":
+            method = "backward"  # the program's own, whose hooks came to the engine
         elif caller is None and not frame.f_code.co_filename.startswith(NOT_THE_CALLER):
             caller = frame
         frame = frame.f_back

@@ -17,15 +17,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import register_multi_grad_hook
 
 from .. import labels
 from ..comm.streams import Handle
 from ..engine import ShardedEngine
 from ..layout import Piece
 from ..modules.tied import ArrivalHook, TiedPlace, tied_places
+from ..modules.wrapping import tensors_that_require_grad
 from ..units.bucket import GradientBucket
 from ..units.unit import Unit
-from .placeholders import StandIns
+from .placeholders import StandIn, StandIns
+from .plain_backward import PlainBackward
 
 REDUCTIONS_IN_FLIGHT = 1
 """Reductions that may run while the next unit fills, if their send buffers exist only for them."""
@@ -36,14 +39,17 @@ class GradientFlow:
 
     `pieces`         for each trainable parameter: the units that hold it, with their pieces
     `synchronizing`  True if backwards reduce, False if they keep their gradients here (no_sync)
-    `in_backward`    True while this engine's backward runs, not another engine's or torch.autograd.grad
+    `plain`          the backward that the program has started itself, if one runs
     """
+
+    _last: Callable[[], GradientFlow | None] = staticmethod(lambda: None)  # of all engines, the last that has sent
 
     def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
         self._in_flight: deque[tuple[Unit, Handle, torch.Tensor | None]] = deque()  # the last: where the mean goes
         self.stand_ins = StandIns(engine, self.drop)
-        self.in_backward = False
+        self.plain = PlainBackward(engine)
+        self._is_called = False  # `engine.backward` runs
         self.synchronizing = True
         self.buckets: list[GradientBucket] = []
         self.pieces: list[list[tuple[Unit, Piece]]] = []
@@ -68,20 +74,47 @@ class GradientFlow:
 
     # -- arrive ---------------------------------------------------------------------------------------------
 
+    @property
+    def in_backward(self) -> bool:
+        """True while this engine's backward runs, not another engine's or torch.autograd.grad."""
+        return self._is_called or self.plain.is_running
+
     @contextmanager
-    def arriving(self) -> Iterator[None]:
-        """Accepts gradients from autograd inside."""
-        for hook in self._hooks:
-            hook.go_last()
-        self.in_backward = True
+    def called(self) -> Iterator[None]:
+        """Around autograd's run in `engine.backward`."""
+        self._is_called = True
+        PlainBackward.called += 1
         try:
             yield
         finally:
-            self.in_backward = False
+            self._is_called = False
+            PlainBackward.called -= 1
+
+    def begin_backward(self) -> None:
+        """Makes way for new gradients: those that the caller has dropped go, and the engine's hooks run last."""
+        self.stand_ins.heed()
+        self.stand_ins.take_away()
+        for hook in self._hooks:
+            hook.go_last()
+
+    def begin_plain(self, *_: Any) -> None:
+        """Called when a gradient comes to the module's output, or to a parameter: begins a backward, if none runs."""
+        if not self.in_backward:
+            self.plain.begin()
+
+    def hear(self, output: Any) -> None:
+        """Called with the output of a forward: a backward of the program's own comes there first."""
+        if tensors := [one for one in tensors_that_require_grad(output) if one.grad_fn is not None]:
+            register_multi_grad_hook(tensors, _weakly(self.begin_plain), mode="any")
 
     def _arrive(self, i: int, leaf: torch.Tensor) -> None:
         """Autograd is done with a parameter; `.grad` is None if all gradients were taken, or none computed."""
-        gradient, leaf.grad = leaf.grad, None
+        gradient = leaf.grad
+        if isinstance(gradient, StandIn):
+            gradient = gradient.take_added()
+        else:
+            leaf.grad = None
+        self.begin_plain()
         flat = None if gradient is None else self._accept(i, gradient)
         for unit, piece in self.pieces[i]:
             if flat is not None:
@@ -92,6 +125,7 @@ class GradientFlow:
 
     def _take_use(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:
         """Takes the gradient of one use of a tied parameter, or returns it for autograd to add to the sum."""
+        self.begin_plain()
         if not (self.in_backward and self._hooks[i].is_alone and self._engine.trainable[i].requires_grad):
             return gradient
         flat = self._accept(i, gradient)
@@ -106,11 +140,6 @@ class GradientFlow:
         labels.label(gradient, labels.GRADIENTS, name)
         if gradient.is_sparse:
             raise ValueError(f"{name}: its gradient is sparse, which flat buffers do not hold")
-        if not self.in_backward:
-            raise RuntimeError(
-                "call engine.backward(loss), not loss.backward(): the gradients must be reduced; for the backward of"
-                " another engine's loss, freeze this one's model by requires_grad_(False)"
-            )
         engine.update.used.add(i)
         return engine.orders[engine.trainable[i]].flatten(gradient)
 
@@ -133,6 +162,11 @@ class GradientFlow:
 
     def _launch(self, unit: Unit) -> None:
         comm, bucket = self._engine.comm, unit.gradients
+        # two engines may share a backward: their threads would pair messages of units of the same name and size
+        last = GradientFlow._last()
+        if last is not None and last is not self:
+            last.wait_all()
+        GradientFlow._last = weakref.ref(self)
         while not bucket.stays and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:  # before this one takes more memory
             self._wait_oldest()
         # 1 a bucket without gradients is sent as zeros: all ranks send the same buckets

@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..engine import ShardedEngine
+from ..modules.wrapping import inside_backward
 from ..parameters.absent import as_they_are
 
 HOW = (
@@ -25,7 +26,6 @@ HOW = (
 )
 
 WORDS = {
-    ("add", "add_"): "call engine.backward(loss), not loss.backward(): the gradients must be reduced",
     ("_amp_foreach_non_finite_check_and_unscale_",): (
         "a GradScaler finds no gradients here; give initialize() loss_scaling=zerobench.zero.LossScaling()"
     ),
@@ -34,10 +34,13 @@ WORDS = {
 
 
 class StandIn(torch.Tensor):
-    """A stand-in for the gradient of `parameter_name`. `zeroed`: names of gradients that were set to zero."""
+    """A stand-in for the gradient of `parameter_name`. `zeroed`: names of gradients that were set to zero. `_added`: a
+    gradient that came before the engine's backward had begun, as that of a penalty on weights does.
+    """
 
     parameter_name: str
     zeroed: set[str]
+    _added: torch.Tensor | None = None
 
     @staticmethod
     def of(tensor: torch.Tensor, name: str, zeroed: set[str]) -> StandIn:
@@ -58,10 +61,18 @@ class StandIn(torch.Tensor):
             for one in found:
                 one.zeroed.add(one.parameter_name)
             return args[0] if name == "zero_" else None
+        if name == "add_" and inside_backward():
+            found[0]._added = args[1]
+            return args[0]
         for others, words in WORDS.items():
             if name in others:
                 raise RuntimeError(f"{found[0].parameter_name}: {words}; {HOW}")
         raise RuntimeError(f"{found[0].parameter_name}: its gradient is in the engine's shards, not in .grad; {HOW}")
+
+    def take_added(self) -> torch.Tensor | None:
+        """Returns the gradient that autograd has added, and forgets it."""
+        added, self._added = self._added, None
+        return added
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:
         """Returns no inner tensors, so that instruments that count memory find none."""

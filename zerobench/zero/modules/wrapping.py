@@ -155,9 +155,18 @@ def warn_of_modules_not_called(names: list[str]) -> None:
         )
 
 
+NO_TASK = -1
+
+
+def graph_task() -> int:
+    """Returns the number of the backward that runs now, NO_TASK outside of one. (torch-private, tested.)"""
+    number: int = torch._C._current_graph_task_id()
+    return number
+
+
 def inside_backward() -> bool:
-    """Returns True inside a backward: a module that runs then is being recomputed. (torch-private, tested.)"""
-    return torch._C._current_graph_task_id() != -1
+    """Returns True inside a backward: a module that runs then is being recomputed."""
+    return graph_task() != NO_TASK
 
 
 def saved_by_others() -> bool:

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable
+from functools import wraps
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -234,9 +236,25 @@ def _cut_state(
 
 
 STEP = (
-    "call engine.step(), not optimizer.step(): the parameters must be exchanged (and no GradScaler.step: pass"
-    " loss_scaling=zerobench.zero.LossScaling() to initialize instead)"
+    "call engine.step(), or optimizer.step() of the optimizer that initialize() was given: a step that was kept from"
+    " before, or another object's over the same groups, does not exchange the parameters"
 )
+
+
+def step_by(optimizer: optim.Optimizer, engine: Any) -> None:
+    """Makes `optimizer.step()` do `engine.step()`, which calls the optimizer's own; a scheduler's wrapper stays known
+    as one, by its attributes.
+    """
+    own = optimizer.step
+
+    @wraps(own)
+    def step(_self: optim.Optimizer, *args: Any, **named: Any) -> Any:
+        if engine.update.is_stepping:
+            return own(*args, **named)
+        _check_reader(optimizer)  # which takes a step first, if this rank has no state
+        return engine.step(*args, **named)
+
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
 def guard(optimizer: optim.Optimizer) -> None:
@@ -244,8 +262,8 @@ def guard(optimizer: optim.Optimizer) -> None:
     optimizer.register_load_state_dict_pre_hook(_check_states)
     optimizer.register_load_state_dict_post_hook(_own_states)
     optimizer.register_state_dict_pre_hook(_check_reader)
-    for parameter in optimizer.param_groups[0]["params"][:1]:  # without any state torch's functions would take a step
-        optimizer.state.setdefault(parameter, {})
+    for parameter in [p for group in optimizer.param_groups for p in group["params"]][:1]:
+        optimizer.state.setdefault(parameter, {})  # without any state torch's functions would take a step
 
 
 WHOLE_STATES = "torch.distributed.checkpoint.state_dict"

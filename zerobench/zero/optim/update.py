@@ -40,7 +40,7 @@ class Update:
     `used`        parameters, by number, with a gradient on this rank; after `agree`, on any rank
     `most`        elements of a tile at most; None: there is one tile
     `waiting`     the frozen parameters of the optimizer's groups, for which it has nothing yet
-    `is_running`  True while the optimizer runs, in any thread
+    `is_running`  True while the optimizer runs, in any thread; `is_stepping`: in `step`, not behind a forward
     `fault`       returns the number of what keeps this rank from an update, or None; `raise_fault` raises its error
     """
 
@@ -63,7 +63,7 @@ class Update:
         self.scaling = GradientScaling(scaling, device, self._norm)
         self.used: set[int] = set()
         self._agreed = False
-        self.is_running = False
+        self.is_running = self.is_stepping = False
         self._device = device
         self._tile_bytes = tile_bytes
         self.segments: list[OptimizerSegment] = []
@@ -188,11 +188,11 @@ class Update:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Allows the optimizer to step inside."""
-        self.is_running = True
+        self.is_running = self.is_stepping = True
         try:
             yield
         finally:
-            self.is_running = False
+            self.is_running = self.is_stepping = False
 
     def forget(self) -> None:
         """Forgets the gradients, which were consumed or dropped."""
@@ -235,7 +235,7 @@ class Update:
         return norm_over_ranks(total, norm_type, self.comm.sum, self.comm.maximum)
 
     def _check_step(self, *_: Any) -> None:
-        if not self.is_running:
+        if not self.is_stepping:
             raise RuntimeError(STEP)
 
     def _add_param_group(self, group: dict[str, Any]) -> None:

@@ -135,5 +135,4 @@ class Root:
 
     def _come(self, _gradient: torch.Tensor) -> None:
         self.bring()
-        if self._is_heard:
-            self._come_to()
+        self._come_to()

@@ -1,0 +1,75 @@
+"""transformers' Trainer and accelerate train under the stages as under DDP, to the bit, by the page's subclass."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import zerobench
+from tests.ranks import run_ranks
+from zerobench.zero import STAGES
+
+SIZES = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+
+
+def tiny() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    off = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "tie_word_embeddings": False}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, **off, bos_token_id=0, eos_token_id=0))
+
+
+class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        tokens = (torch.arange(16) * (i + 1)) % 64
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def trained(strategy: str, folder: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    import transformers
+
+    class ZeroTrainer(transformers.Trainer):
+        def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+            return zerobench.initialize(model, self.optimizer, strategy) if training and model is self.model else model
+
+        def _clip_grad_norm(self, model: Any) -> Any:
+            return model.clip_grad_norm_(self.args.max_grad_norm)
+
+    kind = transformers.Trainer if strategy == "ddp" else ZeroTrainer
+    arguments = transformers.TrainingArguments(
+        folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=3, logging_steps=1,
+        save_strategy="no", report_to=[], use_cpu=True, learning_rate=1e-2, max_grad_norm=1e9, disable_tqdm=True,
+        ddp_backend="gloo", dataloader_pin_memory=False,
+    )  # fmt: skip
+    model = tiny()
+    trainer = kind(model, arguments, train_dataset=Tokens())
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    state = model.state_dict() if strategy == "ddp" else trainer.model_wrapped.full_state_dict()
+    return losses, {name: value.detach().clone() for name, value in state.items()}
+
+
+def trainers(rank: int, n: int, folder: str) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(n),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }  # as torchrun does
+    losses, weights = trained("ddp", folder)
+    for stage in STAGES:
+        ours, theirs = trained(stage, folder)
+        assert ours == losses, stage
+        assert all(torch.equal(theirs[name], value) for name, value in weights.items()), stage
+
+
+def test_trainer_trains_as_under_ddp(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    run_ranks(2, trainers, str(tmp_path))
