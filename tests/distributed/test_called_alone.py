@@ -162,6 +162,25 @@ SCENARIOS: list[tuple[Callable[..., None], str]] = [
 ]
 
 
+class Plainly:
+    """An engine whose loops call loss.backward() and optimizer.step()."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self._engine(*inputs, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        self._engine.optimizer.step()
+
+
 def train(rank: int, engine: Any, scenario: Callable[..., None], how: str) -> dict[str, torch.Tensor]:
     if scenario is methods:
         engine.register_forward_method(engine.module, "encode")
@@ -184,6 +203,11 @@ def equals_plain(rank: int, n: int) -> None:
             model = Model()
             units = {"units": (*model.blocks, model.head)} if "units" in options else options
             state = train(rank, initialize(model, sgd(model), strategy, **units), scenario, how)
+            if not options:
+                model = Model()
+                plainly = train(rank, Plainly(initialize(model, sgd(model), strategy)), scenario, how)
+                different = [name for name, value in state.items() if not torch.equal(plainly[name], value)]
+                assert different == [], (scenario.__name__, how, strategy)
             for name, value in expected.items():
                 where = (scenario.__name__, how, strategy, options, name, (state[name] - value).abs().max())
                 if scenario in (chunked, methods) and how != "no_sync":
@@ -196,7 +220,39 @@ def test_parts_used_outside_of_the_forward_train_as_plain_ones() -> None:
     run_ranks(2, equals_plain)
 
 
+def unfrozen(rank: int, n: int) -> None:
+    """A registered method of the whole model trains what was unfrozen since; one of a part leaves it to the step."""
+    tokens = torch.ones(2, 6, dtype=torch.long)
+    states = []
+    for strategy in ("plain", "zero2", "zero3"):
+        model: Any = Model()
+        model.blocks[0].requires_grad_(False)
+        model.blocks[2].requires_grad_(False)
+        optimizer = sgd(model)
+        engine: Any = Plain(model, optimizer)
+        if strategy != "plain":
+            engine = Plainly(initialize(model, optimizer, strategy))
+        engine.register_forward_method(model, "encode")
+        for step in range(3):
+            model.blocks[0].requires_grad_(step > 0)
+            engine.backward(model.encode(tokens).square().mean())
+            engine.step()
+        states.append({name: value.clone() for name, value in engine.full_state_dict().items()})
+        for name, value in states[0].items():
+            assert torch.equal(states[-1][name], value), (strategy, name)
+    model.blocks[2].requires_grad_(True)
+    late = model.blocks[2](torch.ones(2, 8)).square().mean()
+    engine(tokens)
+    with pytest.raises(RuntimeError, match="were unfrozen between a call of it and its backward; unfreeze before"):
+        late.backward()
+    model.blocks[2](torch.ones(2, 8)).square().mean().backward()
+    before = engine.full_state_dict()["blocks.2.0.weight"]
+    engine.step()
+    assert not torch.equal(engine.full_state_dict()["blocks.2.0.weight"], before)
+
+
 def edges(rank: int, n: int) -> None:
+    unfrozen(rank, n)
     model: Any = Model()
     engine = initialize(model, sgd(model), "zero3")
     for module, name, words in (

@@ -54,6 +54,30 @@ def trained(strategy: str, folder: str) -> tuple[list[float], dict[str, torch.Te
     return losses, {name: value.detach().clone() for name, value in state.items()}
 
 
+def accelerated(strategy: str, rank: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    called = model = tiny()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    if strategy == "ddp":
+        called, optimizer = accelerator.prepare(model, optimizer)
+    else:
+        called = zerobench.initialize(model, optimizer, strategy)
+        optimizer = accelerator.prepare(optimizer)
+    losses = []
+    for step in range(4):
+        tokens = (torch.arange(16)[None] * (2 * step + rank + 1)) % 64
+        with accelerator.accumulate(called):
+            loss = called(input_ids=tokens, labels=tokens).loss
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    state = model.state_dict() if strategy == "ddp" else called.full_state_dict()
+    return losses, {name: value.detach().clone() for name, value in state.items()}
+
+
 def trainers(rank: int, n: int, folder: str) -> None:
     os.environ |= {
         "RANK": str(rank),
@@ -62,14 +86,15 @@ def trainers(rank: int, n: int, folder: str) -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
     }  # as torchrun does
-    losses, weights = trained("ddp", folder)
-    for stage in STAGES:
-        ours, theirs = trained(stage, folder)
-        assert ours == losses, stage
-        assert all(torch.equal(theirs[name], value) for name, value in weights.items()), stage
+    for train in (lambda strategy: trained(strategy, folder), lambda strategy: accelerated(strategy, rank)):
+        losses, weights = train("ddp")
+        for stage in STAGES:
+            ours, theirs = train(stage)
+            assert ours == losses, stage
+            assert all(torch.equal(theirs[name], value) for name, value in weights.items()), stage
 
 
-def test_trainer_trains_as_under_ddp(tmp_path: Path) -> None:
+def test_trainers_train_as_under_ddp(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     run_ranks(2, trainers, str(tmp_path))

@@ -78,7 +78,11 @@ def unfrozen(rank: int, n: int, folder: str) -> None:
             engine = initialize(model, adamw(model.parameters()), strategy, bucket_bytes=4096, **options)
             for step in range(7):
                 change(model, name, step)
-                take_steps(engine, rank, n, (step,))
+                if step % 2:
+                    engine(*zoo.tokens(rank, n, step)).backward()
+                    engine.optimizer.step()
+                else:
+                    take_steps(engine, rank, n, (step,))
                 assert_alike(engine, expected[step], name, strategy, options, step)
             engine.save(f"{folder}/saved")
             fresh = zoo.build(name)
