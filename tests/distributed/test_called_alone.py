@@ -247,7 +247,7 @@ def unfrozen(rank: int, n: int) -> None:
     model.blocks[2].requires_grad_(True)
     late = model.blocks[2](torch.ones(2, 8)).square().mean()
     engine(tokens)
-    with pytest.raises(RuntimeError, match="were unfrozen between a call of it and its backward; unfreeze before"):
+    with pytest.raises(RuntimeError, match="were unfrozen between a call of it and its backward; unfreeze them"):
         late.backward()
     model.blocks[2](torch.ones(2, 8)).square().mean().backward()
     before = engine.full_state_dict()["blocks.2.0.weight"]

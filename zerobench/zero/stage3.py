@@ -367,7 +367,8 @@ class Stage3(Stage2):
             raise RuntimeError(f"{freed}: backward {SECOND_ORDER}")
         if any(self._unit_of[unit.parameters[0]] is not unit for unit in units):
             raise RuntimeError(
-                f"{units[0].name}: parameters of it were unfrozen between a call of it and its backward; unfreeze before"
+                f"{units[0].name}: parameters of it were unfrozen between a call of it and its backward; unfreeze them"
+                " before the call"
             )
         self.gradients.begin_plain()
         self._ahead.launch()

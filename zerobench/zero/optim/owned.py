@@ -54,8 +54,8 @@ def owned_by(optimizer: optim.Optimizer) -> set[nn.Parameter]:
 
 
 def owners_of(held: set[nn.Parameter], trainable: Iterable[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
-    """Returns the owner of every trainable parameter in `held`. Raises ValueError for one that is neither a matrix nor a
-    stack of matrices, which one rank owns together.
+    """Returns the owner of every trainable parameter in `held`. Raises ValueError for one that is neither a matrix nor
+    a stack of matrices, which one rank owns together.
     """
     mine = [p for p in trainable if p in held and p.numel()]
     if any(p.dim() not in (2, 3) for p in mine):
