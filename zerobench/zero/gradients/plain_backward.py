@@ -98,3 +98,5 @@ def will_accumulate(parameters: Iterable[nn.Parameter]) -> bool:
             return any(torch._C._will_engine_execute_node(node) for node in nodes)
         except RuntimeError:  # torch.autograd.grad returns the gradient of one of them
             return False
+        except AttributeError:  # inside of a transform of torch.func, which gives parameters no gradient
+            return False
