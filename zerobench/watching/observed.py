@@ -28,7 +28,7 @@ from ..zero.precision import sum_of_powers
 from . import parts
 from .held_tensors import not_of_loop, torch_optimizers
 from .parts import UpdatedPart
-from .phases import Hook, replaced
+from .phases import WatchHook, replaced
 
 UPDATES = 3
 """Number of first updates whose values are compared with a reference's."""
@@ -266,7 +266,7 @@ class TrainingObserver:
         self._modules = {module: parts.plain_name(name) for name, module in self._model.named_modules()}
         with ExitStack() as stack:
             stack.callback(register_module_forward_hook(self._after_module).remove)
-            stack.callback(wrapper.register_forward_pre_hook(Hook(self._before_wrapper)).remove)
+            stack.callback(wrapper.register_forward_pre_hook(WatchHook(self._before_wrapper)).remove)
             stack.callback(replaced(torch.amp.GradScaler, "step", self.scaling))
             stack.callback(replaced(optim.lr_scheduler.LRScheduler, "step", self._scheduling))
             stack.callback(setattr, self._meter, "tell", self._meter.tell)
@@ -601,7 +601,9 @@ def _reach(tensor: torch.Tensor, gradient: torch.Tensor, optimizer: optim.Optimi
     and of those whose steps have hooks of the loop's own, it is unknown, and infinite.
     """
     hooks = optimizer._optimizer_step_post_hooks.values()
-    is_known = type(optimizer) in (optim.SGD, optim.Adam, optim.AdamW) and all(isinstance(one, Hook) for one in hooks)
+    is_known = type(optimizer) in (optim.SGD, optim.Adam, optim.AdamW) and all(
+        isinstance(one, WatchHook) for one in hooks
+    )
     if not is_known or gradient.is_sparse or not tensor.numel() or tensor.is_complex():
         return math.inf
     size = gradient.double().abs()
