@@ -93,7 +93,7 @@ class JobSeen:
         """Names of all parameters of the model, trainable or frozen."""
         return {*self.sizes, *self.ranks[0].frozen}
 
-    @property
+    @cached_property
     def updates_copies_alone(self) -> bool:
         """Whether the optimizer updates copies of parameters, such as masters, and no parameter with one changes."""
         bits = [
@@ -106,7 +106,7 @@ class JobSeen:
     def _is_copied(self, name: str, seen: PartSeen) -> bool:
         return seen.is_copy and seen.changes > 0 and all(name in one for one in self.ranks[0].values[1:])
 
-    @property
+    @cached_property
     def reduces_by_hand(self) -> bool:
         """Whether a plain loop reduces all gradients over the ranks after backward, as if parameters were equal."""
         return self.reduces_late and self.reductions(self.steps - 1)[-1] > 0.9

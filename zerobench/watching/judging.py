@@ -145,13 +145,8 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
         why = "the loop has put another parameter in its place: does the optimizer have that one?"
         return "another parameter has its name", ONCE, why, UNUSUAL, line
     if seen.lost and seen.changes and not seen.is_torchs:
-        return (
-            "no gradient in the optimizer",
-            "",
-            f"{seen.optimizer} changes it: has it gradients of its own?",
-            UNKNOWN,
-            line,
-        )
+        why = f"{seen.optimizer} changes it: has it gradients of its own?"
+        return "no gradient in the optimizer", "", why, UNKNOWN, line
     if seen.lost:
         return *_lost(job, seen), line
     if max(seen.updates, default=0) > 1:
@@ -197,7 +192,7 @@ def _unchanged(
     """Returns the finding for a part that got gradients, and has the values that it had before."""
     if len(job.skipped) == job.steps or any(got is not None and not math.isfinite(got) for _, got in gradients):
         return "no change", "", "updates are skipped, or gradients not finite, in these steps", UNKNOWN
-    if (lr := max(seen.rates, default=0.0)) < LEAST_LR:
+    if (lr := max(seen.rates, default=math.inf)) < LEAST_LR:
         why = f"the learning rate is {lr:.2g} in these steps: less than float32 can add to most values"
         return "no change", "", why if lr else "the learning rate is 0 in these steps", UNKNOWN
     if not any(got for _, got in gradients):
@@ -224,10 +219,9 @@ def _finite(job: JobSeen) -> Iterator[CertificateRow]:
         *([f"losses of step {losses[0] + 1}"] if losses else []),
     ]
     why = "a value that is not finite spreads to all others"
-    seen = {"losses": any(map(job.loss, range(job.steps))), "gradients": any(map(job.norm, range(job.steps)))}
-    subject = " and ".join([", ".join(kind for kind, is_seen in seen.items() if is_seen), "parameters"]).removeprefix(
-        " and "
-    )
+    seen = {"losses": job.loss, "gradients": job.norm}
+    kinds = [kind for kind, read in seen.items() if any(map(read, range(job.steps)))]
+    subject = f"{', '.join(kinds)} and parameters" if kinds else "parameters"
     if not found:
         yield declared("finite", subject, "finite", "finite" if job.parts else "", True, "after each step")
         return
@@ -245,7 +239,7 @@ def _schedules(job: JobSeen) -> Iterator[CertificateRow]:
         )
     if any(step.schedules_early for step in steps):
         yield _unusual_schedule("a scheduler steps before the update", "after it", "the first rate is never used")
-    if (rates := [lr for step in steps for lr in step.lr]) and not any(rates):
+    if (rates := [lr for seen in job.parts.values() for lr in seen.rates]) and not any(rates):
         yield _unusual_schedule(f"a learning rate of 0 in {job.steps} steps", "another one", "nothing is trained")
 
 
@@ -319,10 +313,8 @@ def _norms(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]
     why = f"{DECLARED}: the norm over all parameters and ranks"
     is_scaled = any(step.scale != 1 for step in job.ranks[0].steps)
     if is_within and is_scaled and any(before > limit and after < 0.9 * limit for before, after in pairs):
-        why, verdict = (
-            "a norm above the limit becomes the limit: are gradients clipped before they are unscaled?",
-            UNUSUAL,
-        )
+        why = "a norm above the limit becomes the limit: are gradients clipped before they are unscaled?"
+        verdict = UNUSUAL
     yield CertificateRow("norm", subject, found, f"at most {limit:g}", why, verdict)
 
 

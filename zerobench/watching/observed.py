@@ -28,7 +28,7 @@ from ..zero.precision import sum_of_powers
 from . import parts
 from .held_tensors import not_of_loop, torch_optimizers
 from .parts import UpdatedPart
-from .phases import Hook, replaced
+from .phases import WatchHook, replaced
 
 UPDATES = 3
 """Number of first updates whose values are compared with a reference's."""
@@ -98,7 +98,6 @@ class StepSeen:
     """Micro-batches after which something other than backward changed the gradients."""
     stale: bool = False
     """Whether each backward began with a gradient of one parameter that was not 0: nobody zeroed an earlier step's."""
-    lr: list[float] = field(default_factory=list)
     schedules: int = 0
     """The most steps of one scheduler since the last update."""
     schedules_early: bool = False
@@ -266,7 +265,7 @@ class TrainingObserver:
         self._modules = {module: parts.plain_name(name) for name, module in self._model.named_modules()}
         with ExitStack() as stack:
             stack.callback(register_module_forward_hook(self._after_module).remove)
-            stack.callback(wrapper.register_forward_pre_hook(Hook(self._before_wrapper)).remove)
+            stack.callback(wrapper.register_forward_pre_hook(WatchHook(self._before_wrapper)).remove)
             stack.callback(replaced(torch.amp.GradScaler, "step", self.scaling))
             stack.callback(replaced(optim.lr_scheduler.LRScheduler, "step", self._scheduling))
             stack.callback(setattr, self._meter, "tell", self._meter.tell)
@@ -311,14 +310,13 @@ class TrainingObserver:
         if self._engine is not None:
             return False
         is_first, is_dropped = not self._step.before, False
-        if self._has_backward or self._step.stale or is_first:
+        if self._has_backward or self._stale or is_first:
             now = self._squares((name, p.grad) for p, name in self._names.items())
             if self._has_backward:
                 self._step.between += any(now[name] != self._step.before.get(name) for name in now if now[name][0])
                 is_dropped = bool(self._left) and not any(square for square, _ in now.values())
             left = {name for name, (square, _) in now.items() if square}
             self._stale = left if is_first else self._stale & left
-            self._step.stale = bool(self._stale)
         return is_dropped
 
     @_guarded
@@ -363,7 +361,6 @@ class TrainingObserver:
         if closure != "after":
             self._step.updates += 1
             self._calls += 1
-            self._step.lr += [lr for group in optimizer.param_groups if (lr := _rate_of(group)) is not None]
         if all(optimizer is not one for one in self._optimizers):
             self._optimizers.append(optimizer)
         if closure != "before":
@@ -388,7 +385,7 @@ class TrainingObserver:
             before, updates, call = known.get(part.name, (math.nan, 0, 0))
             same = square == before != 0 and call != self._calls
             self._got[part.name] = (square, updates + 1 if same else max(1, updates), self._calls)
-            if gradient is not None and seen.gradients > 1 and not seen.changes:
+            if gradient is not None and seen.gradients > 1 and not seen.changes and seen.rates:
                 seen.reach = _reach(part.tensor, gradient, optimizer, seen.rates[-1])
         self._left -= {part.name for part in found}
         self._has_backward = False
@@ -419,7 +416,7 @@ class TrainingObserver:
         else:
             step.skipped = self._overflows or (self._has_scaler and step.updates == 0)
             step.before = scaled(step.before, 1 / step.scale)
-        step.loss = loss / step.scale
+        step.loss, step.stale = loss / step.scale, bool(self._stale)
         sent = step.sent
         for operation, times in self._meter.operations:
             if operation.group_size > 1 and not operation.control and is_of_step(operation):
@@ -432,6 +429,7 @@ class TrainingObserver:
         self._last = {name: (square, 1, call) for name, (square, _, call) in self._got.items()}
         self._got = {}
         self._left.clear()
+        self._stale.clear()
         self._scheduled.clear()
 
     def _end_section(self) -> None:
@@ -457,7 +455,7 @@ class TrainingObserver:
         seen.lines.setdefault("masters", self._line_of(part.tensor))
         seen.optimizer, seen.is_torchs = type(optimizer).__name__, type(optimizer).__module__.startswith("torch.optim")
         groups = (group for group in optimizer.param_groups if any(p is part.key for p in group["params"]))
-        seen.rates.append(max((_rate_of(group) or 0.0 for group in groups), default=0.0))
+        seen.rates += [lr for group in groups if (lr := _rate_of(group)) is not None][:1]
         if gradient is not None:
             seen.gradient = shown_dtype(gradient)
             seen.lines |= {"gradients": source} if source else {}
@@ -477,7 +475,7 @@ class TrainingObserver:
                 bits = checksum(now)
                 changed |= {part.name} if bits != self._bits[key] else set()
                 self._bits[key] = bits
-                if not seen.not_finite and value.numel() and not torch.linalg.vector_norm(value, math.inf).isfinite():
+                if not seen.not_finite and not _is_finite(value):
                     seen.not_finite = len(self.seen.steps) + 1
                 if is_update and number <= UPDATES:
                     self._compare(part, number)
@@ -583,6 +581,11 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     return is_plain and not tensor.is_meta and tensor.untyped_storage().nbytes() >= tensor.nbytes > 0
 
 
+def _is_finite(value: torch.Tensor) -> bool:
+    """Returns False if an element is not finite. The sum says so in less time than a look at each, and may overflow."""
+    return bool(value.sum().isfinite() or value.isfinite().all())
+
+
 def checksum(tensor: torch.Tensor) -> int:
     """Returns 32 bits of a tensor's bits: the CRC of the sums of its words in rows of COLUMNS and in their columns."""
     plain = tensor.detach().resolve_conj().resolve_neg()
@@ -590,7 +593,7 @@ def checksum(tensor: torch.Tensor) -> int:
     words = plain.contiguous().reshape(-1).view(INTEGERS[plain.element_size()])
     end = words.numel() // COLUMNS * COLUMNS
     rows, total = words[:end].view(-1, COLUMNS), 0
-    for values in (rows.sum(0, dtype=torch.int64), rows.sum(1, dtype=torch.int64), words[end:]):
+    for values in (rows.sum(0, dtype=words.dtype), rows.sum(1, dtype=words.dtype), words[end:]):  # a wider sum is slow
         total = zlib.crc32(values.cpu().numpy().tobytes(), total)
     return total
 
@@ -601,7 +604,9 @@ def _reach(tensor: torch.Tensor, gradient: torch.Tensor, optimizer: optim.Optimi
     and of those whose steps have hooks of the loop's own, it is unknown, and infinite.
     """
     hooks = optimizer._optimizer_step_post_hooks.values()
-    is_known = type(optimizer) in (optim.SGD, optim.Adam, optim.AdamW) and all(isinstance(one, Hook) for one in hooks)
+    is_known = type(optimizer) in (optim.SGD, optim.Adam, optim.AdamW) and all(
+        isinstance(one, WatchHook) for one in hooks
+    )
     if not is_known or gradient.is_sparse or not tensor.numel() or tensor.is_complex():
         return math.inf
     size = gradient.double().abs()

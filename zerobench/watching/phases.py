@@ -30,7 +30,7 @@ from ..zero import labels
 from ..zero.modules.wrapping import inside_backward
 
 
-class Hook:
+class WatchHook:
     """A hook of a watch. A copy of its module, in memory or in a file, has a hook that does nothing."""
 
     def __init__(self, act: Callable[..., Any] | None = None) -> None:
@@ -39,8 +39,8 @@ class Hook:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return None if self._act is None else self._act(*args, **kwargs)
 
-    def __reduce_ex__(self, _protocol: Any) -> tuple[type[Hook], tuple[()]]:
-        return Hook, ()
+    def __reduce_ex__(self, _protocol: Any) -> tuple[type[WatchHook], tuple[()]]:
+        return WatchHook, ()
 
 
 class PhaseListener(Protocol):
@@ -64,7 +64,7 @@ class Phases(AbstractContextManager["Phases"]):
 
     def __enter__(self) -> Phases:
         for hook in (
-            self._model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True, prepend=True),
+            self._model.register_forward_pre_hook(WatchHook(self._before_forward), with_kwargs=True, prepend=True),
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
         ):
@@ -242,7 +242,7 @@ def on_step(optimizer: Any, act: Callable[[], None]) -> Callable[[], None]:
         inner = inside  # accelerate's, which steps when gradients are complete; PostLocalSGDOptimizer's
     if isinstance(inner, optim.Optimizer):
         undo.callback(inner.register_step_pre_hook(enter).remove)
-        undo.callback(inner.register_step_post_hook(Hook(leave)).remove)
+        undo.callback(inner.register_step_post_hook(WatchHook(leave)).remove)
         undo.callback(replaced(torch.amp.GradScaler, "step", stepped_or_skipped))
     else:
         undo.callback(replaced(inner, "step", stepped))

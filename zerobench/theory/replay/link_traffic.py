@@ -106,7 +106,7 @@ class _LinkTraffic:
                 if kind.trained:
                     self._reduce(kind, self.tiers.gradients_away(shard, kind.align))
                     gone = self.tiers.updates_away(shard, kind.align)
-                    self._update(kind, shard, gone, max(0, min(gone, end)))
+                    self._update(kind, shard, gone, max(0, min(shard, end)))
         if kind.trained:
             for rank in self.slices:
                 self._update_segments(kind, buffer, rank)
@@ -120,6 +120,7 @@ class _LinkTraffic:
 
     def _update(self, kind: _Kind, shard: int, gone: int, end: int) -> None:
         """Adds the update of a shard; its first `gone` elements are on the host, and its parameters end at `end`."""
+        end, stop = min(gone, end), end
         state = self._chunks(gone, self.optimizer.element_bytes or kind.master, end)
         states = self._chunks(gone, kind.master, end) + self.optimizer.states * state
         self._count("read", states)
@@ -130,10 +131,11 @@ class _LinkTraffic:
             if self.tiers.place == "nvme" or self.tiers.delayed:
                 self._count("up", sum(numel for numel, _ in self._touched(gone, end)) * kind.parameter)
             return
-        self._count("down", (shard - gone) * kind.parameter)
+        self._count("down", max(0, stop - gone) * kind.parameter)
         for numel, (first, last) in self._touched(shard, shard):
             size = self._on_disk(numel * kind.parameter)
-            updates = [(first, min(last, gone))] * (first < min(gone, end)) + [(max(first, gone), last)] * (last > gone)
+            from_host, own = (first, min(last, gone)), (max(first, gone), min(last, max(gone, stop)))
+            updates = [from_host] * (first < end) + [own] * (own[0] < own[1])
             self._count("write", size * len(updates))
             self._count("read", size * sum(update != (first, last) for update in updates))
 
