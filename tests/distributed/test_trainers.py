@@ -1,4 +1,4 @@
-"""transformers' Trainer and accelerate train under the stages as under DDP, to the bit, by the page's subclass."""
+"""Trainer, accelerate and the script of examples/train learn under the stages what they learn under DDP."""
 
 import os
 from pathlib import Path
@@ -10,6 +10,8 @@ import torch
 import zerobench
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES
+
+EXAMPLE = Path(__file__).parents[2] / "examples/train"
 
 SIZES = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
 
@@ -98,3 +100,37 @@ def test_trainers_train_as_under_ddp(tmp_path: Path, thorough: bool) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     run_ranks(2, trainers, str(tmp_path), thorough)
+
+
+def changed_lines() -> list[tuple[str, str]]:
+    """The lines of zero.diff, as pairs of an old and a new one."""
+    lines = (EXAMPLE / "zero.diff").read_text().splitlines()[2:]
+    old, new = ([line[1:] for line in lines if line.startswith(sign)] for sign in "-+")
+    return list(zip(old, new, strict=True))
+
+
+def scripts(rank: int, n: int, stages: tuple[str, ...]) -> None:
+    script = (EXAMPLE / "train.py").read_text()
+    text = torch.frombuffer(bytearray(script.encode() * 2), dtype=torch.uint8)
+
+    def learned(source: str) -> tuple[list[float], float]:
+        names: dict[str, Any] = {"__name__": "train"}
+        exec(compile(source, "train.py", "exec"), names)
+        return names["train"](text, 3, torch.device("cpu"))  # type: ignore[no-any-return]
+
+    losses, last = learned(script)
+    for old, new in changed_lines():
+        assert script.count(old + "\n") == 1, old
+        script = script.replace(old + "\n", new + "\n")
+    for stage in stages:
+        ours, our_last = learned(script.replace("zero3", stage))
+        assert ours == pytest.approx(losses, rel=1e-6), stage  # a norm is summed over shards
+        assert our_last == pytest.approx(last, rel=1e-6), stage
+
+
+def test_a_script_needs_three_lines(thorough: bool) -> None:
+    assert len(changed_lines()) == 3
+    page = (EXAMPLE.parents[1] / "docs/how-to/library.md").read_text()
+    for lines in changed_lines():
+        assert "\n-{}\n+{}\n".format(*lines) in page
+    run_ranks(2, scripts, STAGES if thorough else ("zero1", "zero3"))
