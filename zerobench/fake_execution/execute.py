@@ -72,7 +72,7 @@ class Target:
         if "optimizer.implementation" in config.left_open:
             optimizer = replace(optimizer, implementation=default_implementation(optimizer.name, self.kind))
         if "precision.tile_bytes" in config.left_open:
-            precision = replace(precision, tile_bytes=None).resolved(config.strategy.name, self.kind)
+            precision = replace(precision, tile_bytes=None).resolved(config.strategy.name, self.kind, optimizer)
         return replace(config, optimizer=optimizer, precision=precision)
 
     @contextmanager

@@ -126,7 +126,7 @@ class LossScaler:
     @property
     def unscaling(self) -> torch.Tensor | float:
         """The factor that removes the scale from a gradient."""
-        return 1.0 if self.policy is None else 1 / self.scale
+        return 1.0 if not isinstance(self.scale, torch.Tensor) else self.scale.reciprocal()
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Returns the loss to backpropagate in place of `loss`."""
@@ -188,20 +188,23 @@ class GradientScaling:
 
     def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool = False) -> torch.Tensor:
         """Returns the norm of the unscaled gradients, 0-dim fp32, and clips them to `max_norm`, as torch does."""
-        pending = self.pending
-        self._known = norm = self._norm(norm_type) * pending
+        self._known = norm = self._times_pending(self._norm(norm_type))
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
                 f"clip_grad_norm_: the norm of the gradients is {norm.item()}, and error_if_nonfinite=True wants a"
                 " finite one; the gradients are as they were: call zero_grad(), or clip without error_if_nonfinite"
             )
-        self.coefficient = clip_coefficient(norm, max_norm) * pending
+        self.coefficient = self._times_pending(clip_coefficient(norm, max_norm))
         return norm.float()
 
     @property
     def pending(self) -> torch.Tensor | float:
         """The factor by which gradients will be multiplied before the optimizer gets them, as far as is known."""
         return self.scaler.unscaling if self.coefficient is None else self.coefficient
+
+    def _times_pending(self, value: torch.Tensor) -> torch.Tensor:
+        pending = self.pending
+        return value * pending if isinstance(pending, torch.Tensor) else value  # no kernel for a factor of 1
 
     def edited(self) -> None:
         """Forgets the norm, which no longer shows overflows: gradients may have been changed."""
@@ -221,8 +224,8 @@ class GradientScaling:
 
     def _overflow(self) -> torch.Tensor:
         """Returns 1 if a gradient overflowed anywhere, otherwise 0; 0-dim fp32."""
-        norm = self._norm(math.inf) if self._known is None else self._known
-        return norm.isfinite().logical_not().float()
+        norm = self._norm(2.0) if self._known is None else self._known  # squares of half precision are finite in fp64
+        return norm.mul(0).ne_(0).float()  # 0 times infinity is NaN
 
 
 IS_PART = (
@@ -267,6 +270,11 @@ class Share:
     def gradient(self) -> torch.Tensor | None:
         """Returns the reduced gradient."""
         raise NotImplementedError
+
+    @property
+    def rounded(self) -> torch.Tensor | None:
+        """The (numel,) view of the parameters that are the rounded master; None if there are none."""
+        return None
 
     @property
     def crosses(self) -> bool:
