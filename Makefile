@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
-.PHONY: questions compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind kills table1
+.PHONY: questions compare published gpu-suite peers setup-browser setup-triton test-triton lock fuzz replay report fake-equality blind kills table1
 .PHONY: answer-times certificates watch-cost gpu-runs one-gpu update-traffic published-runs versions predicted-maps predicted-here predicted-runs largest-model clean
 
 help:
@@ -50,6 +50,7 @@ help:
 	@echo "make update-traffic  memory traffic and kernels of an update on a GPU, counted (results/update_traffic.csv)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
+	@echo "make test-triton  the kernels of a GPU's update, interpreted on the CPU; installs Triton, 700 MB, in build/"
 	@echo "make setup-browser  a headless Chromium, for the tests of pages and for their screenshots"
 	@echo "make setup      what all of them use: .venv with the pinned versions, each file by its hash"
 	@echo "make lock       the hashes again, after a change of pyproject.toml or constraints.txt (requirements/)"
@@ -89,6 +90,17 @@ setup-browser: .venv/browser
 	$(INSTALL) -r requirements/browser.txt
 	$(RUN) -m pip check
 	@touch .venv/browser
+
+# Triton in a folder of its own: 700 MB, and torch.compile would find it in .venv.
+setup-triton: build/triton/installed
+
+build/triton/installed: requirements/triton.txt | setup
+	$(INSTALL) --quiet --target build/triton --upgrade -r requirements/triton.txt
+	@touch build/triton/installed
+
+# Triton's kernels, interpreted on the CPU.
+test-triton: setup-triton
+	PYTHONPATH=build/triton $(PYTEST) tests/unit/test_adam_kernel.py
 
 bench: setup
 	@code=0; $(RUN) -m zerobench experiment=stages || code=$$?; \

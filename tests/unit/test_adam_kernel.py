@@ -1,4 +1,4 @@
-"""The kernel of Adam's update in Triton, which runs on a CPU by interpretation; `make setup-triton` installs Triton."""
+"""The kernel of Adam's update in Triton, which runs on a CPU by interpretation; `make test-triton` installs Triton."""
 
 import os
 import warnings
@@ -10,10 +10,11 @@ import pytest
 import torch
 
 os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton", reason="Triton is missing; `make setup-triton` installs it")
+pytest.importorskip("triton", reason="Triton is missing; `make test-triton` installs it in build/")
 
 from tests.plain_kernels import PlainKernels, acts_as_gpu, bits
 from tests.unit.test_update_on_gpu import ALONE, engine_of, masters, rounded, step, weight_of
+from zerobench.zero import optim
 from zerobench.zero.optim import adam_kernel, one_pass
 from zerobench.zero.optim.one_pass import OnePass, Part, new_state, triton_kernels
 
@@ -38,9 +39,14 @@ def parts_of(optimizer: Any, shift: int, gradient: torch.dtype, parameter: torch
             yield Part(master, grad, half, new_state(master, group["amsgrad"]), group, number)
 
 
+LR = 1e-3
+
+
 def ulps(mine: torch.Tensor, other: torch.Tensor, before: torch.Tensor) -> float:
-    """Difference in units of the last place of the larger of a master and its value before the step."""
-    size = torch.maximum(other.abs(), before.abs())
+    """Difference in units of the last place of the larger of a master and its value before the step. A master that is
+    hardly larger than its update has the update's error.
+    """
+    size = torch.maximum(other.abs(), before.abs()).clamp(min=32 * LR)
     return float(((mine - other).abs() / (torch.nextafter(size, size + 1) - size)).max()) if mine.numel() else 0.0
 
 
@@ -49,7 +55,7 @@ def ulps(mine: torch.Tensor, other: torch.Tensor, before: torch.Tensor) -> float
     [
         ("AdamW", {}, torch.bfloat16, torch.bfloat16, 0),
         ("AdamW", {"amsgrad": True, "maximize": True}, torch.float16, torch.float16, 1),
-        ("AdamW", {"lr": torch.tensor(0.01), "betas": (0.0, 0.95)}, torch.bfloat16, None, 3),
+        ("AdamW", {"lr": torch.tensor(LR), "betas": (0.0, 0.95)}, torch.bfloat16, None, 3),
         ("Adam", {"weight_decay": 0.1, "amsgrad": True}, torch.float32, torch.bfloat16, 0),
         ("Adam", {"maximize": True, "eps": 1e-4}, torch.bfloat16, torch.bfloat16, 1),
     ],
@@ -59,11 +65,11 @@ def test_masters_differ_from_torchs_by_at_most_one_ulp(
     kind: str, options: dict[str, Any], gradient: torch.dtype, parameter: torch.dtype | None, shift: int,
     factor: float | None,
 ) -> None:  # fmt: skip
-    """Two groups, of odd lengths; some moments are not compared to the bit, since a CPU fuses other operations."""
+    """Two groups, of odd lengths; a CPU fuses multiplications and additions, the interpreter does not."""
     torch.manual_seed(0)
     others = [torch.nn.Parameter(torch.randn(numel)) for numel in LENGTHS]
-    groups = [{"params": others[:3]}, {"params": others[3:], "lr": 0.05, "weight_decay": 0.2}]
-    optimizer = getattr(torch.optim, kind)(groups, fused=True, **options)
+    groups = [{"params": others[:3]}, {"params": others[3:], "lr": LR / 2, "weight_decay": 0.2}]
+    optimizer = getattr(torch.optim, kind)(groups, **{"lr": LR} | options, fused=True)
     parts = [*parts_of(optimizer, shift, gradient, parameter)]
     scale = None if factor is None else torch.tensor(factor, dtype=torch.float64)
     for number in range(1, 4):
@@ -78,12 +84,13 @@ def test_masters_differ_from_torchs_by_at_most_one_ulp(
             assert float(part.state["step"]) == number
             assert set(part.state) == set(optimizer.state[other])
             for name in part.state:
-                torch.testing.assert_close(part.state[name], optimizer.state[other][name], rtol=1e-5, atol=1e-9)
+                torch.testing.assert_close(part.state[name], optimizer.state[other][name], rtol=1e-5, atol=1e-7)
             if part.parameter is not None:
                 assert torch.equal(bits(part.parameter), bits(part.master.to(part.parameter.dtype)))
             part.master.copy_(other.detach())
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_is_torchs(dtype: torch.dtype) -> None:
     """Of ties, numbers that overflow, the smallest ones, infinity and NaN."""
@@ -157,7 +164,7 @@ def test_losses_of_an_engine_are_those_of_tiles(stage: str, options: dict[str, A
     assert (found[0] - found[1]).abs().max() <= 2.0**-22
 
 
-def test_fallback_warns_once() -> None:
+def test_fallback_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a missing Triton, of a kernel that fails, and of one that differs."""
 
     def fails(*_: Any) -> None:
@@ -167,20 +174,24 @@ def test_fallback_warns_once() -> None:
         parts[0].master.add_(1)
 
     problems = {
-        "Triton is missing": mock.patch.dict("sys.modules", {f"{one_pass.__package__}.adam_kernel": None}),
         "it fails: ValueError: no such device": mock.patch.object(adam_kernel, "update", fails),
         "it differs from torch's by [0-9]+ units": mock.patch.object(adam_kernel, "update", differs),
+        "Triton is missing": mock.patch.dict("sys.modules", {adam_kernel.__name__: None}),
     }
     share = mock.Mock(tier="device", crosses=False, tensor=torch.nn.Parameter(torch.zeros(4)))
     optimizer = torch.optim.AdamW([share.tensor], fused=True)
     with mock.patch.dict(one_pass.KERNELS, {"cpu": triton_kernels}):
+        triton_kernels.cache_clear()
+        assert OnePass.of(optimizer, [share], CPU) is not None
         for words, problem in problems.items():
             triton_kernels.cache_clear()
-            with problem, mock.patch.object(one_pass, "adam_kernel", None, create=True):
-                with pytest.warns(UserWarning, match=f"^Adam's update on cpu does not use the kernel .*: {words}"):
+            with problem, monkeypatch.context() as patch:
+                if "missing" in words:
+                    patch.delattr(optim, "adam_kernel")
+                with pytest.warns(
+                    UserWarning, match=f"^Adam's update on cpu does not use its kernel, and is slower: {words}"
+                ):
                     assert OnePass.of(optimizer, [share], CPU) is None
                 with warnings.catch_warnings(action="error"):
                     assert OnePass.of(optimizer, [share], CPU) is None
-        triton_kernels.cache_clear()
-        assert OnePass.of(optimizer, [share], CPU) is not None
     triton_kernels.cache_clear()

@@ -44,7 +44,7 @@ def required(extra: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("name", [*FILES, "torch.txt", "cuda.txt"])
+@pytest.mark.parametrize("name", [*FILES, "torch.txt", "cuda.txt", "triton.txt"])
 def test_each_package_has_a_version_and_the_hashes_of_its_files(name: str) -> None:
     text = (HERE / name).read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]

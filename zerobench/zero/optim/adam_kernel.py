@@ -61,7 +61,8 @@ def _update(row, i, mask, factor, GRADIENT: tl.constexpr, IS_BF16: tl.constexpr,
         lr = tl.load(tl.load(row + 9).to(tl.pointer_type(tl.float32))).to(tl.float64)
     eps, decay, coupled_decay = tl.load(numbers + 13), tl.load(numbers + 14), tl.load(numbers + 15).to(tl.float32)
     count = tl.load(tl.load(row + 7).to(tl.pointer_type(tl.float32))).to(tl.float64) + 1
-    correction1, correction2 = 1 - tl.exp(count * tl.log(beta1)), 1 - tl.exp(count * tl.log(beta2))
+    correction1 = 1 - tl.exp(count * tl.log(tl.maximum(beta1, 1e-300)))  # 1 - beta1^count
+    correction2 = 1 - tl.exp(count * tl.log(tl.maximum(beta2, 1e-300)))
     rate, root = (lr / correction1).to(tl.float32), tl.sqrt(correction2).to(tl.float32)
 
     m = tl.load(masters, mask=mask, other=0.0)
@@ -72,15 +73,16 @@ def _update(row, i, mask, factor, GRADIENT: tl.constexpr, IS_BF16: tl.constexpr,
             if tl.max(differ.to(tl.int32)) > 0:
                 tl.store(tl.load(row + 17).to(tl.pointer_type(tl.int32)), 1)
     g = tl.load(gradients, mask=mask, other=0.0).to(tl.float32) * factor * tl.load(numbers + 16).to(tl.float32)
-    g = tl.where(coupled_decay != 0, g + m * coupled_decay, g)
+    if coupled_decay != 0:
+        g = g + m * coupled_decay
     m = m * (1 - lr * decay).to(tl.float32)
     a, s = tl.load(averages, mask=mask, other=0.0), tl.load(squares, mask=mask, other=0.0)
     a = a + (1 - beta1).to(tl.float32) * (g - a)
     s = s * beta2.to(tl.float32) + (1 - beta2).to(tl.float32) * g * g
     tl.store(averages, a, mask=mask)
     tl.store(squares, s, mask=mask)
-    if AMSGRAD:
-        if tl.load(row + 6) != 0:  # the outer condition is one of compilation
+    if AMSGRAD:  # noqa: SIM102  # a condition of compilation
+        if tl.load(row + 6) != 0:
             largest = tl.multiple_of(tl.load(row + 6).to(tl.pointer_type(tl.float32)) + i, [ALIGNED])
             s = tl.maximum(tl.load(largest, mask=mask, other=0.0), s, propagate_nan=tl.PropagateNan.ALL)
             tl.store(largest, s, mask=mask)
@@ -119,7 +121,8 @@ def _count(table, segments, found_inf, JUDGES: tl.constexpr, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _squares(table, segments, depth, sums, GRADIENT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _squares(table, segments, depth, sums, GRADIENT: tl.constexpr, ALIGNED: tl.constexpr,
+             BLOCK: tl.constexpr):  # fmt: skip
     """Writes each program's sum of the squares of its gradients."""
     row, blocks = _segment(table, segments, depth)
     i = blocks * BLOCK + tl.arange(0, BLOCK)

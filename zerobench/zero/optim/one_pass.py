@@ -69,9 +69,7 @@ def triton_kernels(device: torch.device) -> Kernels | None:
     except Exception as error:  # a compiler's, of many kinds
         why = f"it fails: {type(error).__name__}: {error}"
     if why:
-        warnings.warn(
-            f"the kernel of Adam's update is not used on {device}, and updates are slower: {why}", stacklevel=2
-        )
+        warnings.warn(f"Adam's update on {device} does not use its kernel, and is slower: {why}", stacklevel=2)
     return None if why else adam_kernel
 
 
