@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
-.PHONY: questions compare published gpu-suite peers setup-browser setup-triton test-triton lock fuzz replay report fake-equality blind kills table1
+.PHONY: questions compare published gpu-suite peers setup-browser setup-triton test-triton kernel-ulps lock fuzz replay report fake-equality blind kills table1
 .PHONY: answer-times certificates watch-cost gpu-runs one-gpu update-traffic published-runs versions predicted-maps predicted-here predicted-runs largest-model clean
 
 help:
@@ -47,6 +47,7 @@ help:
 	@echo "make predicted-here  steps of this machine beside predictions written before (results/predicted_here/)"
 	@echo "make one-gpu   rates of one GPU, fitted to results/h100; the next machines' steps, predicted"
 	@echo "make gpu-runs  a GPU's peaks and steps beside estimates and predictions made without one (results/h100/)"
+	@echo "make kernel-ulps  masters of our kernel of Adam's update beside torch's, interpreted (results/kernel_ulps.csv)"
 	@echo "make update-traffic  memory traffic and kernels of an update on a GPU, counted (results/update_traffic.csv)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
@@ -101,6 +102,10 @@ build/triton/installed: requirements/triton.txt | setup
 # Triton's kernels, interpreted on the CPU.
 test-triton: setup-triton
 	PYTHONPATH=build/triton $(PYTEST) tests/unit/test_adam_kernel.py
+
+kernel-ulps: setup-triton
+	PYTHONPATH=build/triton $(VALIDATE) kernel-ulps
+	$(RUN) tools/docs/pages.py
 
 bench: setup
 	@code=0; $(RUN) -m zerobench experiment=stages || code=$$?; \

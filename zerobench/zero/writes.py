@@ -2,9 +2,10 @@
 
     p.mul_(), nn.init, load_state_dict     found by the parameter's version: masters are updated
     p.data.mul_(), NumPy, in a forward     kept when the unit is resharded; if that is impossible, an error at the step;
-                                           on a GPU, of masters alone: an error at the next step
+                                           lost on a GPU beside masters alone
     p.data.mul_(), NumPy, between steps    found by comparing values, at a step and before a checkpoint: masters are
-                                           updated; on a GPU found in the update: an error at the next step
+                                           updated; on a GPU found by the update's kernel, if there is one: an error at
+                                           the next step
     anything inside full_parameters()      values are compared at its end: shards and masters are updated; an error on
                                            all ranks if they differ between ranks
     p.data = ..., module.double()          found by the parameter's address: an error at the next forward or step, but
@@ -18,7 +19,7 @@ compares them, with one small collective.
 
 A forward checks addresses and versions, a step versions: about 0.3 µs of host time per parameter in total. Values are
 compared if masters and parameters are separate: each rank its own part. On a GPU, which the host must not wait for, the
-update compares them (parameters/unseen.py).
+kernel of the update compares them (parameters/unseen.py).
 
 torch's `module.load_state_dict`, of the whole module or of a part, on a module that is under an engine:
 

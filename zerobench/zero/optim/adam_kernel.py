@@ -139,10 +139,10 @@ def update(
     for part in parts:
         lr, state = part.group["lr"], part.state
         if id(part.group) not in options:
-            options[id(part.group)] = _options(part.group)
+            options[id(part.group)] = _options(part.group, part.master.device)
         tensors = (
             part.master, part.gradient, state["exp_avg"], state["exp_avg_sq"], state.get("max_exp_avg_sq"),
-            state["step"], part.parameter, lr if _is_read(lr) else None,
+            state["step"], part.parameter, lr if _is_read(lr, part.master.device) else None,
         )  # fmt: skip
         addresses = [0 if one is None else one.data_ptr() for one in tensors]
         flag = 0 if flags is None else flags.data_ptr() + 4 * part.number
@@ -178,19 +178,19 @@ def squares(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-def _options(group: dict[str, Any]) -> list[int]:
+def _options(group: dict[str, Any], device: torch.device) -> list[int]:
     """Returns the bits of a group's options."""
     lr, decay, decoupled = group["lr"], group["weight_decay"], group["decoupled_weight_decay"]
     numbers = (
-        0 if _is_read(lr) else lr, *group["betas"], group["eps"], decay * decoupled, decay * (not decoupled),
+        0 if _is_read(lr, device) else lr, *group["betas"], group["eps"], decay * decoupled, decay * (not decoupled),
         -1 if group["maximize"] else 1,
     )  # fmt: skip
     return [*struct.unpack("7q", struct.pack("7d", *map(float, numbers)))]
 
 
-def _is_read(lr: torch.Tensor | float) -> bool:
-    """Returns True for a learning rate on a GPU, for which the host does not wait."""
-    return isinstance(lr, torch.Tensor) and not lr.is_cpu
+def _is_read(lr: torch.Tensor | float, device: torch.device) -> bool:
+    """Returns True for a learning rate that the kernel reads, so that the host does not wait for it."""
+    return isinstance(lr, torch.Tensor) and lr.device == device and lr.dtype == torch.float32
 
 
 def _sent(rows: list[list[int]], device: torch.device) -> torch.Tensor:
