@@ -1,6 +1,6 @@
 """The kernels of an update on a GPU (zero/optim/one_pass.py) in plain torch, for engines on a CPU."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from unittest import mock
 
@@ -8,7 +8,8 @@ import torch
 
 from zerobench.zero import writes
 from zerobench.zero.optim import one_pass
-from zerobench.zero.optim.one_pass import Kernels, Part
+from zerobench.zero.optim.one_pass import Kernels
+from zerobench.zero.precision import Part
 
 
 class PlainKernels:
@@ -47,7 +48,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def acts_as_gpu(kernels: type[Kernels] = PlainKernels) -> Iterator[None]:
+def acts_as_gpu(kernels: Callable[[torch.device], Kernels] = PlainKernels) -> Iterator[None]:
     """Updates on the CPU are made by `kernels`, and the host asks for no results of comparisons."""
     with mock.patch.dict(writes.ASKS, {"cpu": False}), mock.patch.dict(one_pass.KERNELS, {"cpu": kernels}):
         yield

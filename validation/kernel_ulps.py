@@ -52,7 +52,8 @@ def run(_: argparse.Namespace) -> int:
 
 def _row(name: str, **options: float) -> UlpsRow:
     from zerobench.zero.optim import adam_kernel
-    from zerobench.zero.optim.one_pass import Part, new_state
+    from zerobench.zero.optim.one_pass import new_state
+    from zerobench.zero.precision import Part
 
     model = zoo.build("tied").bfloat16()
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -61,7 +62,7 @@ def _row(name: str, **options: float) -> UlpsRow:
     optimizer = getattr(torch.optim, name)([other], lr=LR, fused=True, **options)
     masters = [flat.float(), flat.float()]  # set to torch's after each step, and not
     parts = [Part(one, flat.clone(), None, new_state(one, False), optimizer.param_groups[0], 0) for one in masters]
-    counts = torch.zeros(2**24, dtype=torch.int64)
+    counts = torch.zeros(2**16, dtype=torch.int64)  # of differences, the last of larger ones too
     for number in range(STEPS):
         loss = model(*zoo.tokens(0, 1, number))
         gradient = torch.cat([one.flatten() for one in torch.autograd.grad(loss, parameters)])
@@ -76,6 +77,6 @@ def _row(name: str, **options: float) -> UlpsRow:
         with torch.no_grad():
             for p, values in zip(parameters, other.detach().split([p.numel() for p in parameters]), strict=True):
                 p.copy_(values.view(p.shape))
-    shares = [round(100 * int(one) / int(counts.sum()), 4) for one in (counts[0], counts[1], counts[2:].sum())]
+    equal, one, more = (round(100 * int(n) / int(counts.sum()), 4) for n in (counts[0], counts[1], counts[2:].sum()))
     drift = round(float((masters[1] - other.detach()).abs().max()) / LR, 5)
-    return UlpsRow(name, *shares, int(counts.nonzero().max()), drift)
+    return UlpsRow(name, equal, one, more, int(counts.nonzero().max()), drift)

@@ -24,7 +24,7 @@ OUT = Path("results/update_traffic.csv")
 
 @dataclass(frozen=True)
 class TrafficRow:
-    """An update by some `code`, with clipping or without. Bytes per parameter: those that kernels touch, those that move
+    """An update by some `code`, with clipping or without. Bytes per parameter: that kernels touch, and that move
     to or from memory through the modeled cache.
     """
 

@@ -99,7 +99,7 @@ def test_a_step_asks_for_nothing(strategy: str, options: dict[str, Any], dtype: 
         engine = initialize(
             module, zoo.OPTIMIZERS["adamw"](module.parameters()), strategy, bucket_bytes=4096, **options
         )
-    assert (engine.update.one_pass is not None) == (options.get("tile_bytes") == ONE_PASS)  # type: ignore[attr-defined]
+    assert (engine.update.one_pass is not None) == (options.get("tile_bytes") == ONE_PASS)
     step(engine, 0)
     with Questions(engine.update._used_flags) as questions:
         for number in range(1, 3):

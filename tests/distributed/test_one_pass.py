@@ -23,7 +23,10 @@ def engine_of(strategy: str, tile_bytes: int, dtype: torch.dtype = torch.bfloat1
     """Several buckets or units; two parameter groups."""
     model = zoo.build("tied").to(dtype)
     matrices = [p for p in model.parameters() if p.dim() > 1]
-    groups = [{"params": matrices}, {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
+    groups: Any = [
+        {"params": matrices},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=True)
     options: dict[str, Any] = {"tile_bytes": tile_bytes}
     if dtype == torch.float16:

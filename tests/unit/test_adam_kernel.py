@@ -18,7 +18,8 @@ from tests.ranks import run_ranks
 from tests.unit.test_update_on_gpu import ALONE, engine_of, masters, rounded, step, weight_of
 from zerobench.zero import optim
 from zerobench.zero.optim import adam_kernel, one_pass
-from zerobench.zero.optim.one_pass import OnePass, Part, new_state, triton_kernels
+from zerobench.zero.optim.one_pass import OnePass, new_state, triton_kernels
+from zerobench.zero.precision import Part
 
 CPU = torch.device("cpu")
 
@@ -182,7 +183,7 @@ def test_fallback_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def differs(parts: Any, *_: Any) -> None:
         parts[0].master.add_(1)
 
-    problems = {
+    problems: dict[str, Any] = {
         "it fails: ValueError: no such device": mock.patch.object(adam_kernel, "update", fails),
         "it differs from torch's by [0-9]+ units": mock.patch.object(adam_kernel, "update", differs),
         "Triton is missing": mock.patch.dict("sys.modules", {adam_kernel.__name__: None}),

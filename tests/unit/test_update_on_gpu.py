@@ -146,7 +146,7 @@ def test_writes_in_a_forward_are_lost_beside_masters_alone() -> None:
     assert torch.equal(*found)
 
 
-def add_to_data(module: nn.Module, *_: Any) -> None:
+def add_to_data(module: Any, *_: Any) -> None:
     """Writes to a weight whose forward has read it."""
     module.weight.data.add_(1.0)
 

@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn, optim
@@ -285,6 +285,22 @@ class Share:
     def unit_name(self) -> str:
         """The unit that it belongs to; empty if there is none."""
         return ""
+
+
+class Part(NamedTuple):
+    """A share in an update by one kernel. `state`: of the optimizer; `group`: its options; `number`: of its flag."""
+
+    master: torch.Tensor
+    gradient: torch.Tensor
+    parameter: torch.Tensor | None
+    state: dict[str, torch.Tensor]
+    group: dict[str, Any]
+    number: int
+
+    @property
+    def dtypes(self) -> str:
+        """The dtypes of gradient and parameter, which one kernel's parts have in common."""
+        return f"{self.gradient.dtype} {self.parameter.dtype if self.parameter is not None else ''}"
 
 
 def shaped_as(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ from unittest import mock
 import torch
 from torch.nn import functional as F
 
-from ...zero.optim.one_pass import Part
+from ...zero.precision import Part
 from ..caching_allocator import round_up
 
 HALVES = (torch.float16, torch.bfloat16)

@@ -17,7 +17,7 @@ import torch
 import triton
 from triton import language as tl
 
-from .one_pass import Part
+from ..precision import Part
 
 COLUMNS = tl.constexpr(18)
 BLOCK = 4096

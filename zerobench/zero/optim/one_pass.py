@@ -14,34 +14,18 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import optim
 
 from .. import labels
 from ..parameters.versions import Versions
-from ..precision import LOOKS_ITSELF, Share, is_fused
+from ..precision import LOOKS_ITSELF, Part, Share, is_fused
 from .step_by_tiles import step_with
 
 TOLERANCE_ULPS = 2
 """Largest difference of a master from torch's kernel after one step; both round several times."""
-
-
-class Part(NamedTuple):
-    """A segment in an update. `state`: of the optimizer; `group`: its options; `number`: of its flag."""
-
-    master: torch.Tensor
-    gradient: torch.Tensor
-    parameter: torch.Tensor | None
-    state: dict[str, torch.Tensor]
-    group: dict[str, Any]
-    number: int
-
-    @property
-    def dtypes(self) -> str:
-        """The dtypes of gradient and parameter, which one kernel's parts have in common."""
-        return f"{self.gradient.dtype} {self.parameter.dtype if self.parameter is not None else ''}"
 
 
 class Kernels(Protocol):
