@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "zerobench.records": set(),
     "zerobench.theory": set(),
-    "zerobench.zero": {"torch"},
+    "zerobench.zero": {"torch", "triton"},  # which comes with torch's builds for CUDA
     "zerobench": {
         *("torch", "numpy", "hydra", "omegaconf", "yaml", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil"),
         *("filelock", "jinja2"),
