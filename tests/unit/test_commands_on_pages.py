@@ -29,9 +29,9 @@ VALUED = ("--where", "--tolerance", "--packages", "--python")
 """Options whose value looks like an override."""
 SWEEP_ANYWAY = ("estimate", "plan", "predict")
 """Verbs whose overrides are a sweep's without -m."""
-OF_READERS = ("mine.py", "train.py")
-LAUNCHERS = ("srun", "mpirun", "watch")
-SHELL = ("source", "pip", "cd", "git", "eval", "pytest", "fio", "rsync", "#")
+OF_READERS = ("mine.py", "train.py", "train_zero.py")
+LAUNCHERS = ("srun", "mpirun", "watch", "torchrun")
+SHELL = ("source", "patch", "pip", "cd", "git", "eval", "pytest", "fio", "rsync", "#")
 """What else a block of commands may begin with."""
 
 
@@ -88,6 +88,8 @@ def problem_of(line: str) -> str:
     if not words or words[0] in SHELL:
         return ""
     if words[0] in LAUNCHERS:
+        if script := next((word for word in words if word.endswith(".py")), ""):
+            return "" if script in OF_READERS or (ROOT / script).is_file() else f"{script}: no such script"
         rest = shlex.join(words[words.index("zerobench") :]) if "zerobench" in words else words[-1]
         return problem_of(rest)
     if "zerobench" in words[: words.index("-m") + 2 if "-m" in words[1:] else 1]:
