@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from analysis import __main__ as analysis
 from tests.unit.test_documents import FENCE, INLINE, PAGES, ROOT, name
@@ -164,38 +163,3 @@ def parsed(run: Any) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "what-is-where.md"], ids=name)
 def test_every_command_on_a_page_parses(page: Path) -> None:
     assert {line: problem for line in lines_of(page) if (problem := problem_of(line))} == {}
-
-
-def test_every_command_of_the_workflows_parses() -> None:
-    """The workflows of examples/ci, and of other forges on their page; arrays of a script are left out."""
-    gate = yaml.safe_load((ROOT / "examples/ci/memory-gate.yml").read_text())
-    scripts = [step.get("run", "") for job in gate["jobs"].values() for step in job["steps"]]
-    found = [re.sub(r'"\$\{\w+\[@\]\}" ', "", line.strip()) for text in scripts for line in text.splitlines()]
-    found = [line for line in found if line.startswith("zerobench ")]
-    blocks = FENCE.findall((ROOT / "docs/how-to/ci-gate.md").read_text())
-    of_page = [line for kind, block in blocks if kind in ("yaml", "groovy")
-               for line in re.findall(r"(?:- |sh ')(zerobench [^'\n]*)", block)]  # fmt: skip
-    assert (len(found), len(of_page)) == (1, 2)
-    assert {line: problem for line in (*found, *of_page) if (problem := problem_of(line))} == {}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "zerobench -m strategy=ddp,zero4",
-        "zerobench strategy=ddp --dry-rum",
-        "zerobench experiment=nothing",
-        "zerobench budget check --strickt",
-        "zerobench budget record -m stratgy=zero1",
-        "zerobench compare --interleave HEAD~1 . -- strategy=zero9",
-        "zerobench columns statesbytes",
-        "torchrun --nproc-per-node 4 -m zerobench -m strategy=ddp,zero4",
-        "make nothing",
-        'make table1 TABLE1="--onyl 7.5B"',
-        "python -m analysis gone",
-        "python -m analysis arena --out",
-        "zerobnch status",
-    ],
-)  # fmt: skip
-def test_a_command_that_would_be_refused_is_found(line: str) -> None:
-    assert problem_of(line)
