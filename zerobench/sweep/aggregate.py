@@ -158,7 +158,7 @@ COLUMNS = {
     "tensor_axis_all_reduce_bytes": _traffic("wire_bytes", _mean, kind="all_reduce", axis=TENSOR_AXIS),
     "tensor_axis_all_gather_bytes": _traffic("wire_bytes", _mean, kind="all_gather", axis=TENSOR_AXIS),
     **{name: _process(name, "timed", "accounted") for name in PROCESS_MEMORY},  # the timed pass has no probes
-    **{name: _process(name, "accounted") for name in ("heap_bytes", "kept_bytes", "growth_bytes")},
+    **{name: _process(name, "accounted") for name in ("kept_bytes", "growth_bytes")},
 }
 """Columns of every run."""
 
