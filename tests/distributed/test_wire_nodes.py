@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from tests.distributed.wire_nodes import CASES, MEASURED, NODE_SIZE, NODES, cell_of
-from validation.link import NAMESPACES
+from tests.distributed.wire_nodes import CASES, MEASURED, NAMESPACES, NODE_SIZE, NODES, cell_of
 from zerobench.predict.build import build_model, shapes_of
 from zerobench.predict.estimate import training_shapes
 from zerobench.strategies import shape_of as strategy_shape

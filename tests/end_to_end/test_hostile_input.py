@@ -110,7 +110,7 @@ def test_texts_of_runs_neither_forge_a_line_nor_control_the_terminal(verb: str, 
 FED = {
     "plan": ["--device-memory {} --gpus 2", "--device-memory 1GiB --gpus {}", "--device-memory 1GiB --gpus 2 model={}"],
     "estimate": ["model={}", "model=mlp --figure {}"],
-    "predict": ["--cluster {}", "--calibration {}", "--cluster dgx2-v100 model={}"],
+    "predict": ["--cluster {}", "--cluster dgx2-v100 model={}"],
     "status": ["{}", "RUNS --where {}", "RUNS --columns {}"],
     "show": ["{}", "zero1 --results {}", "{} --results RUNS"],
     "compare": ["{} RUNS", "RUNS RUNS --noise {}", "RUNS RUNS --out {}"],
