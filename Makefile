@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
-.PHONY: questions compare published gpu-suite peers setup-browser lock fuzz replay report fake-equality blind kills table1
+.PHONY: questions compare published gpu-suite peers setup-browser lock replay report fake-equality blind kills table1
 .PHONY: answer-times certificates watch-cost gpu-runs one-gpu update-traffic published-runs versions predicted-maps predicted-runs largest-model clean
 
 help:
@@ -17,7 +17,6 @@ help:
 	@echo "make test       the tests, in 8 minutes on two cores"
 	@echo "make test-all   the tests in every world, those that repeat what others show as well"
 	@echo "make mutants    faults planted one at a time: does a test catch each? (MUTANTS=--help)"
-	@echo "make fuzz       100 damages of every kind of file that is read, by hypothesis (FUZZ='-k yaml')"
 	@echo "make lint       ruff and mypy"
 	@echo "make budget     the project's own budgets, held against this code"
 	@echo "make plots      every figure, and the tables of README and docs/, again from the committed tables"
@@ -110,10 +109,6 @@ test-all:
 
 mutants: setup
 	$(RUN) -m tests.mutations $(MUTANTS)
-
-# Findings stay in .hypothesis/: the next run begins with them.
-fuzz: setup
-	$(PYTEST) tests/fuzz -o faulthandler_timeout=0 --hypothesis-profile=campaign $(FUZZ)
 
 lint: setup
 	$(RUN) -m ruff format --check .
