@@ -1,5 +1,6 @@
 """README and docs/: links lead somewhere, names of code and paths exist, in code too; references are complete."""
 
+import csv
 import importlib
 import re
 from dataclasses import fields
@@ -11,6 +12,7 @@ import pytest
 from analysis.__main__ import FIGURES
 from tools.docs import quoted, references
 from tools.docs.pages import pages
+from tools.docs.references import OTHER_SYSTEMS, names_elsewhere
 from zerobench.cli import VERBS
 from zerobench.config.compose import compose_cells
 from zerobench.config.keys import GROUPS, KEYS
@@ -165,8 +167,13 @@ def test_every_key_has_a_row_with_a_default_and_a_range() -> None:
 def test_names_in_transformers_are_its_own() -> None:
     transformers = pytest.importorskip("transformers")
     known = {one.name for one in fields(transformers.TrainingArguments)}
-    named = {code for key in (*KEYS.values(), *GROUPS.values()) for code in INLINE.findall(key.transformers)}
+    named = {code for key in (*KEYS, *GROUPS) for code in INLINE.findall(names_elsewhere(key)[2])}
     assert named <= known
+
+
+def test_other_systems_names_belong_to_keys() -> None:
+    with OTHER_SYSTEMS.open(newline="") as file:
+        assert {row["key"] for row in csv.DictReader(file)} <= {*KEYS, *GROUPS}
 
 
 @pytest.mark.slow
