@@ -34,7 +34,7 @@ from zerobench.timing.interval import StepInterval, interval_of
 from zerobench.timing.prediction import PHASES, StepSchedule, execute_schedules, reduced, step_time
 
 from .gpu_runs import timed
-from .predicted_here import write_validated
+from .predicted_runs import write_validated
 
 PARTS, NEXT = "parts.csv", "next.csv"
 CLUSTERS = ("h100-3200", "h200-3200")

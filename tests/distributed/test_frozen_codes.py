@@ -20,6 +20,7 @@ from zerobench.config.schema import Measure
 from zerobench.predict.estimate import training_shapes
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.strategies import shape_of
+from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import predict_states
 from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.zero import STAGES, NvmeOffload, Offload, initialize
@@ -131,11 +132,11 @@ def test_bytes_of_codes_are_those_of_the_theory(tmp_path: Path) -> None:
     ):
         schedule, shapes = records[0].schedule, training_shapes(config)
         strategy = shape_of(config.strategy.values())
-        states = predict_states(strategy, schedule, 2, *shapes)
+        states = predict_states(strategy, schedule, GroupShape(2), *shapes)
         memory = [m for record in records for m in record.memory if m.phase == "step"]
         for category, size in {"states": states.states_bytes, **states.highest}.items():
             assert max(m.max_bytes for m in memory if m.category == category) == size, (name, category)
-        volume = predict_traffic(strategy, schedule, 2, precision=shapes[1]).volume
+        volume = predict_traffic(strategy, schedule, GroupShape(2), shapes[1]).volume
         assert max(sum(t.volume_elements for t in r.traffic if not t.control) for r in records) == volume, name
         of_codes[name] = states.highest["parameters"]
     own = sum(parameter.nbytes for parameter in quantized().parameters())

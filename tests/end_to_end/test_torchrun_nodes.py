@@ -161,7 +161,7 @@ def measured(folder: Path) -> pd.DataFrame:
     assert (runs.status == "ok").all(), list(runs.reason)
     assert runs.passes_agree.all()
     exact = [name for name in runs if name.endswith(("_bytes", "_psi")) or name.startswith("loss_")]
-    return runs[[name for name in exact if name not in ("resident_bytes", "loopback_bytes", "heap_bytes")]]
+    return runs[[name for name in exact if name not in ("resident_bytes", "loopback_bytes")]]
 
 
 @pytest.mark.thorough

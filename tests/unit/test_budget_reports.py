@@ -62,7 +62,7 @@ def test_each_kind_has_its_level_and_lines_inside_the_repository_alone(tmp_path:
         finding("improvement", file="gone.py", line=3),
         finding("unjudged", file="../link.py", line=1),
         finding(metric="states_bytes", file="a\0b.py", line=1),
-        finding(metric="heap_bytes", file=".", line=1),
+        finding(metric="resident_bytes", file=".", line=1),
     ]
     parsed = [parse(one) for one in commands_of(findings, tmp_path / "repo")]
     assert [(level, pairs.get("file"), pairs.get("line")) for level, pairs, _ in parsed] == [
@@ -81,7 +81,7 @@ def test_limits_broken_by_one_cause_are_one_message(capsys: pytest.CaptureFixtur
 
     findings = [
         broken("peak_bytes", 4, 7), broken("growth_bytes", 8, 7), broken("max_activations_bytes", 4, 7),
-        broken("backward_peak_bytes", 4), broken("max_optimizer_bytes", 2, 9), broken("heap_bytes", 3),
+        broken("backward_peak_bytes", 4), broken("max_optimizer_bytes", 2, 9), broken("resident_bytes", 3),
         broken("volume_psi", 1), broken("volume_all_gather_psi", 1), broken("wire_bytes", 5),
         broken("peak_bytes", 4, 7, "d"),
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_limits_broken_by_one_cause_are_one_message(capsys: pytest.CaptureFixtur
         "regression: c: volume_psi moved",
         "  the same cause: volume_all_gather_psi +1 ψ, wire_bytes +5 B",
         "regression: c: max_optimizer_bytes moved",
-        "regression: c: heap_bytes moved",
+        "regression: c: resident_bytes moved",
         "regression: d: peak_bytes moved",
         "0 of 10 limits hold",
     ]

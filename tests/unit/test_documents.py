@@ -1,5 +1,6 @@
 """README and docs/: links lead somewhere, names of code and paths exist, in code too; references are complete."""
 
+import csv
 import importlib
 import re
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 
 from tools.docs import quoted, references
 from tools.docs.pages import pages
+from tools.docs.references import OTHER_SYSTEMS
 from zerobench.config.compose import compose_cells
-from zerobench.config.keys import KEYS
+from zerobench.config.keys import GROUPS, KEYS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*pages(), ROOT / "SECURITY.md"]
@@ -128,6 +130,11 @@ def test_every_key_has_a_row_with_a_default_and_a_range() -> None:
     rows = [line.split(" | ") for line in page.splitlines() if re.match(r"\| `[\w.]+` \|", line)]
     assert sorted(row[0].strip("| `") for row in rows) == sorted(KEYS)
     assert [row[0] for row in rows if not row[1] or not row[2].strip()] == []
+
+
+def test_other_systems_names_belong_to_keys() -> None:
+    with OTHER_SYSTEMS.open(newline="") as file:
+        assert {row["key"] for row in csv.DictReader(file)} <= {*KEYS, *GROUPS}
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from zerobench.launch import follower, over_cluster
 from zerobench.launch.follower import interruption
 from zerobench.launch.over_cluster import place, why_not
 from zerobench.launch.start_ranks import Interrupted, Outcome
-from zerobench.probes.nvidia_smi import GpuState
+from zerobench.probes.nvml import GpuState
 from zerobench.probes.probe import EventOrder
 from zerobench.rank_record import RankRecord
 from zerobench.records import MemoryRow, StepRow

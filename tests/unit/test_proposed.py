@@ -192,19 +192,6 @@ def test_composing_leaves_no_file_in_the_folder_of_hydra(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:[\\s\\S]*is validated against ConfigStore schema")
-def test_code_that_no_installed_plugin_names_is_not_imported(tmp_path: Path) -> None:
-    folder = tmp_path / "hydra/sweeper/sampler"
-    folder.mkdir(parents=True)
-    (folder / "made_up.yaml").write_text("_target_: builtins.print\n")
-    words = (*BY_MADE_UP, "objective=peak_bytes", "seed=1,2", "+hydra/sweeper/sampler=made_up")
-    assert compose([*words]) is not None
-    shadowed = refusal(*words, "--config-dir", str(tmp_path))
-    assert "hydra.sweeper.sampler._target_=builtins.print: a config names no code to import" in shadowed
-    assert "names no code to import" in refusal(*words, "hydra.sweeper.sampler._target_=builtins.print")
-
-
 def test_a_plugin_that_cannot_be_imported_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: Composer, overrides: list[str]) -> Any:
         raise ValueError("mutable default <class 'hydra_plugins.hydra_nevergrad_sweeper.config.OptimConf'>")

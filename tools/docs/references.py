@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import csv
 import io
 import os
 from dataclasses import fields
@@ -25,7 +26,6 @@ from zerobench.config.keys import AUTO, GROUPS, KEYS
 from zerobench.config.overrides import Overrides
 from zerobench.config.schema import SCHEMAS
 from zerobench.records.describe import ROWS, columns_of, meanings_of
-from zerobench.sections import Key
 from zerobench.sizes import show_bytes
 
 HERE = Path(__file__).resolve().parents[2]
@@ -105,6 +105,10 @@ def where(folder: Path = PACKAGE) -> str:
 # -- groups and keys -------------------------------------------------------------------------------
 
 SYSTEMS = ("DeepSpeed", "torch", "transformers")
+OTHER_SYSTEMS = HERE / "docs/reference/other_systems.csv"
+"""Key or group -> its names there, in Markdown. A key of DeepSpeed's config without a dot is in `zero_optimization`
+or at the top level; names for transformers are from TrainingArguments.
+"""
 HEAD = ("key", "default", "range", "meaning", *SYSTEMS)
 LARGE = 2**60
 
@@ -137,12 +141,19 @@ def keys() -> str:
 def _introduction(group: str) -> str:
     """Formats the meaning of a group as a sentence, and its names elsewhere."""
     line = GROUPS[group].meaning
-    said = [f"{system} {name}" for system, name in zip(SYSTEMS, _names(GROUPS[group]), strict=True) if name]
+    said = [f"{system} {name}" for system, name in zip(SYSTEMS, names_elsewhere(group), strict=True) if name]
     return f"{line[:1].upper()}{line[1:]}." + (f" Elsewhere: {'; '.join(said)}." if said else "")
 
 
-def _names(key: Key) -> tuple[str, str, str]:
-    return key.deepspeed, key.torch, key.transformers
+def names_elsewhere(key: str) -> list[str]:
+    """Returns the names of a key or group in SYSTEMS, empty if it has none there."""
+    return _names_elsewhere().get(key, [""] * len(SYSTEMS))
+
+
+@cache
+def _names_elsewhere() -> dict[str, list[str]]:
+    with OTHER_SYSTEMS.open(newline="") as file:
+        return {row["key"]: [row[system] for system in SYSTEMS] for row in csv.DictReader(file)}
 
 
 def _defaults(check: Overrides) -> dict[str, dict[str, dict[str, Any]]]:
@@ -173,7 +184,7 @@ def _row(key: str, values: dict[tuple[str, ...], Any]) -> list[str]:
     declared = KEYS.get(key, help.OF_A_BUILDER)
     said = declared.meaning + f" [{declared.unit}]" * bool(declared.unit)
     shown = "; ".join(f"`{show(key, value)}`" + f" ({', '.join(of)})" * bool(of) for of, value in values.items())
-    names = (name or "–" for name in _names(declared))
+    names = (name or "–" for name in names_elsewhere(key))
     return [f"`{key}`", shown, range_of(key, next(iter(values.values()))), said, *names]
 
 

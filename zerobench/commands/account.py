@@ -188,7 +188,7 @@ def _time_lines(row: Row) -> Iterator[str]:
         state.append(f"SM clock {row['sm_clock_mhz']}{most} MHz")
     units = {"gpu_temperature_c": "°C", "gpu_power_w": "W"}
     state += [f"{row[key]:.0f} {unit}" for key, unit in units.items() if pd.notna(row[key])]
-    if state:  # as far as nvidia-smi reported it
+    if state:
         held = "not known" if pd.isna(row["throttle"]) else row["throttle"] or "nothing"
         yield f"{', '.join(state)} before or after the steps; held down by: {held}"
     if pd.notna(row["energy_j"]):

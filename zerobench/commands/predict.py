@@ -9,12 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..calibrate.collectives import load_calibration
-from ..calibrate.operators import load_operators
 from ..config.cell import CellConfig
 from ..config.flat import name_strategies
 from ..fake_execution import Limits
-from ..host.environment import usable_cores
 from ..host.files import replace_text
 from ..host.pipes import print_note
 from ..host.terminal import print_on, stdout_console
@@ -23,7 +20,7 @@ from ..results.grid import Grid
 from ..results.options import Parser, add_cells, add_columns, add_price, dollars_per_million, show_price, verb
 from ..sizes import counted
 from ..timing import hardware
-from ..timing.costs import CpuCosts, GpuCosts
+from ..timing.costs import GpuCosts
 from ..timing.interval import StepInterval, interval_of
 from ..timing.prediction import PHASES, StepSchedule, StepTime, execute_schedules, reduced, step_time
 from .estimate.command import DEFAULTS, ask
@@ -42,8 +39,8 @@ engine's own code, and lays it out in time with measured rates of the device and
 
 EXAMPLES = f"""\
 KEY=VALUE are a sweep's own keys, several values with commas; `zerobench --help KEY` explains each. Left out:
-strategy=ddp,zero1,zero2,zero3,fsdp2 world_size=8 data=synthetic; with --cluster also sequence=1024, since models are
-trained on sequences of a thousand tokens and more (a sweep's default is 128)
+strategy=ddp,zero1,zero2,zero3,fsdp2 world_size=8 data=synthetic sequence=1024, since models are trained on sequences
+of a thousand tokens and more (a sweep's default is 128)
 
   zerobench predict --cluster h100-3200 model=gpt2_1_5b precision=bf16 sequence=1024 micro_batch=8
   zerobench predict --cluster a100-80gb-1600 model=zero_7_5b world_size=64 precision=bf16 activation=checkpoint
@@ -53,7 +50,7 @@ trained on sequences of a thousand tokens and more (a sweep's default is 128)
 Clusters: {", ".join(hardware.names("cluster"))}
 They are described in zerobench/hardware/clusters.yaml, with the source of each figure.
 
-How to read it: compute, exposed and host add up to the step on a cluster. compute is the time of the model's stream;
+How to read it: compute, exposed and host add up to the step. compute is the time of the model's stream;
 copies on other streams, as FSDP2 makes them, run beside it, or on one GPU in turn with it. exposed is the time in which
 the model waits for collectives; host the time in which the device waits for Python. The interval held 90 % of the
 published runs that were left out; "not validated" means that no run of that kind was among them, or that the time of an
@@ -120,10 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add_cells(parser, Limits().seconds)
     add("--cluster", metavar="NAME", help="cluster to predict for: a name below, or a yaml file of the same form")
-    words = "predict for a machine measured by zerobench calibrate --compute, with its number of ranks: the folder"
-    add("--calibration", type=Path, metavar="DIR", help=words)
-    words = "rate of a node's network; with --calibration: of a link between two nodes with half of the ranks each"
-    add("--node-gbit-s", type=float, metavar="RATE", help=words)
+    add("--node-gbit-s", type=float, metavar="RATE", help="rate of a node's network")
     add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
     words = "a file instead of standard output; without --format: csv if it ends in .csv, else JSON"
     add("--out", type=Path, metavar="FILE", help=words)
@@ -135,10 +129,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(chosen: argparse.Namespace) -> None:
     """Raises ValueError, naming the option, if options contradict each other."""
-    if chosen.cluster is None and chosen.calibration is None:
-        raise ValueError(f"--cluster: name one of {', '.join(hardware.names('cluster'))}; or give --calibration DIR")
-    if chosen.cluster is not None and chosen.calibration is not None:
-        raise ValueError("--cluster, --calibration: each names the hardware; give one")
+    if chosen.cluster is None:
+        raise ValueError(f"--cluster: name one of {', '.join(hardware.names('cluster'))}, or a yaml file")
     if chosen.node_gbit_s is not None and not chosen.node_gbit_s > 0:
         raise ValueError(f"--node-gbit-s {chosen.node_gbit_s:g}: must be above 0")
 
@@ -154,13 +146,7 @@ def costs_of(cluster: str, node_gbit_s: float | None) -> GpuCosts:
     return GpuCosts(hardware.device(found.device), found)
 
 
-def calibrated_costs(folder: Path, node_gbit_s: float | None = None) -> CpuCosts:
-    """Returns the costs on a machine whose calibration is in `folder`. Raises FileNotFoundError if there is none."""
-    link = None if node_gbit_s is None else node_gbit_s * hardware.GBIT_S
-    return CpuCosts(load_operators(folder), load_calibration(folder), usable_cores(), link)
-
-
-def _beyond(costs: GpuCosts | CpuCosts, config: CellConfig) -> str:
+def _beyond(costs: GpuCosts, config: CellConfig) -> str:
     """Returns an error message if the rates do not cover a cell; else empty."""
     if config.offload.name != "none":
         return f"offload={config.offload.name}: no rate of an update on the host is known here; leave offload out"
@@ -168,24 +154,15 @@ def _beyond(costs: GpuCosts | CpuCosts, config: CellConfig) -> str:
         return f"tensor_parallel={config.tensor_parallel}: no times within a model are known; leave it out"
     if config.compile != "none":
         return f"compile={config.compile}: times of fused kernels are not predicted; use compile=none"
-    if isinstance(costs, GpuCosts) and config.node_size not in (None, costs.cluster.devices_per_node):
+    if config.node_size not in (None, costs.cluster.devices_per_node):
         return f"node_size={config.node_size}: a node of this cluster has {costs.cluster.devices_per_node} devices"
-    if isinstance(costs, CpuCosts) and config.shard_group not in (None, costs.ranks):
-        return f"shard_group={config.shard_group}: the calibration is of collectives of all {costs.ranks} ranks"
-    if isinstance(costs, CpuCosts) and config.node_size not in (None, 1, costs.ranks):
-        return f"node_size={config.node_size}: the calibration is of collectives of all {costs.ranks} ranks"
-    if isinstance(costs, CpuCosts) and config.world_size != costs.ranks:
-        return f"world_size={config.world_size}: the calibration is of {costs.ranks} ranks, which share its cores"
     return ""
 
 
 def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tuple[str, StepSchedule, StepTime]]]:
-    where, rate = str(chosen.calibration or chosen.cluster), chosen.node_gbit_s
-    costs = calibrated_costs(chosen.calibration, rate) if chosen.calibration else costs_of(chosen.cluster, rate)
-    words = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
-    own = [f"world_size={costs.ranks}"] if isinstance(costs, CpuCosts) else []
-    defaults = DEFAULTS if own else DEFAULTS | {"sequence": SEQUENCE}
-    question = ask([*own, *words], "cpu" if own else "cuda", defaults=defaults)
+    costs = costs_of(chosen.cluster, chosen.node_gbit_s)
+    arguments = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
+    question = ask(arguments, "cuda", defaults=DEFAULTS | {"sequence": SEQUENCE})
     names = name_strategies([cell.config for cell in question.cells])
     sound = {cell.cell_id: reduced(cell.config) for cell in question.cells if not cell.problems}
     name_of = {cell.cell_id: name for cell, name in zip(question.cells, names, strict=True)}
@@ -198,7 +175,7 @@ def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tupl
     for cell, name in zip(question.cells, names, strict=True):
         config = cell.config
         row = PredictionRow(
-            name, where, config.strategy.name, config.world_size, config.micro_batch, config.accumulation,
+            name, chosen.cluster, config.strategy.name, config.world_size, config.micro_batch, config.accumulation,
             config.sequence, model=model_of(config), batch=config.batch, precision=config.precision.label,
             optimizer=config.optimizer_label, systems=config.systems_label,
         )  # fmt: skip
@@ -213,9 +190,7 @@ def _predict(chosen: argparse.Namespace) -> tuple[list[PredictionRow], list[tupl
     return rows, told
 
 
-def filled(
-    row: PredictionRow, found: StepTime, costs: GpuCosts | CpuCosts, interval: StepInterval, config: Any
-) -> PredictionRow:
+def filled(row: PredictionRow, found: StepTime, costs: GpuCosts, interval: StepInterval, config: Any) -> PredictionRow:
     """Returns a row with the figures of its predicted step."""
     flops = step_flops(config)
     peak = costs.peak_flops(config.precision.name)
@@ -225,7 +200,7 @@ def filled(
     return replace(
         row, step_s=found.step_s, low_s=found.step_s * interval.low, high_s=found.step_s * interval.high,
         tokens_per_s_gpu=config.micro_batch * config.accumulation * config.sequence / found.step_s,
-        mfu=flops.model / (found.step_s * peak) if flops and peak else None, compute_s=found.compute_s,
+        mfu=flops.model / (found.step_s * peak) if flops else None, compute_s=found.compute_s,
         communication_s=found.communication_s, host_s=found.host_s, binds=found.binds, validated=interval.words,
         **exposed,
     )  # fmt: skip

@@ -14,10 +14,9 @@ import io
 import logging
 import os
 import random
-import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import reduce
@@ -36,7 +35,6 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.resolvers import oc
 
 from ..cluster import job
 from ..host.pipes import print_note
@@ -53,9 +51,9 @@ from .launcher import GROUP
 from .objective import direct
 from .overrides import SWEEPER, CheckedLine, Overrides, compositions_of
 from .resolve import resolve_draft, unresolved
-from .safe_yaml import read_yaml
 from .schema import Data, Model, config_dir, store_schemas, strategy_choices
 from .unknown_keys import stray_keys
+from .yaml_file import read_yaml
 
 
 class RefusedError(ValueError):
@@ -143,7 +141,7 @@ def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed | Non
 
     Raises RefusedError if the command line is invalid, and JobError if the processes of a job cannot connect.
     """
-    with _hydra_untouched(), named_alone(arguments):
+    with _hydra_untouched():
         job.gather()  # cells follow from it
         flags, overrides, extra_dirs = split_arguments(arguments)
         if problems := unknown_flags(flags):
@@ -186,7 +184,7 @@ def sweep(composed: Composed, run: Run) -> dict[str, Any]:
     """Lets the sweeper split or propose overrides, and runs the cells of each batch. Returns the sweeper's own account
     of its results, {} if it has none. Raises RefusedError if a proposal is not a cell, or the sweeper gives up.
     """
-    with _hydra_untouched(), named_alone(composed.line.words):
+    with _hydra_untouched():
         return _sweep(composed, run)
 
 
@@ -227,15 +225,9 @@ def _let_propose(composed: Composed, launcher: CellLauncher) -> dict[str, Any]:
 
 
 def _hydra_config(composed: Composed, folder: Path) -> DictConfig:
-    """Returns a config with Hydra's part as the command line has it. `folder`: for Hydra's own files.
-
-    An experiment decides on the launcher and the sweeper alone: another person's file may not change folders, nor the
-    environment of a job.
-    """
-    words = [word for word in composed.line.hydra if not word.lstrip("+").startswith(FROM_EXPERIMENTS)]
-    config, chosen = composed.check.compose_whole([*words, *UNLOGGED]), composed.check.hydra_of([*composed.line.hydra])
+    """Returns a config with Hydra's part as the command line has it. `folder`: for Hydra's own files."""
+    config = composed.check.compose_whole([*composed.line.hydra, *UNLOGGED])
     OmegaConf.set_struct(config.hydra, False)
-    config.hydra.launcher, config.hydra.sweeper = chosen.launcher, chosen.sweeper
     if not any(word.lstrip("+").startswith("hydra.sweep.dir=") for word in composed.line.hydra):
         config.hydra.sweep.dir = str(folder)
     return config
@@ -352,9 +344,6 @@ def _compose_one(check: Overrides, line: CheckedLine, words: list[str], number: 
         return unresolved(config, model, reason(error))
 
 
-FROM_EXPERIMENTS = ("experiment=", "hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper.")
-"""Beginnings of overrides that choose the launcher and the sweeper, as an experiment may do, too."""
-
 LIMIT = "search.memory_limit="
 
 UNLOGGED = ("hydra/hydra_logging=none", "hydra/job_logging=none", "hydra.output_subdir=null")
@@ -385,56 +374,21 @@ def run_hydra(arguments: list[str]) -> None:
         log.setLevel(level)
 
 
-_NAMED = re.compile(r"\$\{oc\.env:\s*(\w+)")
-
-_readers: list[Callable[..., str | None]] = [oc.env]
-"""Resolvers of oc.env, the current last: a batch of a sweeper instantiates the launchers of its jobs."""
-
-
-@contextmanager
-def named_alone(words: Iterable[str]) -> Iterator[None]:
-    """Lets configs read only the environment variables that `words` of a command line name as `${oc.env:NAME}`.
-
-    Otherwise another person's config folder could have any environment variable, even a password, printed and written
-    into runs. The resolver does the check because a file can assemble its name from parts.
-    """
-    named = {name for word in words for name in _NAMED.findall(word)}
-
-    def env(name: str, *default: Any) -> str | None:
-        if name not in named:
-            raise ValueError(
-                f"a config reads the environment variable {name}; only a command line may, "
-                f"as in KEY='${{oc.env:{name}}}'"
-            )
-        if name not in os.environ and not default:
-            raise ValueError(f"the environment variable {name} is not set")
-        return oc.env(name, *default)
-
-    _readers.append(env)
-    OmegaConf.register_new_resolver("oc.env", env, replace=True)
-    try:
-        yield
-    finally:
-        _readers.pop()
-        OmegaConf.register_new_resolver("oc.env", _readers[-1], replace=True)
-
-
 def instantiate_launcher(
     composed: Composed, folder: Path, number: int, settings: Mapping[str, Any], task: Callable[..., Any]
 ) -> Launcher:
     """Returns the launcher that a command line chooses, for one job that calls `task`. `folder`: for the launcher's
     files; `settings`: by key below hydra.launcher.
     """
-    with named_alone(composed.line.words):
-        config = _hydra_config(composed, folder / "hydra")
-        config.hydra.job.name = f"zerobench-{number}"
-        for key, value in settings.items():
-            OmegaConf.update(config.hydra.launcher, key, value, force_add=True)
-        if "submitit_folder" in config.hydra.launcher:  # a job that begins before its own folder exists has no log
-            config.hydra.launcher.submitit_folder = str(folder / f"submitit-{number}")
-            (folder / f"submitit-{number}").mkdir()
-        launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=_context(composed), task_function=task, config=config
-        )
+    config = _hydra_config(composed, folder / "hydra")
+    config.hydra.job.name = f"zerobench-{number}"
+    for key, value in settings.items():
+        OmegaConf.update(config.hydra.launcher, key, value, force_add=True)
+    if "submitit_folder" in config.hydra.launcher:  # a job that begins before its own folder exists has no log
+        config.hydra.launcher.submitit_folder = str(folder / f"submitit-{number}")
+        (folder / f"submitit-{number}").mkdir()
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=_context(composed), task_function=task, config=config
+    )
     assert isinstance(launcher, Launcher)
     return launcher

@@ -55,7 +55,7 @@ SINCE = ("growth_bytes", *BETWEEN_STEPS, *PHASE_PEAKS)
 
 ROUGH = (
     "allocator_peak_bytes", "timed_allocator_peak_bytes", "resident_bytes", "allocated_bytes", "reserved_bytes",
-    "outside_ledger_bytes", "kept_bytes", "heap_bytes", "pinned_bytes",
+    "outside_ledger_bytes", "kept_bytes", "pinned_bytes",
 )  # fmt: skip
 ROUGH_NOISE = 0.05
 """Relative change of a rough metric below which it is noise."""

@@ -31,7 +31,7 @@ FILES = ("read_bytes", "write_bytes")
 BETWEEN = ("within_nodes_bytes", "between_nodes_bytes")
 SHARES = ("quantized_gather_share", "quantized_reduction_share")
 RECORDED = (
-    "peak_bytes", "growth_bytes", "allocator_peak_bytes", "outside_ledger_bytes", "heap_bytes", "states_bytes", *MAXIMA,
+    "peak_bytes", "growth_bytes", "allocator_peak_bytes", "outside_ledger_bytes", "states_bytes", *MAXIMA,
     *BETWEEN_STEPS, *PHASE_PEAKS, *ELSEWHERE, *FILES,
     "volume_psi", *PARTS, "wire_bytes", *BETWEEN, "control_bytes", *SHARES,
 )  # fmt: skip
@@ -64,7 +64,7 @@ DEFAULT_TOLERANCE = {
 WHERE_READABLE = ("loopback_bytes",)
 """Metrics that some systems do not report; a missing value is then not a failure."""
 
-SLACK = {"allocator_peak_bytes": 64 * 1024, "outside_ledger_bytes": 64 * 1024, "heap_bytes": 2 * 2**20}
+SLACK = {"allocator_peak_bytes": 64 * 1024, "outside_ledger_bytes": 64 * 1024}
 """Absolute slack in bytes: threads of libraries allocate at varying times."""
 
 DIFFERENCES = ("growth_bytes", "outside_ledger_bytes")
@@ -80,7 +80,6 @@ METER = "the meter: "
 """Beginning of a message in `unexplained` on the meter of traffic itself."""
 
 NOT_TENSORS = {
-    "heap_bytes": "memory of malloc's that torch did not ask for: NumPy's, a library's or Python's objects",
     "outside_ledger_bytes": "memory of torch's allocator that no tensor has: scratch of kernels",
 }
 """Metric -> its meaning, where no line of code and no category can explain a difference."""

@@ -22,7 +22,7 @@ import yaml
 
 from ..config.cell import CellConfig
 from ..config.flat import base_name
-from ..config.safe_yaml import read_yaml
+from ..config.yaml_file import read_yaml
 from ..results.provenance import torch_minor
 from ..results.summary import LEAST_LAUNCHES, TIMES
 

@@ -38,7 +38,7 @@ from hydra.core.utils import JobStatus
 
 from ..cluster import launchers
 from ..config.cell import Cell
-from ..config.compose import Composed, instantiate_launcher, named_alone
+from ..config.compose import Composed, instantiate_launcher
 from ..config.launcher import GROUP, RAY, LauncherChoice, Resources, at_once, resources_of
 from ..config.overrides import SWEEPER
 from ..host.files import read_text
@@ -195,8 +195,7 @@ class JobSweep(Sweep):
             self.reporter.say(NOTE_HERE)
         if RAY in self.choice.settings:  # before threads do: the kernel ends Ray with the thread that started it
             start = import_module("hydra_plugins.hydra_ray_launcher._launcher_util").start_ray
-            with named_alone(self.composed.line.words):
-                start(self.composed.check.hydra_of([*self.composed.line.hydra]).launcher.ray.init)
+            start(self.composed.check.hydra_of([*self.composed.line.hydra]).launcher.ray.init)
         results_dir = Path(jobs[0].cell.config.results_dir)
         results_dir.mkdir(parents=True, exist_ok=True)
         aside = claim(results_dir, JOBS, str(os.getpid()))

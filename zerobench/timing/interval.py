@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..config.cell import CellConfig
-from .costs import CpuCosts, GpuCosts
+from .costs import GpuCosts
 from .hardware import Device, validated
 
 WIDER = 2.0
@@ -36,18 +36,10 @@ def kind_of(device: Device, spans_nodes: bool) -> str:
     return f"{device.type}, {'several nodes' if spans_nodes else 'one node'}"
 
 
-HERE = "calibrated machines"
-"""Kind of the runs on calibrated machines."""
-
-
-def interval_of(
-    costs: GpuCosts | CpuCosts, config: CellConfig, without_formula: Sequence[str] = ()
-) -> StepInterval:  # fmt: skip
+def interval_of(costs: GpuCosts, config: CellConfig, without_formula: Sequence[str] = ()) -> StepInterval:
     """Returns the interval of a cell's prediction. No published run is on one GPU; the host may bind its step.
     `without_formula`: operators whose time is unknown, and counted by their bytes alone.
     """
-    if isinstance(costs, CpuCosts):
-        return _unless(without_formula, _interval_here(costs))
     if config.world_size == 1:
         return _unless(without_formula, _wider(costs, f"{costs.device.type}, one GPU"))
     return interval(costs, config.world_size > costs.cluster.devices_per_node, without_formula)
@@ -62,15 +54,6 @@ def _unless(without_formula: Sequence[str], found: StepInterval) -> StepInterval
         return replace(found, words=f"{found.words}; {names}")
     words = f"{NOT_VALIDATED}: {names}; {WIDER:g} times as wide"
     return StepInterval(found.low**WIDER, found.high**WIDER, words)
-
-
-def _interval_here(costs: CpuCosts) -> StepInterval:
-    row = validated().get("intervals", {}).get(HERE)
-    if row is None:
-        return StepInterval(*UNKNOWN, f"{NOT_VALIDATED}: no run on {HERE} was compared with its prediction")
-    if costs.has_idle_core:
-        return StepInterval(*UNKNOWN, f"{NOT_VALIDATED}: no run with fewer ranks than cores was compared")
-    return StepInterval(row["low"], row["high"], f"{row['runs']} cells on {HERE}")
 
 
 def interval(costs: GpuCosts, spans_nodes: bool, without_formula: Sequence[str] = ()) -> StepInterval:

@@ -27,7 +27,7 @@ from ..records import EventRow
 from ..records.event_row import COMPUTE
 from ..strategies import predicts, shape_of
 from ..theory.strategy import AUTO, settle
-from .costs import HALVES, SHORT, Costs, costs_at
+from .costs import HALVES, SHORT, GpuCosts, costs_at
 from .timeline import PLAIN, Declared, PhaseTime, Timeline, lay_out
 
 MODEL_LAYERS = (4, 8)
@@ -179,7 +179,7 @@ class StepTime:
         return PhaseTime(self.step_s, self.exposed_s, self.host_s).binds
 
 
-def step_time(schedule: StepSchedule, costs: Costs, declared: Declared = PLAIN) -> StepTime:
+def step_time(schedule: StepSchedule, costs: GpuCosts, declared: Declared = PLAIN) -> StepTime:
     """Lays out a schedule, on one GPU with the rates of one. Raises ValueError with its problem if it has one."""
     if schedule.problem:
         raise ValueError(schedule.problem)

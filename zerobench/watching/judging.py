@@ -70,7 +70,7 @@ def _dtypes(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None)
             if value:
                 wanted = _expected_dtype(kind, value, declared, by_reference, seen)
                 found[name] = (value, *wanted, seen.lines.get(kind, ""))
-        yield from _grouped("dtypes", kind, found, job)
+        yield from _grouped("dtypes", kind, found)
     yield _computes(job, expected.computes)
     yield from _collectives(job, expected)
 
@@ -118,13 +118,13 @@ def _optimizers(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | N
             declared, why = reference.parts[name].optimizer, "the reference has it"
         verdict = verdict_of(seen.optimizer == declared) if declared else UNKNOWN
         found[name] = (seen.optimizer, declared, why if declared else NOTHING_EXPECTED, verdict, "")
-    yield from _grouped("update", "class of the optimizer", found, job)
+    yield from _grouped("update", "class of the optimizer", found)
 
 
 def _updates(job: JobSeen, reference: JobSeen | None) -> Iterator[CertificateRow]:
     named = any(name in job.sizes for name in job.parts)
     found = {name: _updated(job, name, reference) for name in job.sizes} if named else {}
-    yield from _grouped("update", "updates", found, job)
+    yield from _grouped("update", "updates", found)
     if not named:
         why = "the optimizer's tensors are not the model's parameters, and their names are unknown"
         yield CertificateRow("update", "updates", "tensors without names", "", why, UNKNOWN)
@@ -336,7 +336,7 @@ def declared(check: str, subject: str, found: str, wanted: str, is_so: bool, why
     return CertificateRow(check, subject, found, wanted, why, verdict_of(is_so))
 
 
-def _grouped(check: str, subject: str, found: dict[str, Finding], job: JobSeen) -> Iterator[CertificateRow]:
+def _grouped(check: str, subject: str, found: dict[str, Finding]) -> Iterator[CertificateRow]:
     """Yields a row for each distinct finding, with the names of its parameters; lines of code are of the first."""
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for name, (value, expected, why, verdict, _) in found.items():
