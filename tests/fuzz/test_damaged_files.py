@@ -42,7 +42,6 @@ from zerobench.judging.budget_file import read_budget
 from zerobench.models.huggingface_config import read_config
 from zerobench.plots.style import learn_colors
 from zerobench.records import SearchRow
-from zerobench.results.board import board_folders, read_board
 from zerobench.results.folders import write_search
 from zerobench.results.row_checks import columns_of
 from zerobench.results.tables import load
@@ -115,9 +114,6 @@ def weights(folder: Path) -> list[Path]:
     return [folder / "model.safetensors", *written("model.safetensors.index.json", index)(folder)]
 
 
-BOARD = {"host": "here", "pid": 3, "current": 0, "left": "1 s", "launches": [
-    {"name": "x", "state": "running", "mode": "timed", "step": "1/2", "loss": 1.0, "peak_bytes": 1, "seconds": 0.5}
-]}  # fmt: skip
 GPT2 = {
     "model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64, "n_positions": 32,
     "architectures": ["GPT2LMHeadModel"],
@@ -184,9 +180,6 @@ READERS: dict[str, Reader] = {
     "provenance.json": Reader(runs("provenance.json"), _colors, imports=True),
     "collection": Reader(STAGES, command("export", "FOLDER", "--latest")),
     "searches": Reader(search, _load),
-    "board": Reader(
-        written(".sweep-3-x/board.json", BOARD), lambda folder, _: [read_board(one) for one in board_folders(folder)]
-    ),
     "run, status": Reader(runs("run.json"), command("status", "FOLDER")),
     "run, show": Reader(TABLES, command("show", "zero1 tiny N=2 b=8", "--results", "FOLDER")),
     "run, compare": Reader(TABLES, command("compare", "FOLDER", "FOLDER"), imports=True),

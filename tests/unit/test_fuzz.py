@@ -19,7 +19,6 @@ from zerobench.config.safe_yaml import read_yaml
 from zerobench.host.files import read_text
 from zerobench.records import TrafficRow
 from zerobench.results import frames
-from zerobench.results.board import read_board
 from zerobench.results.tables import load
 
 
@@ -161,11 +160,9 @@ def test_a_text_of_others_is_read_or_refused_by_its_name(tmp_path: Path) -> None
         read_text(tmp_path / "none")
 
 
-def test_a_board_or_a_search_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_search_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "searches").mkdir()
     os.mkfifo(tmp_path / "searches/x.json")
-    os.mkfifo(tmp_path / "board.json")
-    assert read_board(tmp_path) is None
     with pytest.warns(UserWarning, match=r"x\.json: it is no file"):
         assert load(tmp_path).searches.empty
 

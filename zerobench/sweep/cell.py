@@ -79,7 +79,7 @@ def run_cell(
         aside = rescue.claim(results_dir, prefix)
     except Exception as error:
         row.run_id, row.status, row.reason = prefix, "crash", f"no folder can be made for it: {error}"
-        on_unwritten(Unwritten(results_dir, rescue.words_of(error), None))
+        on_unwritten(Unwritten(results_dir, rescue.reason_of(error), None))
         return row
     interrupted, written = _fill(row, cell, aside.path, on_progress)
     lost = rescue.keep(aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), written)
@@ -99,7 +99,7 @@ def write_lost(
     try:
         aside = rescue.claim(results_dir, prefix)
     except Exception as error:
-        on_unwritten(Unwritten(results_dir, rescue.words_of(error), None))
+        on_unwritten(Unwritten(results_dir, rescue.reason_of(error), None))
         return row
     with suppress(OSError):  # the reason has the essentials
         (aside.path / "logs").mkdir(exist_ok=True)
