@@ -103,7 +103,6 @@ FED = {
     "plot": ["{} --out a.png", "memory {} --out a.png", "memory RUNS --out {}", "memory RUNS --out x{}.svg"],
     "replay": ["{}", "RUNS --worlds {}"],
     "export": ["{}", "RUNS --out {}.csv", "RUNS --format {}", "RUNS --format parquet --out {}"],
-    "columns": ["{}", "--table {}"],
     "budget": ["{}", "check {}", "check --runs {}", "record --runs RUNS --file {}.yaml"],
     "noise": ["{}", "show --noise {}", "record model={}"],
     "calibrate": ["--sizes {}", "--out {} --sizes 0,0"],

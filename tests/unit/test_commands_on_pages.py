@@ -16,7 +16,6 @@ from analysis import __main__ as analysis
 from tests.unit.test_documents import FENCE, INLINE, PAGES, ROOT, name
 from validation.__main__ import NAMES, main
 from zerobench.cli import VERBS
-from zerobench.commands import columns
 from zerobench.config.compose import checker
 from zerobench.config.flags import split_arguments, unknown_flags
 from zerobench.config.keys import GROUPS, KEYS
@@ -46,8 +45,6 @@ def parse_only() -> Iterator[None]:
 
     def parse_known_args(self: argparse.ArgumentParser, *arguments: Any, **named: Any) -> Any:
         found = real(self, *arguments, **named)
-        if self.prog == "zerobench columns":  # it only prints, and knows more than argparse
-            return found
         if flags := [word for word in found[1] if word.startswith("-") and word not in ("-m", "--")]:
             self.error(f"unrecognized arguments: {flags}")
         raise ParsedError(found[1])
@@ -111,8 +108,6 @@ def problem_of(line: str) -> str:
 def problem_of_arguments(words: list[str]) -> str:
     """Returns the problem of `zerobench WORDS`."""
     if words and words[0] in VERBS:
-        if words[0] == "columns":
-            return "" if columns.columns(words[1:]) == 0 else "no such column"
         problem = parsed(lambda: importlib.import_module("zerobench.cli")._run(words))
         rest = words[words.index("--") + 1 :] if "--" in words else words
         overrides = [w for w, before in zip(rest, ["", *rest], strict=False) if is_override(w) and before not in VALUED]

@@ -21,6 +21,7 @@ from validation import releases
 from validation.__main__ import NAMES, main
 from validation.kills import Campaign, digest, judge
 from validation.releases import ProgramEnd, Release
+from zerobench import cli
 from zerobench.results.folders import amend_row, claim_folder, write_run
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,10 @@ def test_every_proof_has_a_target_and_explains_itself(capsys: pytest.CaptureFixt
         assert f"usage: python -m validation {name}" in capsys.readouterr().out
     assert main(["tabel1"]) == 2
     assert capsys.readouterr().err == "validation tabel1: no such proof; did you mean table1?\n"
+
+
+def test_there_are_at_most_fourteen_verbs() -> None:
+    assert len(cli.VERBS) <= 14
 
 
 @pytest.fixture

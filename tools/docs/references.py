@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import csv
+import inspect
 import io
 import os
 from dataclasses import fields
@@ -18,7 +19,6 @@ from unittest import mock
 
 from tools.docs.render import table
 from zerobench import cli
-from zerobench.commands.columns import as_markdown
 from zerobench.commands.estimate.row import EstimateRow, LargeTensor
 from zerobench.config import help
 from zerobench.config.compose import checker
@@ -26,6 +26,7 @@ from zerobench.config.keys import AUTO, GROUPS, KEYS
 from zerobench.config.overrides import Overrides
 from zerobench.config.schema import SCHEMAS
 from zerobench.records.describe import ROWS, columns_of, meanings_of
+from zerobench.results.grid import Grid
 from zerobench.sizes import show_bytes
 
 HERE = Path(__file__).resolve().parents[2]
@@ -56,8 +57,17 @@ def help_of(*words: str) -> str:
 
 
 def columns() -> str:
-    """Every column of every table."""
-    return as_markdown([column for row in ROWS for column in columns_of(row)])
+    """Every column of every table: a heading and a pipe table each."""
+    parts = []
+    for name, row in ROWS.items():
+        rows = [
+            [f"`{column.name}`", column.kind + (" or none" if column.optional else ""), column.unit, column.meaning]
+            for column in columns_of(name)
+        ]
+        about = " ".join((inspect.getdoc(row) or "").split()).split(". ")[0].rstrip(".")
+        grid = Grid(["column", "type", "unit", "meaning"], rows, left=4)
+        parts += [f"## {name}", "", f"{about}.", "", grid.markdown(is_markdown=True)]
+    return "\n".join(parts)
 
 
 def estimates() -> str:

@@ -63,7 +63,7 @@ def _near(name: str, known: list[str]) -> str:
     if parts and not get_close_matches(name, known, n=1, cutoff=0.85):
         return f"; did you mean {' or '.join(parts[:3])}?"
     hint = nearest(name, known)
-    return hint if "did you mean" in hint else "; zerobench columns --table runs lists them"
+    return hint if "did you mean" in hint else "; docs/reference/columns.md lists them"
 
 
 def direct(sweeper: DictConfig, objectives: tuple[Objective, ...], given: set[str]) -> list[int]:

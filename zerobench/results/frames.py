@@ -5,7 +5,7 @@ that a file lacks are filled in; additional columns are dropped. Readers can rel
 
 category   strategy, category, phase and tier are ordered: sort, groupby and legends follow the order of the stages, of
            the ledger and of a step. A frame's categories are only the values that occur in it
-unit       `frame.attrs["units"]` is column -> unit, for every number that has one (`zerobench columns`)
+unit       `frame.attrs["units"]` is column -> unit, for every number that has one (docs/reference/columns.md)
 bytes      are integers, except for means over a group of ranks (`wire_bytes` of traffic)
 """
 
