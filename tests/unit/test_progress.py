@@ -94,7 +94,7 @@ def test_failed_launch_counts_only_the_steps_that_it_did(seconds: float, clock: 
     reporter.end(launches[0], {"status": "oom", "reason": "no"}, False)
     left = seconds_left(reporter.entries, 1, clock.now)
     assert left == (2 * steps * seconds if seconds else None)
-    reporter.submit(launches[1:2], "job 1")
+    reporter.submit(launches[1:2], "job 1", 1)
     reporter.end(launches[1], {"status": "crash", "reason": "no", "seconds": 0.0}, False)
     left = seconds_left(reporter.entries, 1, clock.now)
     assert left == (steps * seconds if seconds else None), "its steps were not seen"
@@ -127,8 +127,8 @@ def test_launches_of_jobs_are_timed_whole_and_run_side_by_side(clock: Clock, tmp
     )
     small, large = launches[:3], launches[3:]
     reporter.expect(launches)
-    reporter.submit(small, "job 1")
-    reporter.submit(large, "job 2")
+    reporter.submit(small, "job 1", 1)
+    reporter.submit(large, "job 2", 2)
     assert reporter._left() == "time left unknown"
     for one in (small[0], large[0]):
         reporter.start(one)
@@ -164,7 +164,7 @@ def test_launches_that_run_side_by_side_are_all_in_sight() -> None:
     assert "cell 30 " in said
     assert "cell 20 " in said
     assert "cell 39 " not in said
-    assert "1 of 40 launches done, 2 running, 1 wait for the launcher; about 9 s left" in said
+    assert "1 of 40 launches done, 2 running, 1 submitted; about 9 s left" in said
 
 
 @pytest.mark.parametrize(("exported", "threads"), [("3", 3), ("5,2", 5), ("", None), ("all", None), ("0", None)])

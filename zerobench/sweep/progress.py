@@ -42,7 +42,7 @@ AWAITS = "awaits"
 class Entry:
     """A launch of a sweep as it is displayed, and what its remaining time depends on.
 
-    `state`: waiting, submitted (its job waits for the launcher), running, skipped, reused or its run's status. `mode`:
+    `state`: waiting, submitted (its job is not over), running, skipped, reused or its run's status. `mode`:
     the pass, or AWAITS; `step`: its progress, "3/10". `seconds`: elapsed time, or its duration. `work`: of a step, in
     any unit common to all launches; None if the launch takes no time because it is reused or its cell is invalid.
     `steps`: of each of the `passes`; `done`: of all passes. `begun`: time of the start, on this process's clock.
@@ -118,7 +118,9 @@ class Reporter:
         """Replaces an expected launch by another that is displayed in its place: the same under another limit."""
         self._indices[by] = self._indices.pop(launch)
 
-    def submit(self, launches: Sequence[CellLaunch], job: str) -> None:
+    def submit(self, launches: Sequence[CellLaunch], job: str, side_by_side: int) -> None:
+        """Shows that a job for these launches has been submitted, one of `side_by_side` that are not over."""
+        self._side_by_side = max(self._side_by_side, side_by_side)
         for launch in launches:
             entry = self._entry_of(launch)
             entry.state, entry.elsewhere = SUBMITTED, True
@@ -262,13 +264,13 @@ def table_of(launches: Sequence[Entry], current: int, left: str, height: int) ->
 
 
 def summary_of(launches: Sequence[Entry]) -> str:
-    """Returns the numbers of launches that are done, are running in parallel, and wait for the launcher."""
+    """Returns the numbers of launches that are done, are running in parallel, and have been submitted as jobs."""
     running, submitted = (sum(launch.state == state for launch in launches) for state in (RUNNING, SUBMITTED))
     parts = [f"{sum(launch.is_done for launch in launches)} of {len(launches)} launches done"]
     if running > 1 or submitted:
         parts.append(f"{running} running")
     if submitted:
-        parts.append(f"{submitted} wait for the launcher")
+        parts.append(f"{submitted} submitted")
     return ", ".join(parts)
 
 
