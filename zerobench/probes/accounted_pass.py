@@ -264,7 +264,8 @@ class AccountedPass(Probe):
 
     def event_rows(self, rank: int) -> list[EventRow]:
         """Returns the last measured step, event by event, if it was requested."""
-        return event_rows(rank, self.log.step) if self.log is not None and self.log.step is not None else []
+        log = self.log
+        return event_rows(rank, log.step, log.of_storages) if log is not None and log.step is not None else []
 
     @property
     def peak_bytes(self) -> int | None:
