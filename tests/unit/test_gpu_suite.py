@@ -37,12 +37,12 @@ from zerobench.config.compose import compose_cells
 from zerobench.config.schema import Measure
 from zerobench.config.schema_memory import CheckpointOffloadActivations, OffloadActivations
 from zerobench.config.schema_training import Bf16, Fp32
-from zerobench.fake_execution import CUDA
+from zerobench.fake_execution import CUDA, execute_all
 from zerobench.predict.activations import moved_bytes
 from zerobench.results import provenance, tables
 from zerobench.sweep.cell import run_cell
 from zerobench.timing import hardware
-from zerobench.timing.prediction import execute_schedules, reduced, step_time
+from zerobench.timing.prediction import reduced, schedule_of, step_time
 from zerobench.zero.comm.base import Comm
 
 
@@ -252,7 +252,8 @@ def test_a_prediction_is_that_of_the_parts() -> None:
     """FSDP2 at 124M: its host is slower than its GPU, and its copies run on other streams."""
     words = "model=gpt2_124m strategy=fsdp2 world_size=1 micro_batch=8 sequence=1024 precision=bf16 data=synthetic"
     (cell,) = compose_cells([*words.split(), "device=cuda"])
-    (schedule,) = execute_schedules("one step", [reduced(cell.config)], CUDA)
+    small = reduced(cell.config)
+    schedule = schedule_of(small, execute_all(small.configs, CUDA, operators=True))
     step = step_time(schedule, costs_of("h100-3200", None))
     known = refitted(HERE).set_index("cell").loc["fsdp2 gpt2_124m b=8"]
     assert step.step_s == pytest.approx(known["predicted"], rel=0.01)

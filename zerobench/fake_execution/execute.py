@@ -25,7 +25,6 @@ from .. import strategies
 from ..config.cell import CellConfig
 from ..config.schema import Measure
 from ..config.schema_memory import CpuOffload
-from ..config.schema_training import default_implementation
 from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, DeviceMemory, as_gpu
 from ..fake.as_gpu.kernels import fused_rms_norms
 from ..host.environment import FAKE, SIMULATED
@@ -61,19 +60,6 @@ class Target:
             raise ValueError(f"attention={self.attention}: kernels of attention are a GPU's to choose; use device=cuda")
         if self.architecture not in BLAS_WORKSPACE:
             raise ValueError(f"architecture={self.architecture}: use one of {', '.join(BLAS_WORKSPACE)}")
-
-    def defaults(self, config: CellConfig) -> CellConfig:
-        """Returns a cell that was resolved for a CPU with this device's defaults. Values that were given stay, even if
-        they equal the CPU's default.
-        """
-        if self.kind == "cpu" or config.offload.updates_on_host:
-            return config
-        optimizer, precision = config.optimizer, config.precision
-        if "optimizer.implementation" in config.left_open:
-            optimizer = replace(optimizer, implementation=default_implementation(optimizer.name, self.kind))
-        if "precision.tile_bytes" in config.left_open:
-            precision = replace(precision, tile_bytes=None).resolved(config.strategy.name, self.kind)
-        return replace(config, optimizer=optimizer, precision=precision)
 
     @contextmanager
     def stands_in(self) -> Iterator[Allocations | None]:
@@ -223,7 +209,7 @@ def execute(
     message in the result. `tell` takes progress. `operators`: whether its events include every compute operator, for
     times; then the rank is the one with the largest states.
     """
-    config = replace(settled(target.defaults(config)), backend=SIMULATED, device="cpu", tensors=FAKE)
+    config = replace(settled(config), backend=SIMULATED, device="cpu", tensors=FAKE)
     facts, found = facts_if_any(config), list[Execution]()
     for rank in simulated_ranks(config, facts)[: 1 if operators else None]:
         begun, record, memory, problem = time.perf_counter(), None, None, ""

@@ -19,8 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ..config.cell import CellConfig
 from ..config.schema import Huggingface
-from ..fake_execution import Execution, Limits, Target, execute_all
-from ..host.terminal import progress_bar
+from ..fake_execution import Execution, Limits
 from ..predict.build import facts_of
 from ..probes.operator_stream import FORMULAS
 from ..records import EventRow
@@ -139,26 +138,6 @@ def schedule_of(cell: Reduced, executed: Sequence[Execution]) -> StepSchedule:
     if problem := next((one.problem for one in executed if one.problem), ""):
         return StepSchedule(cell, (), problem)
     return StepSchedule(cell, tuple(tuple(one.known.events) for one in executed))
-
-
-def execute_schedules(
-    what: str, cells: Sequence[Reduced], target: Target, jobs: int | None = None, limits: Limits = LIMITS,
-    names: Sequence[str] = (),
-) -> list[StepSchedule]:  # fmt: skip
-    """Simulates the schedules of cells, with progress on standard error, which names cells by `names`."""
-    work = [config for cell in cells for config in cell.configs]
-    cell_of = [number for number, cell in enumerate(cells) for _ in cell.configs]
-    left = Counter(cell_of)
-    with progress_bar(what, len(work), "simulations") as advance:
-
-        def tell(number: int, news: object) -> None:
-            if not isinstance(news, dict):
-                cell = cell_of[number]
-                left[cell] -= 1
-                advance(name=names[cell] if names and not left[cell] else "")
-
-        found = iter(execute_all(work, target, jobs, tell, limits, operators=True))
-    return [schedule_of(cell, [next(found) for _ in cell.configs]) for cell in cells]
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def plan(arguments: list[str]) -> int:
     capacity = _capacity(chosen)
     overrides, batch = batch_of(chosen.overrides, chosen.gpus) if chosen.goal == FASTEST else (chosen.overrides, None)
     words, axes = words_of(overrides, chosen.gpus)
-    cells = compose(_candidates(axes, chosen.goal, capacity), words)
+    cells = compose(_candidates(axes, chosen.goal, capacity), words, chosen.device)
     refuse_senseless(list(cells.values()))
     _check(chosen, list(cells.values()))
     execute = partial(execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS)
@@ -86,7 +86,7 @@ def plan(arguments: list[str]) -> int:
             axis_of = family_axis if chosen.family else GOALS[chosen.goal].axis
             answer.search(cells, axis_of)
     best = recommended(answer)
-    settings = SYSTEMS[chosen.settings](best.fit.cell.config) if chosen.settings and best else None
+    settings = SYSTEMS[chosen.settings](best.fit.config) if chosen.settings and best else None
     if chosen.format == "json":
         told = {"torch": version("torch"), "source_hash": source_hash("")} | as_json(answer)
         print(json.dumps(told | ({"settings": asdict(settings)} if settings else {}), indent=1))

@@ -31,8 +31,9 @@ from ...fake_execution import Execution
 from ...predict.build import facts_if_any
 from ...predict.estimate import closed_form
 from ...timing.costs import GpuCosts
+from ..simulated import SimulatedCell, Work
 from .candidates import AXES, Candidate
-from .memory import Capacity, Execute, Simulated, Work
+from .memory import Capacity
 
 MOST_GUESSES = 6
 """Guesses by linear interpolation; after these the bracket is halved."""
@@ -183,22 +184,22 @@ class PlanRow:
     timed: bool = False
     exact: bool = True
     loads: dict[int, float] = field(default_factory=dict, repr=False)
-    probes: dict[int, Simulated] = field(default_factory=dict, repr=False)
+    probes: dict[int, SimulatedCell] = field(default_factory=dict, repr=False)
     place: int = 0
     ran: int = 0
 
     @property
-    def best(self) -> Simulated | None:
+    def best(self) -> SimulatedCell | None:
         """The furthest cell that fits, once the search is over; None if there is none."""
         return self.probes.get(self.last) if self.over and not self.problem else None
 
     @property
-    def fit(self) -> Simulated:
+    def fit(self) -> SimulatedCell:
         """The furthest cell that fits, of a row that is known to fit."""
         return self.probes[self.last]
 
     @property
-    def beyond(self) -> Simulated | None:
+    def beyond(self) -> SimulatedCell | None:
         """The first cell that was simulated and does not fit, once the search is over."""
         first = min((place for place in self.probes if self.loads[place] > 1), default=-1)
         return self.probes.get(first) if self.over and not self.problem else None
@@ -256,17 +257,17 @@ class PlanRow:
             return False
         return self.last not in self.probes or self.fit.step is None
 
-    def take(self, answer: Simulated | str, capacity: Capacity) -> None:
-        """Takes the last simulation that `advance` returned, or why there is none."""
+    def take(self, answer: SimulatedCell, capacity: Capacity) -> None:
+        """Takes the last simulation that `advance` returned."""
         self.ran += 1
-        if isinstance(answer, str):
-            self.problem = answer
+        if answer.problem:
+            self.problem = answer.problem
             return
         if (before := self.probes.get(self.place)) is not None:
             memory, timed = (answer, before) if answer.step is None else (before, answer)
             answer = replace(memory, step=timed.step)
         if self.timed and not answer.whole:
-            answer = replace(answer, reserved_bytes=None)
+            answer = replace(answer, reserved_low_bytes=None, reserved_high_bytes=None)
         self.probes[self.place], self.loads[self.place] = answer, capacity.load(answer.bytes_in)
 
 
@@ -311,8 +312,8 @@ def next_place(axis: PlanAxis, loads: Mapping[int, float], origin: float | None 
 class Plan:
     """A goal by name, and the rows that are found for it.
 
-    `words`: overrides of all cells; `named`: keys of AXES that the user gave. `costs`: of the cluster of goal fastest;
-    `price`: dollars per GPU hour.
+    `execute`: fake_execution.execute_all. `words`: overrides of all cells; `named`: keys of AXES that the user gave.
+    `costs`: of the cluster of goal fastest; `price`: dollars per GPU hour.
     `tell` takes the plan and a row whose search has ended, or None before the first simulation and after each. `notes`:
     on rows that were left out; `turns`: sentences on what would change the answer. `due`: number of rows of which a
     cell is simulated first. `larger`: leaders of goal fastest on more GPUs, by the id of their cell. `ran`: number of
@@ -321,7 +322,7 @@ class Plan:
 
     goal: str
     capacity: Capacity
-    execute: Execute
+    execute: Callable[..., list[Execution]]
     costs: GpuCosts | None = None
     price: float | None = None
     tell: Callable[[Plan, PlanRow | None], None] = lambda *_: None
@@ -350,7 +351,7 @@ class Plan:
         return sorted(timed, key=lambda row: -row.fit.timed.rate())
 
     @property
-    def least(self) -> tuple[Simulated, PlanRow] | None:
+    def least(self) -> tuple[SimulatedCell, PlanRow] | None:
         """The cell that is closest to fitting, and its row; None if none was simulated."""
         tried = [(probe, row) for row in self.rows.values() for probe in row.probes.values()]
         load = self.capacity.load
