@@ -17,15 +17,7 @@ from zerobench.commands.plan.answer import GOALS, nothing_fits, print_plan, reco
 from zerobench.commands.plan.candidates import SAME, Candidate, candidates
 from zerobench.commands.plan.command import plan, progress
 from zerobench.commands.plan.fastest import find_fastest, on_more_gpus, turn_of_gpus
-from zerobench.commands.plan.memory import Capacity
-from zerobench.commands.plan.search import (
-    FIXED,
-    MICRO_BATCHES,
-    Plan,
-    PlanAxis,
-    PlanRow,
-    with_model,
-)
+from zerobench.commands.plan.search import FIXED, MICRO_BATCHES, Capacity, Plan, PlanAxis, PlanRow, with_model
 from zerobench.commands.predict import costs_of
 from zerobench.commands.simulated import SimulatedCell, Step, Work, whole_of
 from zerobench.config.compose import compose_cells
@@ -44,7 +36,7 @@ TINY = ("model=gpt", "model.hidden=32", "model.heads=2", "model.vocabulary=64", 
 def walked(axis: PlanAxis, load_of: Callable[[int], float]) -> tuple[int | None, list[int]]:
     """Runs a walk against a function of the value; returns the value found, and the values probed."""
     loads: dict[int, float] = {}
-    while (place := search.next_place(axis, loads)) is not None:
+    while (place := search.next_index(axis, loads)) is not None:
         loads[place] = load_of(axis.values[place])
     found = max((place for place, load in loads.items() if load <= 1), default=None)
     return None if found is None else axis.values[found], [axis.values[place] for place in loads]

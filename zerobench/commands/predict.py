@@ -69,10 +69,10 @@ def predict(arguments: list[str]) -> int:
         question = ask(words, "cuda", defaults=DEFAULTS | {"sequence": SEQUENCE})
         cells = tuple(_within_rates(cell, costs) for cell in question.cells)
         found = simulate("predict", replace(question, cells=cells), chosen.jobs, chosen.timeout, costs=costs)
+        rows = [columns_of(cell, chosen.cluster, costs, chosen.price) for cell in found]
     except KeyboardInterrupt:
         print_note("zerobench predict: stopped; nothing is written")
         return 130
-    rows = [columns_of(cell, chosen.cluster, costs, chosen.price) for cell in found]
     if chosen.format == "table" and chosen.out is None:
         _show(rows, chosen.columns)
     else:

@@ -7,17 +7,17 @@ work        the configs to simulate for a cell. With few blocks, its load is onl
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ..config.cell import Cell, CellConfig
 from ..config.compose import RefusedError, compose_cells
 from ..config.flat import name_strategies
 from ..fake_execution import CUDA, Execution, Limits, Target, execute_all
-from ..fake_execution.execute import settled, steps_of
-from ..fake_execution.parts import Parts
+from ..fake_execution.execute import settled
+from ..fake_execution.parts import part_of, parts_at_peak
 from ..host.environment import FAKE, SIMULATED
 from ..host.terminal import progress_bar
 from ..predict.estimate import closed_form
@@ -25,15 +25,7 @@ from ..records import TensorRow
 from ..results.options import dollars_per_million
 from ..timing.costs import GpuCosts
 from ..timing.interval import StepInterval, interval_of
-from ..timing.prediction import (
-    Reduced,
-    StepSchedule,
-    StepTime,
-    reduced,
-    schedule_of,
-    step_time,
-    with_few_micro_batches,
-)
+from ..timing.prediction import Reduced, StepSchedule, StepTime, reduced, schedule_of, step_time, with_few_micro_batches
 
 DEFAULTS = {"strategy": "ddp,zero1,zero2,zero3,fsdp2", "world_size": "8", "data": "synthetic"}
 """Key -> its values if the command line does not set it."""
@@ -140,12 +132,6 @@ class Step:
     interval: StepInterval
     tokens: int
 
-    @classmethod
-    def of(cls, config: CellConfig, schedule: StepSchedule, costs: GpuCosts) -> Step:
-        """Predicts the step of a cell from its schedule."""
-        tokens = config.micro_batch * config.accumulation * config.sequence
-        return cls(schedule, step_time(schedule, costs), interval_of(costs, config, schedule.without_formula), tokens)
-
     def rate(self, costs: GpuCosts | None = None) -> float:
         """Returns the tokens per second and GPU, also at other costs."""
         return self.tokens / (self.time if costs is None else step_time(self.schedule, costs)).step_s
@@ -215,21 +201,18 @@ class SimulatedCell:
     whole: bool = True
 
     @classmethod
-    def of(
-        cls, cell: Cell, execution: Execution, target: Target = CUDA, name: str = "", tensors: int = LARGEST
-    ) -> SimulatedCell:
-        """Returns the memory and traffic of an execution. `tensors`: number of tensors to list."""
+    def of(cls, cell: Cell, execution: Execution) -> SimulatedCell:
+        """Returns the memory and traffic of an execution."""
         if execution.problem:
-            return cls(cell, target, name, execution.problem)
-        facts, parts = execution.facts, Parts(execution)
-        low, high = execution.reserved_bytes or (None, None)
+            return cls(cell, problem=execution.problem)
+        facts, (low, high) = execution.facts, execution.reserved_bytes or (None, None)
         large = [
-            LargeTensor(row.bytes, parts.of(row), row.name, row.module, row.shape, row.source)
-            for row in execution.tensors[:tensors]
+            LargeTensor(row.bytes, part_of(row, execution), row.name, row.module, row.shape, row.source)
+            for row in execution.tensors
         ]
         return cls(
-            cell, target, name, rank=execution.rank, psi=facts.psi if facts else 0,
-            frozen=facts.frozen if facts else 0, peak_bytes=execution.peak_bytes, parts_bytes=parts.at_peak(),
+            cell, rank=execution.rank, psi=facts.psi if facts else 0,
+            frozen=facts.frozen if facts else 0, peak_bytes=execution.peak_bytes, parts_bytes=parts_at_peak(execution),
             states_bytes=execution.states_bytes,
             formula_bytes=closed_form(execution.config, facts) if facts else None, host_bytes=execution.host_bytes,
             file_bytes=execution.file_bytes, volume_elements=execution.volume_elements,
@@ -323,30 +306,28 @@ class Work:
         config = with_few_micro_batches(cell.config) if few_micro_batches else cell.config
         return cls(cell, Reduced((config,), (0,), 0, 1), True)
 
-    def answer(
-        self, executions: Sequence[Execution], costs: GpuCosts | None, target: Target = CUDA, name: str = "",
-        tensors: int = LARGEST,
-    ) -> SimulatedCell:  # fmt: skip
+    def answer(self, executions: Sequence[Execution], costs: GpuCosts | None) -> SimulatedCell:
         """Returns the simulated cell from the executions of its configs."""
-        parts = [SimulatedCell.of(self.cell, execution, target, name, tensors) for execution in executions]
+        parts = [SimulatedCell.of(self.cell, execution) for execution in executions]
         whole = next((part for part in parts if part.problem), None) or whole_of(self.small, parts)
         if whole.problem or not self.timed or costs is None:
             return replace(whole, whole=self.whole)
-        step = Step.of(self.cell.config, schedule_of(self.small, executions), costs)
-        return replace(whole, whole=self.whole, step=step)
+        config, schedule = self.cell.config, schedule_of(self.small, executions)
+        interval = interval_of(costs, config, schedule.without_formula)
+        tokens = config.micro_batch * config.accumulation * config.sequence
+        return replace(whole, whole=self.whole, step=Step(schedule, step_time(schedule, costs), interval, tokens))
 
 
 def whole_of(small: Reduced, parts: Sequence[SimulatedCell]) -> SimulatedCell:
     """Returns what a cell with all its blocks uses: blocks are alike, so that each adds as much as another."""
     if len(parts) == 1:
         return parts[0]
-    (few, many), (least, most) = parts, small.blocks
-    more = (small.whole_blocks - most) / (most - least)
+    few, many = parts
 
     def at(low: Any, high: Any) -> Any:
         if isinstance(high, Mapping):
             return {key: at(low[key], size) for key, size in high.items()}
-        return type(high)(high + more * (high - low)) if isinstance(high, int | float) else high
+        return type(high)(high + small.more * (high - low)) if isinstance(high, int | float) else high
 
     whole = replace(many, **{name: at(getattr(few, name), size) for name, size in vars(many).items()})
     if many.reserved_high_bytes is None:
@@ -355,38 +336,64 @@ def whole_of(small: Reduced, parts: Sequence[SimulatedCell]) -> SimulatedCell:
     return replace(whole, reserved_high_bytes=max(whole.reserved_high_bytes or 0, whole.device_peak_bytes))
 
 
+def run_works(
+    works: Sequence[Work], execute: Callable[..., Any], take: Callable[[int, SimulatedCell], None],
+    costs: GpuCosts | None = None, note: Callable[[int, Any], None] = lambda *_: None,
+) -> None:  # fmt: skip
+    """Simulates works, also those that `take` adds, which gets each work's index and answer. `execute`: execute_all for
+    a device. `note` gets the index of a config, and its progress or its execution.
+    """
+    configs, operators, owners, parts = list[CellConfig](), list[bool](), list[int](), list[dict[int, Execution]]()
+
+    def add_new() -> None:
+        for index, work in enumerate(works[len(parts) :], len(parts)):
+            configs.extend(work.small.configs)
+            operators.extend([work.timed] * len(work.small.configs))
+            owners.extend([index] * len(work.small.configs))
+            parts.append({})
+
+    def tell(job: int, news: dict[str, Any] | Execution) -> None:
+        note(job, news)
+        if isinstance(news, Execution):
+            index = owners[job]
+            parts[index][job] = news
+            if len(parts[index]) == len(works[index].small.configs):
+                executions, parts[index] = [parts[index][part] for part in sorted(parts[index])], {}
+                take(index, works[index].answer(executions, costs))
+                add_new()
+
+    add_new()
+    execute(configs, tell=tell, operators=operators)
+
+
 def simulate(
     verb: str, question: Question, jobs: int | None = None, timeout_s: float = Limits().seconds,
     tensors: int = LARGEST, costs: GpuCosts | None = None,
 ) -> list[SimulatedCell]:  # fmt: skip
     """Simulates the cells of a question: their memory or, with `costs`, their steps. Cells with problems are returned
-    as they are. Progress is on standard error.
+    as they are. Progress is on standard error. `tensors`: number of tensors to list.
     """
-    cells, target = question.cells, question.target
-    names = name_strategies([cell.config for cell in cells])
-    works = {
-        number: Work.of(cell) if costs is None else Work.of_step(cell)
-        for number, cell in enumerate(cells)
-        if not cell.problems
-    }
-    configs = [config for work in works.values() for config in work.small.configs]
-    cell_of = [number for number, work in works.items() for _ in work.small.configs]
-    steps, done, left = [steps_of(config) for config in configs], dict[int, int](), Counter(cell_of)
+    target, names = question.target, name_strategies([cell.config for cell in question.cells])
+    cells = [
+        SimulatedCell(cell, target, name, "; ".join(cell.problems))
+        for cell, name in zip(question.cells, names, strict=True)
+    ]
+    due = [index for index, cell in enumerate(cells) if not cell.problem]
+    works = [Work.of(cells[index].cell) if costs is None else Work.of_step(cells[index].cell) for index in due]
+    measures = [settled(config).measure for work in works for config in work.small.configs]
+    steps, done = [measure.warmup + measure.steps for measure in measures], dict[int, int]()
     with progress_bar(verb, sum(steps), "steps") as show_done:
 
-        def tell(number: int, news: dict[str, Any] | Execution) -> None:
-            name = ""
-            if isinstance(news, Execution):
-                left[cell_of[number]] -= 1
-                name = "" if left[cell_of[number]] else names[cell_of[number]]
-            done[number] = steps[number] if isinstance(news, Execution) else news["step"]
+        def note(job: int, news: dict[str, Any] | Execution) -> None:
+            done[job] = steps[job] if isinstance(news, Execution) else news["step"]
+            if not isinstance(news, Execution):
+                show_done(sum(done.values()))
+
+        def take(index: int, cell: SimulatedCell) -> None:
+            name = names[due[index]]
+            cells[due[index]] = replace(cell, target=target, name=name, tensors=cell.tensors[:tensors])
             show_done(sum(done.values()), name=name)
 
-        limits = Limits(seconds=timeout_s)
-        executed = iter(execute_all(configs, target, jobs, tell, limits, operators=costs is not None))
-    return [
-        works[number].answer([next(executed) for _ in works[number].small.configs], costs, target, name, tensors)
-        if number in works
-        else SimulatedCell(cell, target, name, "; ".join(cell.problems))
-        for number, (cell, name) in enumerate(zip(cells, names, strict=True))
-    ]
+        execute = partial(execute_all, target=target, jobs=jobs, limits=Limits(seconds=timeout_s))
+        run_works(works, execute, take, costs, note)
+    return cells

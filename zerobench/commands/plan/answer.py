@@ -20,7 +20,7 @@ from ...results.grid import Grid
 from ...results.options import show_price
 from ...sizes import counted, show_bytes, show_count
 from ..predict import show_time
-from ..simulated import SimulatedCell
+from ..simulated import SimulatedCell, Step
 from . import search
 from .candidates import AXES
 from .fastest import leading
@@ -179,29 +179,25 @@ def _others(plan: search.Plan, row: search.PlanRow) -> str:
 
 def _fastest_sentence(plan: search.Plan) -> str:
     """Returns why the first wins, whether the interval says so, and when another would."""
-    ranked = plan.ranked
-    first, step = ranked[0].candidate, ranked[0].fit.timed
-    tokens = counted([ranked[0].fit.config.sequence])
-    said = f"Take {first.name} with {_micro_batch(ranked[0].fit)}: {step.rate():,.0f}"
-    said += f" {tokens}/s per GPU, its step bound by {step.time.binds}"
+
+    def per_token(step: Step) -> dict[str, float]:
+        waits = {"waits longer for collectives": step.time.exposed_s, "waits longer for the host": step.time.host_s}
+        parts = waits | {"computes longer": step.time.step_s - sum(waits.values())}
+        return {name: seconds / step.tokens for name, seconds in parts.items()}
+
+    first, ranked = plan.ranked[0], plan.ranked
+    step, tokens = first.fit.timed, counted([first.fit.config.sequence])
+    message = f"Take {first.candidate.name} with {_micro_batch(first.fit)}: {step.rate():,.0f}"
+    message += f" {tokens}/s per GPU, its step bound by {step.time.binds}"
     if len(ranked) > 1:
         second = leading(ranked)[1]
-        behind = step.rate() / second.fit.timed.rate() - 1
-        here, there = _per_token(ranked[0].fit), _per_token(second.fit)
+        other = second.fit.timed
+        here, there = per_token(step), per_token(other)
         why = max(here, key=lambda part: there[part] - here[part])
         least = "" if second.fit.whole else "at least "
-        said += f"; {second.candidate.name} is {least}{behind:.1%} behind, because it {why}"
-        said += "; that is within the interval: a tie" * (not step.is_ahead(second.fit.timed))
-    parts = (f"{said}.", *plan.turns, f"The interval: {step.interval.words}.")
-    return " ".join(part for part in parts if part)
-
-
-def _per_token(found: SimulatedCell) -> dict[str, float]:
-    """Returns the parts of a step, in time per token."""
-    time, tokens = found.timed.time, found.timed.tokens
-    waits = {"waits longer for collectives": time.exposed_s, "waits longer for the host": time.host_s}
-    parts = waits | {"computes longer": time.step_s - sum(waits.values())}
-    return {name: seconds / tokens for name, seconds in parts.items()}
+        message += f"; {second.candidate.name} is {least}{step.rate() / other.rate() - 1:.1%} behind, because it {why}"
+        message += "" if step.is_ahead(other) else "; that is within the interval: a tie"
+    return " ".join(filter(None, (f"{message}.", *plan.turns, f"The interval: {step.interval.words}.")))
 
 
 HELPS = {
@@ -272,26 +268,20 @@ def table_of(plan: search.Plan, columns: Sequence[str] | None = None) -> Grid:
 
 
 def _line(row: search.PlanRow, plan: search.Plan) -> list[str]:
-    found = row.best or row.beyond
-    if found is None:
+    cell = row.best or row.beyond
+    if cell is None:
         fits = "bound" if row.problem == search.DOMINATED else "no"
         bound = f"states {show_bytes(row.bound_bytes)}" if row.bound_bytes else "–"
         return [row.candidate.name, fits, bound, *["–"] * (len(HEADER) - 3)]
     fits = GOALS[plan.goal].short(row.best) if row.best else "no"
-    free = plan.capacity.usable_bytes - found.held_bytes
-    sizes = (
-        found.device_peak_bytes,
-        found.reserved_high_bytes,
-        free,
-        found.host_bytes or None,
-        found.file_bytes or None,
-    )
-    binding = _binding(found)
-    binds = f"{binding} {found.at_peak[binding] / (sum(found.at_peak.values()) or 1):.0%}"
-    largest = f"{show_bytes(found.largest.bytes)} {_largest(found)[:NAME_WIDTH]}" if found.largest else "–"
     if row.at_end and plan.goal in CUT_OFF:
         fits += " or more"
-    return [row.candidate.name, fits, *map(show_bytes, sizes), f"{found.volume_psi:.2f}", binds, largest]
+    sizes = [cell.device_peak_bytes, cell.reserved_high_bytes, plan.capacity.usable_bytes - cell.held_bytes]
+    sizes += [cell.host_bytes or None, cell.file_bytes or None]
+    binding = _binding(cell)
+    binds = f"{binding} {cell.at_peak[binding] / (sum(cell.at_peak.values()) or 1):.0%}"
+    largest = f"{show_bytes(cell.largest.bytes)} {_largest(cell)[:NAME_WIDTH]}" if cell.largest else "–"
+    return [row.candidate.name, fits, *map(show_bytes, sizes), f"{cell.volume_psi:.2f}", binds, largest]
 
 
 def _timed_line(row: search.PlanRow, price: float | None) -> list[str]:
@@ -359,31 +349,28 @@ def commands_of(plan: search.Plan, row: search.PlanRow) -> list[str]:
 def as_json(plan: search.Plan) -> dict[str, Any]:
     """Returns the plan as plain values: sizes in bytes, times in seconds, volumes in ψ."""
     capacity, best = plan.capacity, recommended(plan)
-    told: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "goal": plan.goal, "device": plan.device, "overrides": list(plan.words),
         "device_bytes": capacity.device_bytes, "usable_bytes": capacity.usable_bytes,
         "host_bytes": capacity.host_bytes, "disk_bytes": capacity.disk_bytes,
     }  # fmt: skip
     if plan.costs is not None:
-        told["cluster"] = asdict(plan.costs.cluster)
-        found = {row.candidate.name: _found_as_json(row.fit, plan.price) or {} for row in plan.ranked}
-        told["rows"] = [{"name": name, **values} for name, values in found.items()]
+        columns["cluster"] = asdict(plan.costs.cluster)
+        columns["rows"] = [{"name": row.candidate.name} | _columns_of(row.fit, plan.price) for row in plan.ranked]
     else:
-        told["rows"] = [
+        columns["rows"] = [
             {
                 **{key: getattr(row.candidate, key) for key in AXES}, "problem": row.reason,
-                "best": _found_as_json(row.best), "beyond": _found_as_json(row.beyond), "at_end": row.at_end,
-                "bound_bytes": row.bound_bytes, "executed": len(row.probes),
+                "best": row.best and _columns_of(row.best), "beyond": row.beyond and _columns_of(row.beyond),
+                "at_end": row.at_end, "bound_bytes": row.bound_bytes, "executed": len(row.probes),
             }
             for row in plan.rows.values()
         ]  # fmt: skip
-    told |= {"recommended": best.candidate.name if best else None, "sentence": sentence(plan)}
-    return told | ({"commands": commands_of(plan, best)} if best and plan.costs is None else {})
+    columns |= {"recommended": best.candidate.name if best else None, "sentence": sentence(plan)}
+    return columns | ({"commands": commands_of(plan, best)} if best and plan.costs is None else {})
 
 
-def _found_as_json(cell: SimulatedCell | None, price: float | None = None) -> dict[str, Any] | None:
-    if cell is None:
-        return None
+def _columns_of(cell: SimulatedCell, price: float | None = None) -> dict[str, Any]:
     columns = {
         "psi": cell.psi, "frozen": cell.frozen, "peak_bytes": cell.device_peak_bytes,
         "reserved_bytes": cell.reserved_high_bytes, "host_bytes": cell.host_bytes, "file_bytes": cell.file_bytes,

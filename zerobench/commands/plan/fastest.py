@@ -30,8 +30,7 @@ from ...strategies import built_in
 from ...timing.costs import GpuCosts, Transfer
 from ...zero.options import MASTERS
 from .candidates import Candidate
-from .memory import Capacity
-from .search import FIXED, Plan, PlanAxis, PlanRow, timed_axis
+from .search import FIXED, Capacity, Plan, PlanAxis, PlanRow, timed_axis
 
 LEADERS = 2
 """Strategies whose variants are tried."""
