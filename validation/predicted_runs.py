@@ -230,7 +230,8 @@ def _predicted(run: PublishedRun, plan: PlannedRun | str, schedules: Schedules) 
         return PredictionRow(run.id, reason=plan)
     step, unknown = plan.step(schedules), schedules.of(plan.cell, plan.target).without_formula
     rate = plan.tokens / step.step_s
-    range_ = interval(plan.hardware.costs, plan.hardware.spans_nodes, unknown)
+    costs = plan.hardware.costs
+    range_ = interval(costs, kind_of(costs.device, plan.hardware.spans_nodes), unknown)
     reason = range_.words if range_.words.startswith(NOT_VALIDATED) else ""
     return PredictionRow(
         run.id, rate, rate / range_.high, rate / range_.low, reason, step.step_s, step.exposed_s, step.host_s,

@@ -44,7 +44,7 @@ def run(chosen: argparse.Namespace) -> int:
     for model, name in MODELS.items():
         for strategy in ("ddp", "fsdp2", "zero1", "zero2", "zero3"):
             with counted() as updates:
-                cell = compose_cells([f"strategy={strategy}", f"model={name}", *COMMON])[0]
+                cell = compose_cells([f"strategy={strategy}", f"model={name}", *COMMON], target="cuda")[0]
                 shapes = execute(cell.config, target=CUDA, operators=True).known.schedule.shapes
             psi, last = sum(shape.numel for shape in shapes), updates[-1]
             touched, moved = (round(size / psi, 1) for size in (last.touched, last.moved))

@@ -14,10 +14,10 @@ from tools.docs.predicted import held_out_error
 from validation.published_runs.hardware import hardware_of
 from validation.published_runs.rows import PublishedRun
 from validation.schedules import NOT_EXECUTED
-from zerobench.commands.estimate.command import ask
 from zerobench.commands.predict import costs_of
+from zerobench.commands.simulated import ask
 from zerobench.config.schema_training import Fp16, Muon
-from zerobench.fake_execution import Execution
+from zerobench.fake_execution import Execution, execute_all
 from zerobench.fake_execution.execute import CPU, CUDA, execute
 from zerobench.predict.flops import step_flops
 from zerobench.probes.operator_stream import FORMULAS, GROUPED, _sizes
@@ -26,7 +26,7 @@ from zerobench.results.provenance import source_of
 from zerobench.timing import hardware, prediction
 from zerobench.timing.costs import GpuCosts, Transfer, matmul_rows, numbers
 from zerobench.timing.interval import interval_of
-from zerobench.timing.prediction import StepSchedule, execute_schedules, reduced, schedule_of
+from zerobench.timing.prediction import StepSchedule, reduced, schedule_of
 from zerobench.timing.timeline import Declared, lay_out
 
 
@@ -289,7 +289,7 @@ def test_an_operator_without_a_formula_is_named_and_its_step_is_not_validated() 
 def test_every_operator_of_a_common_step_has_a_formula(strategy: str) -> None:
     more = {"precision": Fp16(), "clip": 1.0, "optimizer": Muon(), "backend": "simulated", "tensors": "fake"}
     for target in (CPU, CUDA):
-        config = reduced(cell(strategy, 2, "tiny", **more).config)
+        config = reduced(cell(strategy, 2, "tiny", target.kind, **more).config)
         assert schedule_of(config, [execute(config.configs[0], target=target, operators=True)]).without_formula == []
 
 
@@ -339,7 +339,8 @@ def test_sliding_window_is_counted_in_full_and_its_time_is_not_validated() -> No
     for window in ("16", "null"):
         question = ask([*MISTRAL, f"huggingface.options.sliding_window={window}", "world_size=8"], "cuda")
         config = question.cells[0].config
-        (schedule,) = execute_schedules("window", [reduced(config)], question.target, 1)
+        small = reduced(config)
+        schedule = schedule_of(small, execute_all(small.configs, question.target, 1, operators=True))
         found.append((step_flops(config), schedule.without_formula))
     (windowed, masked), (whole, plain) = found
     assert windowed == whole
@@ -456,7 +457,8 @@ def whole_and_reduced(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[flo
     monkeypatch.setattr(prediction, "MOST_MICRO_BATCHES", 64)
     whole = prediction.reduced(config)
     assert whole.configs == (config,) != part.configs
-    schedules = prediction.execute_schedules("schedules", [whole, part], question.target, 1)
+    executed = [execute_all(small.configs, question.target, 1, operators=True) for small in (whole, part)]
+    schedules = map(schedule_of, (whole, part), executed)
     both = [prediction.step_time(schedule, costs) for schedule in schedules]
     assert both[0].exposed_s == pytest.approx(both[1].exposed_s, rel=0.01, abs=1e-6)
     assert both[0].compute_s == pytest.approx(both[1].compute_s, rel=0.01)

@@ -36,7 +36,7 @@ def on_gpu() -> Iterator[None]:
 def traffic(strategy: str, tile_bytes: int, n: int = 1) -> tuple[float, int, int]:
     """Bytes per parameter to and from memory, kernels and waits of the host in one update."""
     precision = schema_training.Bf16(tile_bytes=tile_bytes)
-    config = cell(strategy, n, "million", precision=precision, bucket_bytes=2**20).config
+    config = cell(strategy, n, "million", "cuda", precision=precision, bucket_bytes=2**20).config
     smaller = mock.patch.multiple(cached_memory, CACHE_BYTES=cached_memory.CACHE_BYTES // SMALLER, LINE_BYTES=1024)
     with smaller, cached_memory.counted() as updates:
         shapes = execute(config, target=CUDA, operators=True).known.schedule.shapes

@@ -11,7 +11,6 @@ import csv
 import inspect
 import io
 import os
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -19,7 +18,7 @@ from unittest import mock
 
 from tools.docs.render import table
 from zerobench import cli
-from zerobench.commands.estimate.row import EstimateRow, LargeTensor
+from zerobench.commands.simulated import FIGURES, SETTING, LargeTensor, SimulatedCell
 from zerobench.config import help
 from zerobench.config.compose import checker
 from zerobench.config.keys import AUTO, GROUPS, KEYS
@@ -72,10 +71,18 @@ def columns() -> str:
 
 def estimates() -> str:
     """Tables of the fields of an estimate and of its tensors."""
+    meanings = meanings_of(SimulatedCell)
+    derived = {name: str(getattr(SimulatedCell, name).__doc__) for name in (*FIGURES, "config") if name not in meanings}
+    target = {
+        "device": "Device that it was executed for: cpu or cuda.",
+        "attention": "Kernel of attention that was asked for.",
+    }
+    setting = {name: meaning for name, (_, meaning) in SETTING.items()}
+    own = {"name": meanings["name"]} | setting | target | {"problem": meanings["problem"]}
+    estimate = own | {name: (meanings | derived)[name] for name in (*FIGURES, "config")}
     return "\n\n".join(
-        f"{words}\n\n"
-        + table(["field", "meaning"], [[f"`{one.name}`", meanings_of(row)[one.name]] for one in fields(row)], 2)
-        for words, row in (("An estimate:", EstimateRow), ("One of its `tensors`:", LargeTensor))
+        f"{words}\n\n" + table(["field", "meaning"], [[f"`{name}`", meaning] for name, meaning in rows.items()], 2)
+        for words, rows in (("An estimate:", estimate), ("One of its `tensors`:", meanings_of(LargeTensor)))
     )
 
 

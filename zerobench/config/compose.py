@@ -103,7 +103,8 @@ def _hydra_untouched() -> Iterator[None]:
 @dataclass(frozen=True)
 class Composed:
     """A checked command line and its cells, in the order of the sweep; none if its sweeper proposes them.
-    `words`: id of a cell -> the overrides that make it. `price`: dollars per GPU hour, for the table.
+    `words`: id of a cell -> the overrides that make it. `price`: dollars per GPU hour, for the table. `target`: the
+    device that fake tensors act as; empty: the cells' own.
     """
 
     check: Overrides
@@ -111,6 +112,7 @@ class Composed:
     cells: list[Cell]
     words: dict[str, list[str]]
     price: float | None = None
+    target: str = ""
 
     def collect(self, batch: list[Cell]) -> list[None]:
         """Adds a batch of cells, which are not run here."""
@@ -122,9 +124,9 @@ Run = Callable[[list[Cell]], Sequence[Sequence[float] | None]]
 """Runs the cells of a batch. Returns for each the values of the objectives; None without any, or if infeasible."""
 
 
-def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cell]:
+def compose_cells(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "") -> list[Cell]:
     """Returns the cells of a command line, to run or inspect in this process only. Raises RefusedError."""
-    composed = compose(arguments, verbs)
+    composed = compose(arguments, verbs, target)
     if composed is None:
         return []
     if composed.line.launcher is not None:
@@ -136,7 +138,7 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
     return composed.cells
 
 
-def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed | None:
+def compose(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "") -> Composed | None:
     """Composes the cells of `[-m] KEY=VALUE ...`; returns None if a Hydra flag asked for something else, which it did.
 
     Raises RefusedError if the command line is invalid, and JobError if the processes of a job cannot connect.
@@ -160,7 +162,7 @@ def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed | Non
             else:
                 run_hydra([*flags, *line.hydra, *map(check.forced, (*line.fixed, *line.swept))])
             return None
-        composed = Composed(check, line, [], {})
+        composed = Composed(check, line, [], {}, target=target)
         if not line.proposes:
             with insist():
                 sweep(composed, composed.collect)
@@ -169,13 +171,11 @@ def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed | Non
 
 
 def _distinct(cells: Sequence[Cell], by_id: bool) -> list[Cell]:
-    """Returns the cells without repetitions: a value given twice, or, `by_id`, keys that do not apply to some of them.
-    A default is not the equal value that was given: on another device it is another one.
-    """
+    """Returns the cells without repetitions: of a value given twice, or, `by_id`, of keys that do not apply to all."""
     seen: dict[str, list[Cell]] = {}
     for cell in cells:
         alike = seen.setdefault(cell.cell_id, [])
-        if not any(by_id or (cell == other and cell.config.left_open == other.config.left_open) for other in alike):
+        if not any(by_id or cell == other for other in alike):
             alike.append(cell)
     return [cell for cell in cells if any(cell is kept for kept in seen[cell.cell_id])]
 
@@ -285,7 +285,7 @@ class CellLauncher(Launcher):
                 whole = [check.forced(word) for word in (*line.hydra, *line.fixed, *map(str, words))]
                 if line.proposes:  # whose sweeper searches
                     whole = [word for word in whole if not word.startswith(LIMIT)] + [f"{LIMIT}null"]
-                cells.append(_compose_one(check, line, whole, number))
+                cells.append(_compose_one(check, line, whole, number, self._composed.target))
                 self._composed.words[cells[-1].cell_id] = whole
             values = self._run(cells)
         except BaseException as error:
@@ -328,7 +328,7 @@ def _settled(check: Overrides, line: CheckedLine) -> DictConfig:
     return settled
 
 
-def _compose_one(check: Overrides, line: CheckedLine, words: list[str], number: int = 0) -> Cell:
+def _compose_one(check: Overrides, line: CheckedLine, words: list[str], number: int = 0, target: str = "") -> Cell:
     """Composes and resolves a single cell, the job `number` of its sweep."""
     try:
         config, model, lacks = check.cell_of(words, number)
@@ -338,7 +338,7 @@ def _compose_one(check: Overrides, line: CheckedLine, words: list[str], number: 
         if lacks and (problem := problem_of_missing(config)):
             return unresolved(config, model, problem)
         plain: Any = OmegaConf.to_object(config)
-        cell = resolve_draft(plain, model, stray_keys(config, check.elsewhere), line.launcher)
+        cell = resolve_draft(plain, model, stray_keys(config, check.elsewhere), line.launcher, target)
         return Cell(cell.config, tuple(map(printable, cell.problems)))
     except Exception as error:  # the other cells are not to suffer; this one becomes a row
         return unresolved(config, model, reason(error))

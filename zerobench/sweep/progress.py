@@ -108,7 +108,7 @@ class Reporter:
 
     def _note_threads(self, config: CellConfig) -> None:
         """Says once that the number of threads is the exported one."""
-        threads = exported_threads() if config.backend != SIMULATED and "launch.threads" in config.left_open else None
+        threads = exported_threads() if config.backend != SIMULATED and not config.own_threads else None
         if threads is not None and threads == config.launch.threads and not self._noted_threads:
             self._noted_threads = True
             exported = f"{OMP_THREADS}={os.environ[OMP_THREADS]} is exported"
