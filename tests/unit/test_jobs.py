@@ -256,7 +256,7 @@ LAUNCHED = "# @package _global_\ndefaults: [{override /hydra/launcher: joblib}"
     "experiment",
     [
         "]\nhydra: {mode: MULTIRUN, launcher: {n_jobs: 3}, sweeper: {params: {seed: '1,2'}}}\n",
-        ", {override /hydra/sweeper: optuna}]\nobjective: tokens_per_s\n"
+        ", {override /hydra/sweeper: optuna}]\nobjective: -tokens_per_s\n"
         "hydra: {launcher: {n_jobs: 3}, sweeper: {n_trials: 2, params: {micro_batch: 'choice(1, 2)'}}}\n",
     ],
     ids=["launcher", "sweeper"],

@@ -48,7 +48,6 @@ from .flags import asks_for_config, only_compose, split_arguments, unknown_flags
 from .flat import by_key
 from .hydra_problems import not_composed, problem_of_missing, reason
 from .launcher import GROUP
-from .objective import direct
 from .overrides import SWEEPER, CheckedLine, Overrides, compositions_of
 from .resolve import resolve_draft, unresolved
 from .schema import Data, Model, config_dir, store_schemas, strategy_choices
@@ -121,7 +120,7 @@ class Composed:
 
 
 Run = Callable[[list[Cell]], Sequence[Sequence[float] | None]]
-"""Runs the cells of a batch. Returns for each the values of the objectives; None without any, or if infeasible."""
+"""Runs the cells of a batch. Returns for each the values for the sweeper; None if it only splits."""
 
 
 def compose_cells(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "") -> list[Cell]:
@@ -212,8 +211,6 @@ def _let_propose(composed: Composed, launcher: CellLauncher) -> dict[str, Any]:
         config = _hydra_config(composed, folder)
         if "params" in config.hydra.sweeper:
             config.hydra.sweeper.params = None  # they are among the swept overrides
-        given = {word.partition("=")[0].lstrip("+") for word in composed.line.hydra}
-        launcher.signs = direct(config.hydra.sweeper, composed.line.objectives, given)
         with _only_swept():
             with mock.patch.object(Plugins, "instantiate_launcher", return_value=launcher):
                 sweeper = Plugins.instance().instantiate_sweeper(
@@ -265,12 +262,10 @@ class _EndedError(BaseException):
 
 
 class CellLauncher(Launcher):
-    """The launcher of every sweeper: composes the cells of a batch, and has them run by `run`. `signs`: by which the
-    values are multiplied for the sweeper.
-    """
+    """The launcher of every sweeper: composes the cells of a batch, and has them run by `run`."""
 
     def __init__(self, composed: Composed, run: Run) -> None:
-        self._composed, self._run, self.signs = composed, run, [1]
+        self._composed, self._run = composed, run
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
         """Needs nothing from Hydra."""
@@ -290,24 +285,13 @@ class CellLauncher(Launcher):
             values = self._run(cells)
         except BaseException as error:
             raise _EndedError(error) from error
-        returned: list[JobReturn] = []
-        for overrides, value in zip(job_overrides, values, strict=True):
-            if value is None and line.proposes:
-                returned.append(_Failed(overrides=overrides, status=JobStatus.FAILED))
-                continue
-            signed = [sign * one for sign, one in zip(self.signs, value or (), strict=False)]
-            result = signed[0] if len(signed) == 1 else signed
-            returned.append(JobReturn(overrides=overrides, status=JobStatus.COMPLETED, _return_value=result))
-        return returned
-
-
-class _Failed(JobReturn):
-    """The return of an infeasible trial: reading its value raises, without the line that Hydra prints to stderr."""
-
-    @property  # type: ignore[misc]
-    def return_value(self) -> Any:
-        """Raises RuntimeError: there is no value."""
-        raise RuntimeError(f"{' '.join(self.overrides or ())}: it is infeasible")
+        return [
+            JobReturn(
+                overrides=overrides, status=JobStatus.COMPLETED,
+                _return_value=value[0] if value is not None and len(value) == 1 else value,
+            )
+            for overrides, value in zip(job_overrides, values, strict=True)
+        ]  # fmt: skip
 
 
 def _settled(check: Overrides, line: CheckedLine) -> DictConfig:

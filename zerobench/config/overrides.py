@@ -323,15 +323,16 @@ class Overrides(Composer):
             endless = next((o.input_line for o in axes if o.is_interval_sweep()), None)
             counts = {o.key_or_group: len(self._values(o)) for o in axes}
             if objective:
-                why = f"no sweeper asks for it; add {SWEEPER}=optuna, or leave it out"
-                self.problems.append(f"{OBJECTIVE}={objective}: {why}")
+                self.problems.append(
+                    f"{OBJECTIVE}={objective}: no sweeper asks for it; add {SWEEPER}=optuna, or leave it out"
+                )
             elif problem := f"{endless}: {size_limits.ENDLESS}" if endless else size_limits.problem_of_count(counts):
                 self.problems.append(problem)
             return ()
         if not objective or not multirun:
-            lacking = (
-                f"an objective; add {OBJECTIVE}=COLUMN, as {OBJECTIVE}=tokens_per_s" if multirun else "a sweep; add -m"
-            )
+            lacking = "a sweep; add -m"
+            if multirun:
+                lacking = f"an objective; add {OBJECTIVE}=COLUMN, as {OBJECTIVE}=-tokens_per_s"
             self.problems.append(f"{SWEEPER}={sweeper}: it needs {lacking}")
             return ()
         try:

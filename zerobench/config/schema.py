@@ -362,8 +362,8 @@ class Config(Section):
     rerun: bool = Key("measure again what an earlier run of the same cell and code has measured", volatile=True)(False)
     fail_fast: bool = Key("stop at the first cell that fails", volatile=True)(False)
     objective: str | None = Key(
-        "column of the table of runs that a Hydra sweeper optimizes, such as hydra/sweeper=optuna",
-        rule="columns of numbers, with commas between them",
+        "column of the table of runs that a Hydra sweeper minimizes, such as hydra/sweeper=optuna",
+        rule="columns of numbers, each with a minus before it if larger is better, with commas between them",
     )(None)  # fmt: skip
 
 
