@@ -115,7 +115,7 @@ class GateRank:
     """The test's file, classes and function."""
     nodeid: str
     arguments: tuple[str, ...]
-    """Of the test's session."""
+    """Arguments of the test's session."""
     working: str
     environment: dict[str, str]
     path: tuple[str, ...]

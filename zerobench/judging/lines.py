@@ -246,7 +246,7 @@ class MovedLine:
 
     category: str
     paths: tuple[str, ...]
-    """Those with a considerable part of the difference."""
+    """The paths with a considerable part of the difference."""
     source: str
     """The line as it is now, or as it was if it is gone."""
     before: int

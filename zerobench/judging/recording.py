@@ -136,7 +136,7 @@ def record_cell(
     after = CellBudget(row["work"], limits, row.get("lines") or {})
     environment.cells[row["name"]] = after
 
-    # Kernels' scratch memory depends on the processor: earlier ones stay named while a value of theirs remains.
+    # Kernels' scratch memory depends on the processor: earlier processors stay named while one of their values remains.
     processors, named = {row["processor"]}, str(environment.about.get("processor") or "")
     if named and any(
         metric in judge.OF_KERNELS and not limit.bound and (name not in taken or metric not in wanted.of(row))
