@@ -271,12 +271,16 @@ class MovedLine:
         return ", ".join(part for part in (modules, self.name) if part) or self.category
 
     @property
+    def line(self) -> str:
+        """The line: "model.py:31 in forward"."""
+        return REST if self.is_rest else self.source or NO_LINE
+
+    @property
     def sentence(self) -> str:
         """The line and its difference: "model.py:31 in forward: +12.0 MiB (blocks.3, logits)"."""
-        line = REST if self.is_rest else self.source or NO_LINE
         signed = f"{'+' if self.difference > 0 else '−'}{show_bytes(abs(self.difference))}"
         kept = f", kept by {self.kept_by}" if self.kept_by else ""
-        return f"{line}: {signed}" + (f" ({self.about})" if self.about else "") + kept
+        return f"{self.line}: {signed}" + (f" ({self.about})" if self.about else "") + kept
 
     @property
     def code_line(self) -> CodeLine:
