@@ -15,16 +15,19 @@ import yaml
 
 from tests.unit.test_budget_of_a_loop import HERE, KEPT, loops, recorded
 from tests.unit.test_documents import ROOT
-from zerobench.judging.github import MOST, commands_of, is_github, repository_root
 from zerobench.judging.judge import Finding, Limit
-from zerobench.judging.lines import Place
+from zerobench.judging.lines import CodeLine
 from zerobench.judging.reports import (
     CUT,
     MARKER,
+    MOST_ANNOTATIONS,
     MOST_OF_COMMENT,
     check_body,
+    commands_of,
     fitted,
+    is_github,
     print_findings,
+    repository_root,
     write_benchmark,
     write_comment,
 )
@@ -35,8 +38,8 @@ fixtures = loops, recorded
 def finding(
     kind: str = "regression", cell: str = "c", metric: str = "peak_bytes", file: str = "", line: int = 0
 ) -> Finding:
-    places = (Place(file, line, f"{file}:{line} in f: +1 B"),) if file else ()
-    return Finding(kind, cell, metric, f"{cell}: {metric} moved", places)
+    code_lines = (CodeLine(file, line, f"{file}:{line} in f: +1 B"),) if file else ()
+    return Finding(kind, cell, metric, f"{cell}: {metric} moved", code_lines)
 
 
 def parse(command: str) -> tuple[str, dict[str, str], str]:
@@ -107,7 +110,7 @@ def test_findings_of_a_line_are_one_annotation_and_a_level_has_ten(monkeypatch) 
     assert message == "c: peak_bytes moved\nc: states_bytes moved"
     many = [finding(cell=f"c{n}") for n in range(30)] + [finding(cell="last", file="pyproject.toml", line=1)]
     parsed = [parse(one) for one in commands_of(many, ROOT)]
-    assert len(parsed) == MOST
+    assert len(parsed) == MOST_ANNOTATIONS
     assert parsed[0][1]["file"] == "pyproject.toml", "those with a line are shown first"
     assert parsed[-1][1]["title"] == "22 more findings"
     assert all(any(f"{one.cell}: " in message for _, _, message in parsed) for one in many)
@@ -126,8 +129,8 @@ def test_the_checkout_is_the_workflows_or_the_nearest(tmp_path: Path, monkeypatc
 
 
 def test_a_comment_fits_and_closes_its_folds(tmp_path: Path) -> None:
-    places = tuple(Place("a.py", n, "x" * 90) for n in range(20))
-    findings = [Finding("regression", f"c{n}", "peak_bytes", "s" * 500, places) for n in range(100)]
+    code_lines = tuple(CodeLine("a.py", n, "x" * 90) for n in range(20))
+    findings = [Finding("regression", f"c{n}", "peak_bytes", "s" * 500, code_lines) for n in range(100)]
     write_comment(tmp_path / "c.md", MARKER, check_body(findings))
     text = (tmp_path / "c.md").read_text()
     assert len(text) <= MOST_OF_COMMENT
