@@ -23,8 +23,8 @@ from validation.table1 import CellRow, StatesRow
 from zerobench import cli, data
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.config.yaml_file import read_yaml
-from zerobench.judging import noise_floor
 from zerobench.judging.budget_file import read_budget
+from zerobench.judging.paired import read_floors
 from zerobench.models.huggingface_config import read_config
 from zerobench.plots.style import learn_colors
 from zerobench.records import SearchRow
@@ -150,7 +150,7 @@ READERS: dict[str, Reader] = {
     "searches": Reader(search, _load),
     "run, show": Reader(TABLES, command("show", "zero1 tiny N=2 b=8", "--results", "FOLDER")),
     "budget": Reader(copied("budgets/gpt_tiny.yaml"), lambda _, path: read_budget(path)),
-    "noise": Reader(copied("noise"), lambda folder, _: noise_floor.read(folder)),
+    "noise": Reader(copied("noise"), lambda folder, _: read_floors(folder)),
     "calibration": Reader(copied("calibration/cpu"), lambda _, path: load_calibration(path.parent)),
     "published runs": Reader(
         copied("published_runs/training.csv"), lambda _, path: published_runs.read(path, published_runs.SIMULATED)
