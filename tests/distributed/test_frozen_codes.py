@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import zerobench
 from tests import zoo
 from tests.cells import MODELS, sound
-from tests.distributed.test_unfreezing import adamw, assert_alike, step_plainly
+from tests.distributed.test_unfreezing import adamw, assert_alike
 from tests.distributed.training import take_steps
 from tests.distributed.variants import account, run_all
 from tests.ranks import run_ranks
@@ -84,7 +84,7 @@ def adapters(rank: int, n: int, folder: str, thorough: bool) -> None:
 
     plain = build()
     reference = adamw(plain.parameters())
-    step_plainly(plain, reference, rank, n, range(3))
+    zoo.step_plainly(plain, reference, rank, n, range(3))
     for strategy, more in options if thorough else options[::2]:
         model = build(rank)  # the codes become rank 0's
         engine = initialize(model, adamw(model.parameters()), strategy, bucket_bytes=4096, **more)
