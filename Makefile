@@ -8,8 +8,9 @@ export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
-.PHONY: questions compare published gpu-suite peers setup-browser setup-triton test-triton kernel-ulps lock fuzz replay report fake-equality blind kills table1
-.PHONY: answer-times certificates watch-cost gpu-runs one-gpu update-traffic published-runs versions predicted-maps predicted-here predicted-runs largest-model clean
+.PHONY: questions compare published gpu-suite peers setup-browser setup-triton test-triton kernel-ulps lock replay report fake-equality blind
+.PHONY: kills table1 answer-times certificates watch-cost gpu-runs one-gpu update-traffic published-runs versions predicted-maps predicted-runs
+.PHONY: largest-model clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -17,7 +18,6 @@ help:
 	@echo "make test       the tests, in 8 minutes on two cores"
 	@echo "make test-all   the tests in every world, those that repeat what others show as well"
 	@echo "make mutants    faults planted one at a time: does a test catch each? (MUTANTS=--help)"
-	@echo "make fuzz       100 damages of every kind of file that is read, by hypothesis (FUZZ='-k yaml')"
 	@echo "make lint       ruff and mypy"
 	@echo "make budget     the project's own budgets, held against this code"
 	@echo "make plots      every figure, and the tables of README and docs/, again from the committed tables"
@@ -44,7 +44,6 @@ help:
 	@echo "make versions   bytes and volume of DDP, FSDP2 and ZeRO under releases of torch (TORCH="2.12.1 2.13.0")"
 	@echo "make predicted-runs  others' throughput beside our predictions; fits what is fitted (results/predicted_runs/)"
 	@echo "make predicted-maps  the fastest strategy over model and ranks, networks of break-even (results/predicted_maps/)"
-	@echo "make predicted-here  steps of this machine beside predictions written before (results/predicted_here/)"
 	@echo "make one-gpu   rates of one GPU, fitted to results/h100; the next machines' steps, predicted"
 	@echo "make gpu-runs  a GPU's peaks and steps beside estimates and predictions made without one (results/h100/)"
 	@echo "make kernel-ulps  masters of our kernel of Adam's update beside torch's, interpreted (results/kernel_ulps.csv)"
@@ -128,10 +127,6 @@ test-all:
 
 mutants: setup
 	$(RUN) -m tests.mutations $(MUTANTS)
-
-# Findings stay in .hypothesis/: the next run begins with them.
-fuzz: setup
-	$(PYTEST) tests/fuzz -o faulthandler_timeout=0 --hypothesis-profile=campaign $(FUZZ)
 
 lint: setup
 	$(RUN) -m ruff format --check .
@@ -286,12 +281,6 @@ one-gpu: setup
 published-runs: setup
 	$(VALIDATE) published-runs $(PUBLISHED_RUNS)
 	$(RUN) tools/docs/pages.py
-
-# Two calls with a commit between them: PREDICTED_HERE=predict first, then PREDICTED_HERE=measure.
-PREDICTED_HERE ?= predict
-
-predicted-here: setup
-	$(VALIDATE) predicted-here $(PREDICTED_HERE)
 
 predicted-maps: setup
 	$(VALIDATE) predicted-maps $(PREDICTED_MAPS)

@@ -23,8 +23,10 @@ MODELS: dict[str, schemas.Model] = {
 }
 
 
-def cell(name: str, world_size: int, model: str = "tiny", **more: Any) -> Cell:
-    """`strategy`: options of the strategy `name`; everything else is a key of Config."""
+def cell(name: str, world_size: int, model: str = "tiny", target: str = "", **more: Any) -> Cell:
+    """`target`: the device that fake tensors act as; `strategy`: options of the strategy `name`; everything else is a
+    key of Config.
+    """
     section = schemas.SCHEMAS["strategy"][name](**more.pop("strategy", {}))
     bucket_bytes = more.pop("bucket_bytes", 64 * 1024)
     if hasattr(section, "bucket_bytes"):
@@ -43,7 +45,7 @@ def cell(name: str, world_size: int, model: str = "tiny", **more: Any) -> Cell:
         measure=Measure(steps=2, warmup=2),
     )
     config.launch.threads = 1
-    return resolve(replace(config, **more), model, [])
+    return resolve(replace(config, **more), model, [], target=target)
 
 
 def sound(*arguments: Any, **more: Any) -> Cell:

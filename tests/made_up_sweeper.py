@@ -1,7 +1,6 @@
 """A plugin of Hydra's that proposes cells, for tests where Optuna and Nevergrad are not installed.
 
-It goes through the combinations of its axes in order, again from the first after the last, `n_jobs` at a time, and
-minimizes: it has no setting of a direction.
+It goes through the combinations of its axes in order, again from the first after the last, `n_jobs` at a time.
 """
 
 import itertools
@@ -15,28 +14,26 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobStatus
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 
 MODULE = "hydra_plugins.made_up_sweeper"
 
 told: list[Any] = []
-"""Per trial the value that the sweeper was told; None for a failed one."""
+"""Per trial the value that the sweeper was told."""
 
 
 class MadeUpSweeper(Sweeper):
-    """Proposes `n_trials` combinations, `n_jobs` at a time, and gives up where a whole batch failed, if it `minds`."""
+    """Proposes `n_trials` combinations, `n_jobs` at a time."""
 
-    def __init__(self, n_trials: int, n_jobs: int, max_failure_rate: float, seed: int | None, sampler: Any) -> None:
-        self.n_trials, self.n_jobs, self.rate, self.seed = n_trials, n_jobs, max_failure_rate, seed
+    def __init__(self, n_trials: int, n_jobs: int, sampler: Any) -> None:
+        self.n_trials, self.n_jobs = n_trials, n_jobs
 
     def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
         self.where = config.hydra.sweep.dir
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
-        assert self.seed is not None, "the same command proposes the same cells"
         axes = {
             one.key_or_group: list(one.sweep_iterator()) for one in OverridesParser.create().parse_overrides(arguments)
         }
@@ -45,10 +42,7 @@ class MadeUpSweeper(Sweeper):
             batch = [[f"{key}={value}" for key, value in zip(axes, next(combinations), strict=True)]
                      for _ in range(min(self.n_jobs, self.n_trials - number))]  # fmt: skip
             returns = self.launcher.launch(batch, initial_job_idx=number)
-            failed = [one for one in returns if one.status == JobStatus.FAILED]
-            told.extend(one.return_value if one.status == JobStatus.COMPLETED else None for one in returns)
-            if len(failed) > self.rate * len(batch):
-                failed[0].return_value  # noqa: B018  # raises
+            told.extend(done.return_value for done in returns)
         OmegaConf.save(OmegaConf.create({"name": "made_up"}), f"{self.where}/optimization_results.yaml")
 
 
@@ -57,8 +51,6 @@ class MadeUpConfig:
     _target_: str = f"{MODULE}.MadeUpSweeper"
     n_trials: int = 4
     n_jobs: int = 2
-    max_failure_rate: float = 0.0
-    seed: int | None = None
     sampler: Any = None
 
 

@@ -1,11 +1,12 @@
 """Small models with everything that is hard for a flat buffer. Each: `build() -> (module, inputs(rank, n, step))`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import nn, optim
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -206,3 +207,14 @@ def gpt(**more: Any) -> nn.Module:
     torch.manual_seed(3)
     shape = {"layers": 2, "hidden": 20, "heads": 2, "vocabulary": 50, "positions": 16}
     return models.build("gpt", {**shape, "tied": True, "checkpointing": False, **more})
+
+
+def step_plainly(model: nn.Module, optimizer: optim.Optimizer, rank: int, n: int, steps: Iterable[int]) -> None:
+    """Steps of torch alone, with gradients as DDP gives them."""
+    for step in steps:
+        model(*tokens(rank, n, step)).backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad.div_(n))
+        optimizer.step()
+        optimizer.zero_grad()

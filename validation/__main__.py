@@ -16,7 +16,6 @@ NAMES = {
     "table1": ("table1", "table 1 of the ZeRO paper, simulated up to 1T parameters on 1,024 ranks"),
     "published": ("published.command", "the papers' figures: formula, simulated, printed"),
     "published-runs": ("published_runs.peaks", "others' measured peaks and our estimates"),
-    "predicted-here": ("predicted_here", "steps of this machine and predictions that were written before them"),
     "predicted-runs": ("predicted_runs", "others' measured throughput and our predictions; fits the scales"),
     "predicted-maps": (
         "predicted_maps",

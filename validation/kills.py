@@ -347,7 +347,7 @@ def digest(folder: Path) -> str:
 
 
 NOT_REPEATED = (
-    "run_id", "started", "seconds", "command", "config", "wall_s", "resident_bytes", "loopback_bytes", "heap_bytes",
+    "run_id", "started", "seconds", "command", "config", "wall_s", "resident_bytes", "loopback_bytes",
     "reason", "commit", "source_hash", "others_cores", "tokens_per_s", "mfu", "hfu", "overlap", "launcher",
 )  # fmt: skip
 """Columns that two sweeps over equal cells need not agree in, besides times."""

@@ -25,16 +25,16 @@ from scipy.optimize import minimize, nnls
 from zerobench.commands.predict import costs_of
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
-from zerobench.fake_execution import CUDA
+from zerobench.fake_execution import CUDA, execute_all
 from zerobench.host.files import replace_text
 from zerobench.results.tables import load
 from zerobench.timing import hardware
 from zerobench.timing.hardware import US
 from zerobench.timing.interval import StepInterval, interval_of
-from zerobench.timing.prediction import PHASES, StepSchedule, execute_schedules, reduced, step_time
+from zerobench.timing.prediction import PHASES, StepSchedule, reduced, schedule_of, step_time
 
 from .gpu_runs import timed
-from .predicted_here import write_validated
+from .predicted_runs import write_validated
 
 PARTS, NEXT = "parts.csv", "next.csv"
 CLUSTERS = ("h100-3200", "h200-3200")
@@ -122,7 +122,9 @@ def simulated(configs: Sequence[CellConfig]) -> pd.DataFrame:
     the memory's peak; `products_s`, `unaligned_s`: of matrix products by the device's table, the second if a side is
     unaligned. `operators`, `orders`: of the host.
     """
-    schedules = execute_schedules("steps of one GPU", [reduced(config) for config in configs], CUDA)
+    cells = [reduced(config) for config in configs]
+    executed = iter(execute_all([config for cell in cells for config in cell.configs], CUDA, operators=True))
+    schedules = [schedule_of(cell, [next(executed) for _ in cell.configs]) for cell in cells]
     work = zip(configs, map(_work, schedules), strict=True)
     return pd.DataFrame({"cell": _name(config), "phase": phase, **parts}
                         for config, found in work for phase, parts in found.items())  # fmt: skip

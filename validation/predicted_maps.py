@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zerobench.commands.estimate.command import ask
 from zerobench.commands.predict import costs_of
+from zerobench.commands.simulated import ask
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema_memory import CHOICES
 from zerobench.fake_execution import CUDA

@@ -5,7 +5,6 @@ scales     by the least mean |log error|, every source with the same weight: Sca
 left out   the error of a row under the scales that the rows of all other sources give
 naive      one utilization per type of device: the median of the rows of all other sources
 interval   of a kind of run the factor that holds 90 % of measured over predicted steps, of rows that were left out.
-           Calibrated machines are a kind: those of `make predicted-here`.
            covered: the fraction within it when the factor is made from nine tenths of the rows for the rest, in turns
 
 Writes a row per run to --out, and to zerobench/hardware/validated.yaml scales and intervals, for `zerobench predict`.
@@ -24,29 +23,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 from scipy.optimize import minimize
 
 from zerobench.config.cell import CellConfig
 from zerobench.fake_execution import Target
+from zerobench.host.files import replace_text
 from zerobench.host.terminal import stdout_console
 from zerobench.results.grid import Grid
 from zerobench.sections import known
 from zerobench.sizes import show_count
 from zerobench.timing.hardware import Scales
-from zerobench.timing.interval import HERE, NOT_VALIDATED, interval, kind_of
+from zerobench.timing.interval import NOT_VALIDATED, interval, kind_of
 from zerobench.timing.prediction import Reduced, StepTime, reduced, step_time
 
-from .predicted_here import OUT as HERE_RESULTS
-from .predicted_here import HereRow, interval_of, measured_errors, write_validated
 from .published_runs.cells import plan_of
 from .published_runs.hardware import RunHardware, hardware_of
 from .published_runs.rows import SIMULATED, NotGivenError, PublishedRun
 from .published_runs.rows import read as read_runs
 from .schedules import Schedules
-from .store import read, write
+from .store import write
 
 RUNS = (Path("results/published_runs/training.csv"), Path("results/predicted_runs/nanotron.csv"))
 ERRORS = Path("results/predicted_runs/errors.csv")
@@ -230,7 +230,8 @@ def _predicted(run: PublishedRun, plan: PlannedRun | str, schedules: Schedules) 
         return PredictionRow(run.id, reason=plan)
     step, unknown = plan.step(schedules), schedules.of(plan.cell, plan.target).without_formula
     rate = plan.tokens / step.step_s
-    range_ = interval(plan.hardware.costs, plan.hardware.spans_nodes, unknown)
+    costs = plan.hardware.costs
+    range_ = interval(costs, kind_of(costs.device, plan.hardware.spans_nodes), unknown)
     reason = range_.words if range_.words.startswith(NOT_VALIDATED) else ""
     return PredictionRow(
         run.id, rate, rate / range_.high, rate / range_.low, reason, step.step_s, step.exposed_s, step.host_s,
@@ -348,8 +349,39 @@ def left_out(known: Sequence[Laid], rows: Sequence[ErrorRow]) -> dict[str, list[
         if row.device not in ROUGH:
             for kind in (row.kind, "all"):
                 kinds[kind].append(errors[row.one.run.id])
-    kinds[HERE] += [abs(math.log(1 + error)) for error in measured_errors(read(HERE_RESULTS, HereRow))]
     return kinds
+
+
+VALIDATED = Path("zerobench/hardware/validated.yaml")
+COVERED = 0.9
+"""Part of the errors that an interval holds."""
+
+VALIDATED_HEADER = "# Written by `make predicted-runs` and `make one-gpu`: validation/ says how.\n"
+
+
+def write_validated(found: dict[str, Any]) -> None:
+    """Writes scales, intervals or rates in place of those of the same name."""
+    found = yaml.safe_load(VALIDATED.read_text()) | found
+    replace_text(VALIDATED, VALIDATED_HEADER + yaml.safe_dump(found, sort_keys=False))
+
+
+def interval_of(errors: Sequence[float]) -> dict[str, float | int]:
+    """Returns the interval of a kind of run: factors on a step, and the fraction of rows that they cover in turns.
+    `errors`: |log| of predicted over measured.
+    """
+    wide = math.exp(float(np.quantile(errors, COVERED)))
+    shuffled = np.random.default_rng(0).permutation(np.array(errors))
+    inside = 0
+    for part in range(10):
+        held = shuffled[part::10]
+        rest = np.concatenate([shuffled[other::10] for other in range(10) if other != part])
+        inside += int((held <= np.quantile(rest, COVERED)).sum())
+    return {
+        "low": round(1 / wide, 3),
+        "high": round(wide, 3),
+        "runs": len(errors),
+        "covered": round(inside / len(errors), 3),
+    }
 
 
 HEADER = ["source", "runs", "median", "90th", "left out: median", "90th", "naive: median", "90th"]

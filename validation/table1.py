@@ -247,7 +247,7 @@ def row_of(place: TableCell, found: Execution) -> CellRow:
     return CellRow(
         place.size, place.ranks, place.strategy, place.variant, config.model_name, psi, text, round(whole),
         how_printed(text, whole / GB) if text else "", floor_bytes(strategy, schedule.shapes, groups, *trained),
-        found.states_bytes, predict_states(strategy, schedule, place.ranks, *trained, groups).states_bytes,
+        found.states_bytes, predict_states(strategy, schedule, groups, *trained).states_bytes,
         **parts, **expected, peak_bytes=found.peak_bytes,
         bucket_bytes=int(getattr(config.strategy, "bucket_bytes", 0) or 0),
         tile_bytes=trained[1].tile_bytes or 0, rank=found.rank, execution_s=round(found.seconds, 1),

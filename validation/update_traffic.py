@@ -50,7 +50,7 @@ def run(chosen: argparse.Namespace) -> int:
         for strategy, clip in product(STRATEGIES, ("no", "yes")):
             with counted() as updates:
                 words = [f"strategy={strategy}", f"model={name}", *COMMON, *["clip=1.0"] * (clip == "yes")]
-                cell = compose_cells(words)[0]
+                cell = compose_cells(words, target="cuda")[0]
                 shapes = execute(cell.config, target=CUDA, operators=True).known.schedule.shapes
             psi, last = sum(shape.numel for shape in shapes), updates[-1]
             touched, moved = (round(size / psi, 1) for size in (last.touched, last.moved))

@@ -39,7 +39,6 @@ VERBS = {
     "plot": "plot",
     "replay": "replay.command",
     "export": "export.command",
-    "columns": "columns",
     "budget": "budget",
     "noise": "noise",
     "calibrate": "calibrate",
@@ -60,8 +59,10 @@ REMOVED = {
     "bisect": "git bisect run zerobench budget check FILE",
     "history": "zerobench budget check --benchmark-json FILE",
     "sync": "rsync -a FROM/ TO/",
+    "columns": "docs/reference/columns.md",
+    "export --format wandb": "docs/how-to/exports.md",
 }
-"""Removed verb, or flag of a verb -> the command that replaces it; `make` works in a checkout of the project."""
+"""Removed verb, or flag of a verb -> the command or page that replaces it; both `make` and pages need a checkout."""
 
 QUIET = ("--quiet", "-q")
 
@@ -183,7 +184,8 @@ def _instead(arguments: list[str]) -> str:
     for name, command in REMOVED.items():
         verb, *flags = name.split()
         if arguments[:1] == [verb] and {flag.partition("=")[0] for flag in arguments} >= set(flags):
-            return f"{name}: removed; use `{command}`" + " in a checkout of the project" * command.startswith("make ")
+            in_checkout = " in a checkout of the project" if command.startswith(("make ", "docs/")) else ""
+            return f"{name}: removed; use `{command}`{in_checkout}"
     return ""
 
 

@@ -20,9 +20,8 @@ class Key:
     """A command line key, except for its name, type and default, which its field has.
 
     `meaning`: its line in the help. `limits`: the smallest and largest valid numbers. `words`: valid words, in addition
-    to null and, with limits, to numbers. `rule`: describes valid values, if `limits` and `words` do not. `deepspeed`,
-    `torch`, `transformers`: its names there, in Markdown. A key of DeepSpeed's JSON config without a dot is in
-    `zero_optimization` or at the top level; names for transformers are from TrainingArguments.
+    to null and, with limits, to numbers. `rule`: describes valid values, if `limits` and `words` do not. Names in other
+    systems are in docs/reference/other_systems.csv.
 
     In the identity of a cell (config/identity.py) a key that is `omitted` at its default leaves the identity as it was
     before the key existed. `volatile`: it does not change the measurement. `local`: it depends on the machine, and
@@ -37,9 +36,6 @@ class Key:
     omitted: bool = False
     volatile: bool = False
     local: bool = False
-    deepspeed: str = ""
-    torch: str = ""
-    transformers: str = ""
 
     def __call__(self, default: T) -> T:
         """Returns a schema field with this key and the given default."""

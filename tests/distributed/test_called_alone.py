@@ -44,7 +44,7 @@ class Model(nn.Module):
 
 
 class Plain:
-    """The same interface as an engine's, over whole parameters: each backward's gradients are averaged and added."""
+    """Trains whole parameters by an engine's interface: each backward's gradients are averaged and added."""
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.module, self._optimizer, self._synchronizes = module, optimizer, True

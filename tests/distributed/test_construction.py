@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tests.ranks import run_ranks
+from zerobench.models import MLP
 from zerobench.models.gpt import GPT
-from zerobench.models.mlp import MLP
 from zerobench.probes.ledger import Ledger
 from zerobench.zero import STAGES, initialize, labels
 

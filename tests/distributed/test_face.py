@@ -118,7 +118,7 @@ def test_it_is_not_copied() -> None:
         assert copy.deepcopy(engine.module)(torch.ones(1, 4)).shape == (1, 2)
 
 
-def test_states_of_a_plain_run_are_refused() -> None:
+def test_states_of_a_plain_run_and_of_other_ranks_are_refused() -> None:
     model = built()
     optimizer = optim.AdamW(model.parameters())
     model(torch.ones(3, 4)).sum().backward()
@@ -129,7 +129,10 @@ def test_states_of_a_plain_run_are_refused() -> None:
     with pytest.raises(ValueError, match="group 0 has 1 parameters and this optimizer's 4 segments"):
         engine.optimizer.load_state_dict(optim.AdamW(nn.Linear(1, 1, bias=False).parameters()).state_dict())
     train(engine)
-    engine.optimizer.load_state_dict(copy.deepcopy(engine.optimizer.state_dict()))
+    saved = copy.deepcopy(engine.optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"those of rank 0 of 2, and this is rank 0 of 1; .*every rank saves its own"):
+        engine.optimizer.load_state_dict(saved | {"part_of_rank": [0, 2]})
+    engine.optimizer.load_state_dict(saved)
     train(engine)
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import zerobench
 from tests import zoo
 from tests.cells import MODELS, sound
-from tests.distributed.test_unfreezing import adamw, assert_alike, step_plainly
+from tests.distributed.test_unfreezing import adamw, assert_alike
 from tests.distributed.training import take_steps
 from tests.distributed.variants import account, run_all
 from tests.ranks import run_ranks
@@ -20,6 +20,7 @@ from zerobench.config.schema import Measure
 from zerobench.predict.estimate import training_shapes
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.strategies import shape_of
+from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import predict_states
 from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.zero import STAGES, NvmeOffload, Offload, initialize
@@ -83,7 +84,7 @@ def adapters(rank: int, n: int, folder: str, thorough: bool) -> None:
 
     plain = build()
     reference = adamw(plain.parameters())
-    step_plainly(plain, reference, rank, n, range(3))
+    zoo.step_plainly(plain, reference, rank, n, range(3))
     for strategy, more in options if thorough else options[::2]:
         model = build(rank)  # the codes become rank 0's
         engine = initialize(model, adamw(model.parameters()), strategy, bucket_bytes=4096, **more)
@@ -131,11 +132,11 @@ def test_bytes_of_codes_are_those_of_the_theory(tmp_path: Path) -> None:
     ):
         schedule, shapes = records[0].schedule, training_shapes(config)
         strategy = shape_of(config.strategy.values())
-        states = predict_states(strategy, schedule, 2, *shapes)
+        states = predict_states(strategy, schedule, GroupShape(2), *shapes)
         memory = [m for record in records for m in record.memory if m.phase == "step"]
         for category, size in {"states": states.states_bytes, **states.highest}.items():
             assert max(m.max_bytes for m in memory if m.category == category) == size, (name, category)
-        volume = predict_traffic(strategy, schedule, 2, precision=shapes[1]).volume
+        volume = predict_traffic(strategy, schedule, GroupShape(2), shapes[1]).volume
         assert max(sum(t.volume_elements for t in r.traffic if not t.control) for r in records) == volume, name
         of_codes[name] = states.highest["parameters"]
     own = sum(parameter.nbytes for parameter in quantized().parameters())

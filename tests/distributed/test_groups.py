@@ -245,11 +245,11 @@ def moved(records: Any, value: str) -> float:
 def test_memory_and_traffic_are_those_of_the_theory(measured, name: str) -> None:
     config, records = config_of(name), measured[name]
     schedule, shapes, groups = records[0].schedule, training_shapes(config), config.groups
-    prediction = predict_states(strategy_shape(config.strategy.values()), schedule, N, *shapes, groups)
+    prediction = predict_states(strategy_shape(config.strategy.values()), schedule, groups, *shapes)
     memory = [m for record in records for m in record.memory if m.phase == "step" and m.tier == "device"]
     for category, size in (("states", prediction.states_bytes), *prediction.highest.items()):
         assert max(m.max_bytes for m in memory if m.category == category) == size, category
-    expected = predict_traffic(strategy_shape(config.strategy.values()), schedule, N, groups, shapes[1])
+    expected = predict_traffic(strategy_shape(config.strategy.values()), schedule, groups, shapes[1])
     assert moved(records, "volume_elements") == pytest.approx(expected.volume, rel=1e-12)
     if config.node_size is not None:
         assert moved(records, "within_bytes") == pytest.approx(expected.within, rel=1e-12)

@@ -104,7 +104,7 @@ def read_in_parts(rank: int, n: int) -> None:
                 read(weight)
         assert torch.zeros_like(weight).sum() == 0
         assert "nan" in repr(weight)
-        with pytest.raises(RuntimeError, match=r"state_dict: .* is in parts, one on each rank; use engine"):
+        with pytest.raises(RuntimeError, match=r"state_dict: .* is in parts, one on each rank; on every"):
             engine.module.state_dict()
         with pytest.raises(RuntimeError, match="it is read outside of the forward"):
             pickle.dumps(engine.module)

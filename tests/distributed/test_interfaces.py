@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from tests.distributed.test_wire_nodes import two_nodes_work
+from tests.distributed.wire_nodes import NAMESPACES
 from tests.listeners import Listener, listeners_of, watch_listeners
 from tests.ranks import free_port, run_ranks
-from validation.link import NAMESPACES
 from zerobench.cluster import interface
 from zerobench.cluster.store import JobStore, LostError
 

@@ -25,6 +25,7 @@ from zerobench.predict.build import build_model, connect_axis
 from zerobench.predict.estimate import tensor_axis_bytes, training_shapes
 from zerobench.records import DATA_AXIS, TENSOR_AXIS
 from zerobench.strategies import shape_of
+from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import predict_states
 from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.worker import RankRecord
@@ -82,11 +83,11 @@ def test_states_and_volume_are_those_of_the_theory(measured) -> None:
     """To the byte and the element: frozen units are gathered and never reduced, parts of a sequence gather nothing."""
     for key, (config, records) in measured.items():
         schedule, strategy = records[0].schedule, shape_of(config.strategy.values())
-        states = predict_states(strategy, schedule, 2, *training_shapes(config))
+        states = predict_states(strategy, schedule, GroupShape(2), *training_shapes(config))
         memory = [m for record in records for m in record.memory if m.phase == "step"]
         for category, size in {"states": states.states_bytes, **states.highest}.items():
             assert max(m.max_bytes for m in memory if m.category == category) == size, (key, category)
-        volume = predict_traffic(strategy, schedule, 2, precision=training_shapes(config)[1]).volume
+        volume = predict_traffic(strategy, schedule, GroupShape(2), training_shapes(config)[1]).volume
         assert max(sum(t.volume_elements for t in r.traffic if not t.control) for r in records) == volume, key
 
 
@@ -258,7 +259,7 @@ def test_bytes_of_both_axes_are_predicted(accounted) -> None:
             moved[place] = moved.get(place, 0) + traffic.wire_bytes / len(records) / config.measure.steps
         expected = {(TENSOR_AXIS, kind): size for kind, size in tensor_axis_bytes(config).items() if size}
         strategy, schedule = shape_of(config.strategy.values()), records[0].schedule
-        sent = predict_traffic(strategy, schedule, 2, config.groups, training_shapes(config)[1])
+        sent = predict_traffic(strategy, schedule, config.groups, training_shapes(config)[1])
         expected[DATA_AXIS, ""] = sent.within + sent.between
         moved = {place: size for place, size in moved.items() if place[1] not in ("down", "up")}
         assert moved == pytest.approx(expected), key
@@ -269,7 +270,7 @@ def test_bytes_of_both_axes_are_predicted(accounted) -> None:
 def test_states_are_those_of_a_part_of_the_model(accounted) -> None:
     for key, (config, records) in accounted.items():
         strategy, schedule = shape_of(config.strategy.values()), records[0].schedule
-        states = predict_states(strategy, schedule, 2, *training_shapes(config), config.groups)
+        states = predict_states(strategy, schedule, config.groups, *training_shapes(config))
         rows = [m for record in records for m in record.memory if (m.phase, m.tier) == ("step", "device")]
         assert max(m.max_bytes for m in rows if m.category == "states") == pytest.approx(
             states.states_bytes, rel=0.01

@@ -33,6 +33,7 @@ from zerobench.strategies import shape_of
 from zerobench.sweep.aggregate import join
 from zerobench.sweep.cell import _blank_row
 from zerobench.theory.closed_forms import floor_bytes
+from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import Prediction, predict_states
 from zerobench.worker import RankRecord
 from zerobench.zero import Offload, initialize
@@ -62,7 +63,9 @@ class Measured:
     def prediction(self) -> Prediction:
         config, schedule = self.config, self.records[0].schedule
         tiers = config.offload.theory_shape()
-        return predict_states(shape_of(config.strategy.values()), schedule, N, *training_shapes(config), tiers=tiers)
+        return predict_states(
+            shape_of(config.strategy.values()), schedule, GroupShape(N), *training_shapes(config), tiers
+        )
 
     @property
     def floor_bytes(self) -> int:

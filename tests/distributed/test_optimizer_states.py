@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn, optim
 
 from tests import zoo
@@ -34,21 +33,11 @@ def muon(model: nn.Module) -> optim.Optimizer:
     return MuonWithAdamW([{"params": matrices, "owned": True}, {"params": rest, "owned": False}])
 
 
-def step_plainly(model: nn.Module, optimizer: optim.Optimizer, rank: int, n: int, step: int) -> None:
-    """A step of torch alone, with gradients as DDP gives them."""
-    model(*zoo.tokens(rank, n, step)).backward()
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad.div_(n))
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def stepped(name: str, rank: int, n: int, steps: int) -> tuple[nn.Module, optim.Optimizer]:
     model = zoo.build("lists")
     optimizer = OPTIMIZERS[name](model)
     for step in range(steps):
-        step_plainly(model, optimizer, rank, n, step)
+        zoo.step_plainly(model, optimizer, rank, n, [step])
     return model, optimizer
 
 

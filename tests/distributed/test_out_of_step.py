@@ -246,6 +246,7 @@ FAULTS: list[tuple[Act, str, tuple[str, str]]] = [
     (evaluates_alone, "zero3", ("in forward()", "in backward()")),
     (micro_batch_more, "zero3", ("for gather", "in step 1")),
     (reads_parameters_alone, "zero3", ("in forward()", "in backward()")),
+    (reads_parameters_alone, "megatron", ("in full_parameters()", "in backward()")),
     (keeps_full_state_alone, "zero3", ("in forward()", "in backward()")),
     (does_not_reach_a_unit, "zero3", ("of blocks.", "of blocks.")),
     (skips_a_batch_that_raises, "zero3", ("for gather", "for gather")),
@@ -268,7 +269,7 @@ LEGAL: list[Case] = [
     *((act, "zero2", {}) for act in (
         tied_weight_read_elsewhere, evaluates_alone, micro_batch_more, does_not_reach_a_unit, skips_a_batch_that_raises,
         keeps_full_state_alone, is_slow)),
-    *((act, "megatron", {}) for act in (evaluates_alone, reads_parameters_alone, is_slow)),
+    *((act, "megatron", {}) for act in (evaluates_alone, is_slow)),
     *((act, "zero3", {}) for act in (tied_weight_read_elsewhere, keeps_its_state_alone, is_slow)),
 ]  # fmt: skip
 

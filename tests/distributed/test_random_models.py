@@ -183,7 +183,7 @@ def off(config: CellConfig, ranks: list[RankRecord]) -> Iterator[str]:
     """Yields the categories whose largest bytes on any rank are not those of the replay, nor formula and terms."""
     schedule, groups, tiers = ranks[0].schedule, config.groups, config.offload.theory_shape()
     strategy = shape_of(config.strategy.values())
-    found = predict_states(strategy, schedule, config.world_size, *training_shapes(config), groups, tiers)
+    found = predict_states(strategy, schedule, groups, *training_shapes(config), tiers)
     rows = [m for record in ranks for m in record.memory if (m.phase, m.tier) == ("step", "device")]
     idle = {i for i, shape in enumerate(schedule.shapes) if shape.trainable} - {*schedule.arrivals}
     share = IDLE_SHARE if idle and len(ranks) < config.world_size else 0

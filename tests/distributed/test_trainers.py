@@ -32,28 +32,42 @@ class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": tokens, "labels": tokens}
 
 
+def subclass(strategy: str) -> Any:
+    """The page's class, for a stage."""
+    page = (EXAMPLE.parents[1] / "docs/how-to/huggingface.md").read_text()
+    source = page.partition("```python\nclass ZeroTrainer")[2].partition("```")[0]
+    names: dict[str, Any] = {
+        "transformers": pytest.importorskip("transformers"),
+        "zerobench": zerobench,
+        "torch": torch,
+    }
+    exec("class ZeroTrainer" + source.replace('"zero2"', f'"{strategy}"'), names)
+    return names["ZeroTrainer"]
+
+
 def trained(strategy: str, folder: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights of a run, which must be those of a run that goes on from its checkpoint."""
     import transformers
 
-    class ZeroTrainer(transformers.Trainer):
-        def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
-            return zerobench.initialize(model, self.optimizer, strategy) if training and model is self.model else model
-
-        def _clip_grad_norm(self, model: Any) -> Any:
-            return model.clip_grad_norm_(self.args.max_grad_norm)
-
-    kind = transformers.Trainer if strategy == "ddp" else ZeroTrainer
+    folder = f"{folder}/{strategy}"
+    kind = transformers.Trainer if strategy == "ddp" else subclass(strategy)
     arguments = transformers.TrainingArguments(
-        folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=3, logging_steps=1,
-        save_strategy="no", report_to=[], use_cpu=True, learning_rate=1e-2, max_grad_norm=1e9, disable_tqdm=True,
-        ddp_backend="gloo", dataloader_pin_memory=False,
+        folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=4, logging_steps=1,
+        eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=2, report_to=[], use_cpu=True,
+        learning_rate=1e-2, max_grad_norm=1e9, disable_tqdm=True, ddp_backend="gloo", dataloader_pin_memory=False,
     )  # fmt: skip
-    model = tiny()
-    trainer = kind(model, arguments, train_dataset=Tokens())
-    trainer.train()
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    state = model.state_dict() if strategy == "ddp" else trainer.model_wrapped.full_state_dict()
-    return losses, {name: value.detach().clone() for name, value in state.items()}
+    found = []
+    for checkpoint in (None, f"{folder}/checkpoint-2"):
+        model = tiny()
+        trainer = kind(model, arguments, train_dataset=Tokens(), eval_dataset=Tokens())
+        trainer.train(resume_from_checkpoint=checkpoint)
+        losses = [row.get("loss", row.get("eval_loss")) for row in trainer.state.log_history[:-1]]
+        state = model.state_dict() if strategy == "ddp" else trainer.model_wrapped.full_state_dict()
+        found.append((losses, {name: value.detach().clone() for name, value in state.items()}))
+    (losses, state), (again, resumed) = found
+    assert losses == again, strategy
+    assert all(torch.equal(resumed[name], value) for name, value in state.items()), strategy
+    return losses, state
 
 
 def accelerated(strategy: str, rank: int) -> tuple[list[float], dict[str, torch.Tensor]]:

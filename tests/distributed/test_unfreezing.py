@@ -26,17 +26,6 @@ def adamw(parameters: Any) -> optim.Optimizer:
     return optim.AdamW(parameters, lr=1e-2, fused=True)
 
 
-def step_plainly(model: nn.Module, optimizer: optim.Optimizer, rank: int, n: int, steps: Iterable[int]) -> None:
-    """Steps of torch alone, with gradients as DDP gives them."""
-    for step in steps:
-        model(*zoo.tokens(rank, n, step)).backward()
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                dist.all_reduce(parameter.grad.div_(n))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def assert_alike(engine: Any, plain: nn.Module, *what: Any) -> None:
     found = engine.full_state_dict()
     assert [name for name, value in plain.state_dict().items() if not torch.equal(found[name], value)] == [], what
@@ -70,7 +59,7 @@ def unfrozen(rank: int, n: int, folder: str, thorough: bool) -> None:
         reference, expected = adamw(plain.parameters()), []
         for step in range(8):
             change(plain, name, step)
-            step_plainly(plain, reference, rank, n, (step,))
+            zoo.step_plainly(plain, reference, rank, n, (step,))
             expected.append(deepcopy(plain))
         for strategy, options in tiers:
             model = zoo.build(name)
@@ -118,7 +107,7 @@ def taken_over_frozen(rank: int, n: int) -> None:
         for _ in range(2):
             model = zoo.build("lists")
             optimizer = adamw(model.parameters())
-            step_plainly(model, optimizer, rank, n, (0, 1))
+            zoo.step_plainly(model, optimizer, rank, n, (0, 1))
             model.blocks[0].requires_grad_(False)
             runs.append((model, optimizer))
         (model, optimizer), (plain, reference) = runs
@@ -127,7 +116,7 @@ def taken_over_frozen(rank: int, n: int) -> None:
             model.blocks[0].requires_grad_(trains)
             plain.blocks[0].requires_grad_(trains)
             take_steps(engine, rank, n, (step,))
-            step_plainly(plain, reference, rank, n, (step,))
+            zoo.step_plainly(plain, reference, rank, n, (step,))
         assert_alike(engine, plain, strategy)
 
 
@@ -159,12 +148,12 @@ def late_groups(rank: int, n: int, thorough: bool) -> None:
             engine.step()
         engine.zero_grad()
         model.head.zero_grad()
-        step_plainly(plain, optimizers[1], rank, n, (0,))
+        zoo.step_plainly(plain, optimizers[1], rank, n, (0,))
         plain.head.requires_grad_(True).zero_grad()
         engine.optimizer.add_param_group({"params": model.head.parameters(), "lr": 3e-3})
         optimizers[1].add_param_group({"params": plain.head.parameters(), "lr": 3e-3})
         take_steps(engine, rank, n, (1, 2))
-        step_plainly(plain, optimizers[1], rank, n, (1, 2))
+        zoo.step_plainly(plain, optimizers[1], rank, n, (1, 2))
         assert_alike(engine, plain, strategy, was_frozen)
         with pytest.raises(ValueError, match="parameters of the model that no group holds"):
             engine.optimizer.add_param_group({"params": model.head.parameters()})
@@ -191,7 +180,7 @@ def ignored(rank: int, n: int, folder: str, thorough: bool) -> None:
             engine.step()
             by_hand.step()
             by_hand.zero_grad()
-        step_plainly(plain, reference, rank, n, range(3))
+        zoo.step_plainly(plain, reference, rank, n, range(3))
         assert_alike(engine, plain, strategy)
         assert engine.full_state_dict()["blocks.0.1.norm.codes"].tolist() == [rank] * 3
         engine.save(f"{folder}/ignored")

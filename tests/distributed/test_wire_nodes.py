@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from tests.distributed.wire_nodes import CASES, MEASURED, NODE_SIZE, NODES, cell_of
-from validation.link import NAMESPACES
+from tests.distributed.wire_nodes import CASES, MEASURED, NAMESPACES, NODE_SIZE, cell_of
 from zerobench.predict.build import build_model, shapes_of
 from zerobench.predict.estimate import training_shapes
 from zerobench.strategies import shape_of as strategy_shape
@@ -45,7 +44,7 @@ def predicted(case: str) -> tuple[Moved, int]:
     config = cell_of(case).config
     schedule = Schedule.sequential(shapes_of(build_model(config)))
     groups, shapes = config.groups, training_shapes(config)
-    moved = predict_traffic(strategy_shape(config.strategy.values()), schedule, NODES * NODE_SIZE, groups, shapes[1])
+    moved = predict_traffic(strategy_shape(config.strategy.values()), schedule, groups, shapes[1])
     return moved, sum(shape.numel for shape in schedule.shapes)
 
 

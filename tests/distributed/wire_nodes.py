@@ -19,6 +19,23 @@ from zerobench.worker import RankJob, run_rank
 
 NODES, NODE_SIZE = 2, 2
 
+NAMESPACES = """
+set -e
+ip link set lo up
+unshare -n sleep 1200 &
+other=$!
+trap 'kill $other' EXIT
+while [ $(readlink /proc/$other/ns/net) = $(readlink /proc/self/ns/net) ]; do sleep 0.05; done
+ip link add node0 type veth peer name node1 netns $other
+ip addr add 10.77.0.1/24 dev node0
+ip link set node0 up
+there="nsenter -t $other -n"
+$there ip link set lo up
+$there ip addr add 10.77.0.2/24 dev node1
+$there ip link set node1 up
+"""
+"""A shell's beginning, run in a namespace of its own: the first node is there, the second where `$there` leads."""
+
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "qwz": {"zeropp": schema_memory.Qwz()},

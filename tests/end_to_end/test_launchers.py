@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from zerobench.judging.comparison import EXACT
-from zerobench.results.board import read_board
 from zerobench.results.leftovers import JOBS
 from zerobench.results.tables import load
 from zerobench.sweep import jobs
@@ -79,7 +78,6 @@ def test_a_launchers_rows_are_those_of_this_machine_and_are_reused(tmp_path: Pat
 
 @pytest.mark.parametrize("launcher", ["submitit_local", "joblib"])
 def test_a_killed_job_is_a_row(tmp_path: Path, launcher: str) -> None:
-    """The process is killed that the job's board names, once it is up."""
     words = ["-m", *SMALL, "strategy=zero1", "world_size=2", "measure.steps=100000", f"hydra/launcher={launcher}"]
     process = start([*words, "results_dir=results"], tmp_path)
     killed: list[int] = []
@@ -96,12 +94,15 @@ def test_a_killed_job_is_a_row(tmp_path: Path, launcher: str) -> None:
 
 
 def kill_jobs(results: Path, parent: int) -> list[int]:
-    """Kills the commands of jobs that have a launch running, and returns them."""
-    boards = [board for path in results.glob(".sweep-*/") if (board := read_board(path)) is not None]
-    found = [one.pid for one in boards if one.pid != parent and one.launches[0].state == "running"]
-    for pid in found:
+    """Kills the commands of jobs once a pass of theirs is running, and returns them."""
+    if not any(results.glob(".partial-zero1-*/logs/*")):
+        return []
+    children = psutil.Process(parent).children(recursive=True)
+    commands = {child.pid: child.ppid() for child in children if "hydra.mode=RUN" in child.cmdline()}
+    jobs = [pid for pid, above in commands.items() if above not in commands]
+    for pid in jobs:
         os.kill(pid, signal.SIGKILL)
-    return found
+    return jobs
 
 
 def test_a_launcher_of_others_works_unchanged_and_its_failures_are_rows(tmp_path: Path) -> None:

@@ -71,7 +71,6 @@ def test_what_has_no_rates_has_no_prediction(word: str, capsys: pytest.CaptureFi
     [
         (["--cluster", "h100"], "cluster h100 is not described"),
         ([], "--cluster: name one of"),
-        (["--cluster", "h100-3200", "--calibration", "x"], "--cluster, --calibration: each names the hardware"),
         (["--cluster", "h100-3200", "--node-gbit-s", "0"], "--node-gbit-s 0: must be above 0"),
     ],
 )
@@ -115,13 +114,6 @@ def test_a_wrong_question_for_the_fastest_is_one_error_message(
     told = capsys.readouterr().err
     assert said in told
     assert len(told.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize("word", ["shard_group=2", "node_size=2"])
-def test_groups_that_a_calibration_does_not_have_are_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--calibration", "results/calibration/cpu/N=4", "strategy=zero3", "model=gpt_tiny", word]
-    assert predict([*words, "--format", "csv"]) == 1
-    assert f"{word}: the calibration is of collectives of all 4 ranks" in capsys.readouterr().out
 
 
 def test_transfers_are_measured_fitted_and_drawn(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import zerobench.gate.ranks
 import zerobench.gate.verdict  # noqa: F401
 from tests.end_to_end.command import ROOT
 from zerobench.gate.limits import Sizes, parse_hand
-from zerobench.gate.watches import largest_unit_bytes
+from zerobench.gate.verdict import largest_unit_bytes
 
 pytest_plugins = ["pytester"]
 

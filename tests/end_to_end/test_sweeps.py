@@ -50,7 +50,7 @@ def measured(where: Path) -> pd.DataFrame:
     assert list(where.glob(".*")) == [], "nothing half done is left"
     kept = [c for c in runs if c.endswith(("_bytes", "_psi")) or c.startswith("loss_")]
     cells = runs[runs.status == "ok"].set_index("cell_id").sort_index()[kept]
-    cells = cells.drop(columns=["resident_bytes", "loopback_bytes", "heap_bytes"])
+    cells = cells.drop(columns=["resident_bytes", "loopback_bytes"])
     return cells.dropna(axis="columns", how="all")
 
 

@@ -1,4 +1,4 @@
-"""Runs as anybody may have written or damaged them: each is left out with a sentence by every verb, no other is."""
+"""Damaged runs: each is left out with an error message by every verb, no other is."""
 
 import json
 import warnings
@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import zerobench
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
 from zerobench.results.tables import collect, load
-
-LARGE = 10**30
 
 
 def set_row(**changes: Any) -> Callable[[Path], None]:
@@ -39,13 +35,6 @@ def write(name: str, content: bytes) -> Callable[[Path], None]:
     return lambda run: (run / name).write_bytes(content) and None
 
 
-def set_table(name: str, change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
-    def apply(run: Path) -> None:
-        pq.write_table(change(pq.read_table(run / name)), run / name)
-
-    return apply
-
-
 def flip(run: Path) -> None:
     path = run / "memory.parquet"
     content = bytearray(path.read_bytes())
@@ -53,45 +42,28 @@ def flip(run: Path) -> None:
     path.write_bytes(content)
 
 
-def texts(table: pa.Table) -> pa.Table:
-    place = table.schema.names.index("rank")
-    return table.set_column(place, "rank", pa.array(["first"] * len(table)))
+def lose(*columns: str) -> Callable[[Path], None]:
+    def change(run: Path) -> None:
+        row = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({name: row[name] for name in row if name not in columns}))
+
+    return change
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
-    "text for bytes": set_row(peak_bytes="many"),
-    "a list for bytes": set_row(peak_bytes=[1]),
-    "a number for text": set_row(strategy=3),
-    "true for a number": set_row(world_size=True),
-    "half a launch": set_row(repeat=0.5),
-    "more than 64 bits": set_row(peak_bytes=LARGE),
-    "a lone surrogate": set_row(reason="\ud800"),
-    "no status": set_row(status=None),
-    "no date": set_row(started="yesterday"),
-    "a date without a zone": set_row(started="2026-01-01T00:00:00"),
-    "a version in words": set_row(schema_version="x"),
+    "no peak": lose("peak_bytes"),
     "a version to come": set_row(schema_version=10**9),
-    "no version": set_row(schema_version=None),
     "config no json": set_row(config="{"),
-    "config empty": set_row(config="{}"),
     "config a list": set_row(config="[]"),
     "config deep": set_row(config="[" * 5000),
-    "config without a name": set_config(strategy={}),
-    "config with another part": set_config(model=3),
-    "config with another count": set_config(batch="8"),
-    "config with another choice": set_config(offload=3),
-    "config without steps": set_config(measure=None),
     "config of a version to come": set_config(schema_version=10**9),
-    "config of a version in words": set_config(schema_version="x"),
+    "row cut": lambda run: (run / "run.json").write_bytes((run / "run.json").read_bytes()[:-9]) and None,
     "row deep": write("run.json", b"[" * 5000),
     "row of another code": write("run.json", b"\xff\xfe{"),
     "row empty": write("run.json", b""),
-    "row with a number without end": write("run.json", b'{"peak_bytes": ' + b"9" * 6000 + b"}"),
     "table flipped": flip,
     "table cut": lambda run: (run / "steps.parquet").write_bytes((run / "steps.parquet").read_bytes()[:-9]) and None,
     "table empty": write("traffic.parquet", b""),
-    "table of its own id": set_table("memory.parquet", lambda t: t.append_column("run_id", pa.array(["x"] * len(t)))),
-    "table of texts": set_table("memory.parquet", texts),
 }
 
 OF_ROWS = [name for name in DAMAGES if not name.startswith("table")]
@@ -112,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy.mkdir()
     (copy / "run.json").write_bytes((next(home.glob("zero2-*-1-x*")) / "run.json").read_bytes())
     (home / "searches").mkdir()
-    for number, content in enumerate((b"[" * 5000, b"\xff", b'{"schema_version": "x"}', b'{"run_ids": 3}')):
+    for number, content in enumerate((b"[" * 5000, b"\xff", b'{"schema_version": 1000000000}', b'{"run_ids": 3}')):
         (home / "searches" / f"{number}.json").write_bytes(content)
     return home
 
@@ -182,17 +154,11 @@ def test_bad_runs_in_a_collection_do_not_spoil_it(tmp_path: Path, capsys) -> Non
     for strategy in ("zero1", "zero2", "zero3"):
         make(tmp_path / "runs", strategy)
     whole = load(tmp_path / "runs")
-    whole.runs.loc[0, "config"] = "{}"
-    whole.runs.loc[1, "started"] = "yesterday"
+    whole.runs.loc[0, "config"] = "{"
+    whole.runs.loc[1, "config"] = json.dumps(json.loads(whole.runs["config"][1]) | {"schema_version": 10**9})
     collect(whole, tmp_path / "both/good")
     collect(whole, tmp_path / "both/bad")
     (tmp_path / "both/bad/memory.parquet").write_bytes(b"PAR1")
-    collect(whole, tmp_path / "both/text")
-    runs = pq.read_table(tmp_path / "both/text/runs.parquet")
-    place = runs.schema.names.index("peak_bytes")
-    pq.write_table(
-        runs.set_column(place, "peak_bytes", pa.array(["many"] * len(runs))), tmp_path / "both/text/runs.parquet"
-    )
     with pytest.warns(UserWarning, match="left out"):
         assert zerobench.load(tmp_path / "both").runs.strategy.tolist() == ["zero3"]
     assert cli.run(["status", str(tmp_path / "both")]) == 0

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -364,7 +363,6 @@ FAULTS = [
     Fault("1 MiB of states mislabeled", "zero2", keeping(mislabeled, 1), ("a third momentum",)),
     Fault("an all-reduce by the raw backend", "zero2", sending(lambda: torch.zeros(MIB // 4), by_backend),
           ("all_reduce",)),
-    Fault("8 MiB kept in numpy", "zero2", keeping(lambda: np.ones(8 * MIB, dtype=np.uint8), 1), ("not torch's",)),
     Fault("a tensor of 4 MiB made in a thread", "zero2", keeping(made_in_thread, 1), ("thread stray",)),
     Fault("an all-reduce of 1 MiB in a thread", "zero2",
           lambda: after_step(lambda _: in_thread(lambda: dist.all_reduce(torch.zeros(MIB // 4)))), ("all_reduce",)),

@@ -31,7 +31,7 @@ from zerobench.zero.parameters.unseen import UnseenWrites
 
 def executed(target: Target, strategy: str, world_size: int = 4, **more: Any) -> Execution:
     """One cell, executed; it must go well."""
-    found = execute(cell(strategy, world_size, **more).config, target=target)
+    found = execute(cell(strategy, world_size, target=target.kind, **more).config, target=target)
     assert not found.problem
     return found
 
@@ -88,7 +88,7 @@ def test_states_on_a_gpu_are_those_that_theory_predicts_for_one(
     strategy: str, ranks: int, more: dict[str, Any]
 ) -> None:
     """To the byte: no receive slots, and gradients that stay until their copy to host memory has read them."""
-    config = cell(strategy, ranks, **more).config
+    config = cell(strategy, ranks, target="cuda", **more).config
     found = execute(config, target=CUDA)
     assert not found.problem
     assert found.states_bytes == estimate(replace(config, device="cuda")).states_bytes
@@ -99,7 +99,7 @@ def test_states_on_a_gpu_are_those_that_theory_predicts_for_one(
 def test_whole_gradients_that_fsdp2_accumulates_in_fp32_are_gradients(ranks: int) -> None:
     """4ψ at any N, and in bf16 the gradients of one block and those of the root, which come before the blocks'."""
     more = {"precision": schema_training.Bf16(wire_dtype="fp32"), "strategy": {"accumulate": "last"}}
-    found = execute(cell("fsdp2", ranks, model="untied", accumulation=3, **more).config, target=CUDA)
+    found = execute(cell("fsdp2", ranks, "untied", target="cuda", accumulation=3, **more).config, target=CUDA)
     psi, block, head_and_norm = 111_024, 28_272, 12_384
     assert most(found, "gradients") == 4 * psi + 2 * (block + head_and_norm)
 
@@ -241,7 +241,7 @@ def test_a_kernel_refuses_what_cuda_refuses(
 
 
 def test_a_refusal_is_the_sentence_of_an_execution() -> None:
-    config = cell("zero3", 4).config
+    config = cell("zero3", 4, target="cuda").config
     assert execute(config, target=Target("cuda", "flash")).problem.startswith("attention=flash: this kernel takes fp16")
 
 

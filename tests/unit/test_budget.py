@@ -353,11 +353,17 @@ def test_sizes() -> None:
 
 
 def test_messages_have_tolerances_as_the_file_and_a_meaning_without_a_line() -> None:
-    limits = {"allocator_peak_bytes": Limit(100 * MIB, "", 0.005), "heap_bytes": Limit(0.0)}
-    values = {"allocator_peak_bytes": 110 * MIB, "heap_bytes": 4 * MIB}
-    peak, heap = judge_cell("c", limits, row(**values))
+    limits = {"allocator_peak_bytes": Limit(100 * MIB, "", 0.005), "outside_ledger_bytes": Limit(0.0)}
+    values = {"allocator_peak_bytes": 110 * MIB, "outside_ledger_bytes": 4 * MIB}
+    peak, outside = judge_cell("c", limits, row(**values))
     assert "above its budget of 104,857,600 B (100.0 MiB) ± 0.5 %" in peak.sentence
-    assert heap.sentence.endswith("above its budget of 0 B; " + NOT_TENSORS["heap_bytes"])
+    assert outside.sentence.endswith("above its budget of 0 B; " + NOT_TENSORS["outside_ledger_bytes"])
+
+
+def test_limit_of_removed_metric_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "b.yaml"
+    path.write_text("environments: {any: {cells: {c: {limits: {peak_bytes: 7, heap_bytes: 9}}}}}")
+    assert read_budget(path).environments["any"].cells["c"].limits == {"peak_bytes": Limit(7.0)}
 
 
 def test_file_names_results_folder_below_working_directory(tmp_path: Path) -> None:

@@ -132,8 +132,13 @@ def test_modules_that_moved_alike_are_one_line() -> None:
     before = table(*(line(31, MIB, f"blocks.{n}") for n in range(6)))
     after = table(*(line(32, MIB * (3 if n < 4 else 1), f"blocks.{n}") for n in range(6)))
     (moved,) = moved_lines(before, after)
-    assert moved.words == "model.py:32 in Block.forward: +8.0 MiB (blocks.0–3)"
-    assert (moved.before, moved.after, moved.place.file, moved.place.line) == (4 * MIB, 12 * MIB, "model.py", 32)
+    assert moved.sentence == "model.py:32 in Block.forward: +8.0 MiB (blocks.0–3)"
+    assert (moved.before, moved.after, moved.code_line.file, moved.code_line.line) == (
+        4 * MIB,
+        12 * MIB,
+        "model.py",
+        32,
+    )
 
 
 def test_of_parameters_those_that_grew_are_named() -> None:
@@ -154,15 +159,15 @@ def test_of_parameters_those_that_grew_are_named() -> None:
     assert len(plain({"peak": before})["peak"]) == 6, "blocks are folded"
     for was in (before, short):
         (moved,) = moved_lines(was, after)
-        assert moved.words == "no line of Python: +192.8 KiB (blocks.0–2.down.weight and blocks.0–2.up.weight)"
+        assert moved.sentence == "no line of Python: +192.8 KiB (blocks.0–2.down.weight and blocks.0–2.up.weight)"
 
 
 def test_a_line_outside_of_a_short_table_is_named_as_its_rest() -> None:
     before = table(line(1, 9 * MIB, "a"), rest=5 * MIB, rest_most=3 * MIB)
     after = table(line(1, 9 * MIB, "a"), line(2, 2 * MIB, "b", function="f"), line(3, MIB * 4, "c", function="g"))
     new, rest = moved_lines(before, after)
-    assert new.words == "model.py:3 in g: +4.0 MiB (c)"
-    assert rest.words == f"{REST}: −3.0 MiB (the largest: model.py:2 in f)"
+    assert new.sentence == "model.py:3 in g: +4.0 MiB (c)"
+    assert rest.sentence == f"{REST}: −3.0 MiB (the largest: model.py:2 in f)"
 
 
 def test_the_fullest_rank_and_launch_count() -> None:
@@ -202,13 +207,13 @@ def test_sentences_name_the_line_through_the_file(tmp_path: Path) -> None:
         "; activations moved most: 12,582,912 B (12.0 MiB) before, 25,165,824 B (24.0 MiB) now"
         "; model.py:31 in Block.forward: +12.0 MiB (blocks.3, logits)"
     )
-    assert [(place.file, place.line) for place in found["peak_bytes"].places] == [("model.py", 31)]
+    assert [(line.file, line.line) for line in found["peak_bytes"].code_lines] == [("model.py", 31)]
     assert found["growth_bytes"].sentence.endswith(
         "; inputs moved most; model.py:40 in Block.forward: +64 B (blocks.3)"
     )
     assert len(found) == 3
     for one in judge_cell("old", limits, {**row, "lines": after}, read["old"].lines):
-        assert one.places == ()
+        assert one.code_lines == ()
         assert "model.py" not in one.sentence
 
 
@@ -221,7 +226,7 @@ def test_a_ceiling_names_what_grew_since_or_what_is_largest() -> None:
         "; model.py:30 in Block.forward: 20.0 MiB (blocks.3); model.py:31 in Block.forward: 4.0 MiB (blocks.3)"
     )
     (found,) = judge_cell("c", limits, row, {"peak": table(line(30, 20 * MIB))})
-    assert [(place.line, place.sentence[-22:]) for place in found.places] == [(31, "ward: +4.0 MiB (blocks.3)"[-22:])]
+    assert [(line.line, line.sentence[-22:]) for line in found.code_lines] == [(31, "ward: +4.0 MiB (blocks.3)"[-22:])]
 
 
 @pytest.mark.slow

@@ -9,34 +9,28 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import yaml
 
 from tests.unit.test_budget_of_a_loop import HERE, KEPT, loops, recorded
-from tests.unit.test_documents import FENCE, ROOT
-from zerobench.judging.github import LEVELS, MOST, commands_of, is_github, repository_root
+from tests.unit.test_documents import ROOT
 from zerobench.judging.judge import Finding, Limit
-from zerobench.judging.lines import Place
-from zerobench.judging.recording import LimitChange
+from zerobench.judging.lines import CodeLine
 from zerobench.judging.reports import (
     CUT,
     MARKER,
+    MOST_ANNOTATIONS,
     MOST_OF_COMMENT,
-    changes_body,
     check_body,
-    escaped,
+    commands_of,
     fitted,
+    is_github,
     print_findings,
-    verdict,
+    repository_root,
     write_benchmark,
     write_comment,
-    write_junit,
 )
-
-EVIL = "zero2\r\n::error file=a.py::x\n| a | ``` `b` <img src=x> @team [l](http://e.org) #1 <!-- --> __c__ 100% a,b:c"
-"""A cell's name that would be a command, a table's row, code, HTML, a mention, a link and a reference."""
 
 fixtures = loops, recorded
 
@@ -44,8 +38,8 @@ fixtures = loops, recorded
 def finding(
     kind: str = "regression", cell: str = "c", metric: str = "peak_bytes", file: str = "", line: int = 0
 ) -> Finding:
-    places = (Place(file, line, f"{file}:{line} in f: +1 B"),) if file else ()
-    return Finding(kind, cell, metric, f"{cell}: {metric} moved", places)
+    code_lines = (CodeLine(file, line, f"{file}:{line} in f: +1 B"),) if file else ()
+    return Finding(kind, cell, metric, f"{cell}: {metric} moved", code_lines)
 
 
 def parse(command: str) -> tuple[str, dict[str, str], str]:
@@ -71,7 +65,7 @@ def test_each_kind_has_its_level_and_lines_inside_the_repository_alone(tmp_path:
         finding("improvement", file="gone.py", line=3),
         finding("unjudged", file="../link.py", line=1),
         finding(metric="states_bytes", file="a\0b.py", line=1),
-        finding(metric="heap_bytes", file=".", line=1),
+        finding(metric="resident_bytes", file=".", line=1),
     ]
     parsed = [parse(one) for one in commands_of(findings, tmp_path / "repo")]
     assert [(level, pairs.get("file"), pairs.get("line")) for level, pairs, _ in parsed] == [
@@ -82,47 +76,6 @@ def test_each_kind_has_its_level_and_lines_inside_the_repository_alone(tmp_path:
     assert all("file" not in parse(one)[1] for one in commands_of(findings, None))
 
 
-def test_a_loop_of_another_folder_is_found_by_the_one_file_of_that_name(tmp_path: Path, monkeypatch) -> None:
-    names = ("examples/a/train.py", "examples/b/model.py", "other/model.py", "untracked/net.py")
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
-    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
-    subprocess.run(["git", "add", *names[:3]], cwd=tmp_path, check=True)
-    monkeypatch.chdir(tmp_path)
-    found = [
-        parse(commands_of([finding(file=file, line=1)], tmp_path)[0])[1].get("file")
-        for file in ("train.py", "a/train.py", "model.py", "b/model.py", "net.py", "rain.py")
-    ]
-    assert found == ["examples/a/train.py", "examples/a/train.py", None, "examples/b/model.py", None, None]
-
-
-def test_a_hostile_name_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
-    (command,) = commands_of([finding(cell=EVIL)], None)
-    level, pairs, message = parse(command)
-    assert (level, pairs) == ("error", {"title": f"peak_bytes of {EVIL}"})
-    assert message == f"{EVIL}: peak_bytes moved"
-    print_findings([finding(cell=EVIL)])
-    assert not [line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("::")]
-
-
-def test_a_hostile_name_is_no_markdown(tmp_path: Path) -> None:
-    broken = replace(finding(cell=EVIL, file=EVIL, line=1), limit=Limit(1.0), value=2.0)
-    plain = "\n".join(check_body([broken]))
-    changed = "\n".join(changes_body(EVIL, [LimitChange(EVIL, "peak_bytes", 1, 2, "", EVIL)]))
-    write_junit(tmp_path / "j.xml", [finding(kind, cell=f"{EVIL}\x1b{kind}") for kind in LEVELS])
-    assert len(ElementTree.parse(tmp_path / "j.xml").getroot()) == len(LEVELS)
-    for text in (plain, changed):
-        assert "<img" not in text
-        assert "<!--" not in text
-        assert not re.search(r"^::", text, re.MULTILINE)
-        tables = [line for line in text.splitlines() if line.startswith("|")]
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in tables}) == 1, "no cell more than the header has"
-        for part in ("@", "`b`", "[l]", "://", " #1", "__c__"):
-            assert not re.search(r"(?<!\\)" + re.escape(part), text.replace("\\`b\\`", "").replace("\\[l\\]", ""))
-    assert escaped("Block.__init__ of peak_bytes") == "Block.\\_\\_init\\_\\_ of peak_bytes"
-
-
 def test_limits_broken_by_one_cause_are_one_message(capsys: pytest.CaptureFixture[str]) -> None:
     def broken(metric: str, by: float, line: int = 0, cell: str = "c") -> Finding:
         return replace(
@@ -131,7 +84,7 @@ def test_limits_broken_by_one_cause_are_one_message(capsys: pytest.CaptureFixtur
 
     findings = [
         broken("peak_bytes", 4, 7), broken("growth_bytes", 8, 7), broken("max_activations_bytes", 4, 7),
-        broken("backward_peak_bytes", 4), broken("max_optimizer_bytes", 2, 9), broken("heap_bytes", 3),
+        broken("backward_peak_bytes", 4), broken("max_optimizer_bytes", 2, 9), broken("resident_bytes", 3),
         broken("volume_psi", 1), broken("volume_all_gather_psi", 1), broken("wire_bytes", 5),
         broken("peak_bytes", 4, 7, "d"),
     ]  # fmt: skip
@@ -143,7 +96,7 @@ def test_limits_broken_by_one_cause_are_one_message(capsys: pytest.CaptureFixtur
         "regression: c: volume_psi moved",
         "  the same cause: volume_all_gather_psi +1 ψ, wire_bytes +5 B",
         "regression: c: max_optimizer_bytes moved",
-        "regression: c: heap_bytes moved",
+        "regression: c: resident_bytes moved",
         "regression: d: peak_bytes moved",
         "0 of 10 limits hold",
     ]
@@ -157,7 +110,7 @@ def test_findings_of_a_line_are_one_annotation_and_a_level_has_ten(monkeypatch) 
     assert message == "c: peak_bytes moved\nc: states_bytes moved"
     many = [finding(cell=f"c{n}") for n in range(30)] + [finding(cell="last", file="pyproject.toml", line=1)]
     parsed = [parse(one) for one in commands_of(many, ROOT)]
-    assert len(parsed) == MOST
+    assert len(parsed) == MOST_ANNOTATIONS
     assert parsed[0][1]["file"] == "pyproject.toml", "those with a line are shown first"
     assert parsed[-1][1]["title"] == "22 more findings"
     assert all(any(f"{one.cell}: " in message for _, _, message in parsed) for one in many)
@@ -176,20 +129,14 @@ def test_the_checkout_is_the_workflows_or_the_nearest(tmp_path: Path, monkeypatc
 
 
 def test_a_comment_fits_and_closes_its_folds(tmp_path: Path) -> None:
-    places = tuple(Place("a.py", n, "x" * 90) for n in range(20))
-    findings = [Finding("regression", f"c{n}", "peak_bytes", "s" * 500, places) for n in range(100)]
+    code_lines = tuple(CodeLine("a.py", n, "x" * 90) for n in range(20))
+    findings = [Finding("regression", f"c{n}", "peak_bytes", "s" * 500, code_lines) for n in range(100)]
     write_comment(tmp_path / "c.md", MARKER, check_body(findings))
     text = (tmp_path / "c.md").read_text()
     assert len(text) <= MOST_OF_COMMENT
     assert text.endswith(CUT)
     assert text.count("<details>") == text.count("</details>")
     assert fitted(["a", "b"], 100) == "a\nb\n"
-
-
-def test_the_verdict_is_in_words() -> None:
-    kinds = ["improvement", "regression", "unjudged", "missing", "regression"]
-    assert verdict([finding(kind) for kind in kinds]) == "2 worse, 1 missing, 1 not measured, 1 better"
-    assert verdict([]) == "nothing was judged"
 
 
 def test_charts_have_what_smaller_is_better_for(tmp_path: Path) -> None:
@@ -210,8 +157,6 @@ def test_charts_have_what_smaller_is_better_for(tmp_path: Path) -> None:
 
 FOLDER = ROOT / "examples/ci"
 GATE, CALLER, TREND = (FOLDER / f"{name}.yml" for name in ("memory-gate", "pull-request", "trend"))
-PAGE = ROOT / "docs/how-to/ci-gate.md"
-PINNED = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -221,59 +166,6 @@ def read(path: Path) -> dict[str, Any]:
 
 def steps(job: dict[str, Any]) -> list[dict[str, Any]]:
     return list(job.get("steps", []))
-
-
-def test_permissions_are_the_least() -> None:
-    gate = read(GATE)
-    assert gate["permissions"] == read(CALLER)["permissions"] == {}
-    assert {name: job["permissions"] for name, job in gate["jobs"].items()} == {
-        "check": {"contents": "read"}, "comment": {"pull-requests": "write"},
-    }  # fmt: skip
-    (caller,) = read(CALLER)["jobs"].values()
-    assert caller["permissions"] == {"contents": "read", "pull-requests": "write"}
-    assert set(read(CALLER)["on"]) == {"pull_request", "push"}, "pull_request_target would give strangers a token"
-    assert not any("run" in step for step in steps(gate["jobs"]["comment"])), "what may write runs no code of others"
-    (checkout,) = [step for step in steps(gate["jobs"]["check"]) if "checkout" in step.get("uses", "")]
-    assert checkout["with"]["persist-credentials"] is False
-    assert "head.repo.full_name == github.repository" in gate["jobs"]["comment"]["if"]
-
-
-def test_actions_are_pinned_and_scripts_take_no_expression() -> None:
-    for job in [*read(GATE)["jobs"].values(), *read(TREND)["jobs"].values()]:
-        assert job["timeout-minutes"]
-        for step in steps(job):
-            if "uses" in step:
-                assert PINNED.fullmatch(step["uses"]), step
-            assert "${{" not in step.get("run", "") + step.get("with", {}).get("script", ""), step
-    for line in (GATE.read_text() + TREND.read_text()).splitlines():
-        assert "uses:" not in line or re.search(r"# v\d+\.\d+\.\d+$", line), "the version beside its hash"
-
-
-def test_the_job_that_pushes_the_trend_runs_no_code_of_the_project() -> None:
-    """And the tool reads the file that the check writes, in the form that write_benchmark has."""
-    trend = read(TREND)
-    assert trend["permissions"] == {}
-    assert {name: job["permissions"] for name, job in trend["jobs"].items()} == {
-        "measure": {"contents": "read"}, "chart": {"contents": "write"},
-    }  # fmt: skip
-    assert not any("run" in step for step in steps(trend["jobs"]["chart"]))
-    tool = steps(trend["jobs"]["chart"])[-1]["with"]
-    assert tool["tool"] == "customSmallerIsBetter"
-    (figures,) = [step["run"] for step in steps(trend["jobs"]["measure"]) if step.get("name") == "Figures"]
-    assert f"--benchmark-json {tool['output-file-path']}" in figures
-
-
-def test_the_caller_gives_inputs_that_the_gate_has() -> None:
-    inputs = read(GATE)["on"]["workflow_call"]["inputs"]
-    assert all("default" in one and "type" in one for one in inputs.values())
-    (caller,) = read(CALLER)["jobs"].values()
-    assert caller["uses"] == f"./.github/workflows/{GATE.name}"
-    assert set(caller["with"]) <= set(inputs)
-    used = set(re.findall(r"inputs\.([\w-]+)", GATE.read_text()))
-    assert used == set(inputs)
-    block = next(block for language, block in FENCE.findall(PAGE.read_text()) if "memory-gate.yml" in block)
-    (shown,) = yaml.safe_load(block)["jobs"].values()
-    assert shown == caller, "the page shows the example"
 
 
 def test_the_marker_of_the_script_is_that_of_the_comment() -> None:

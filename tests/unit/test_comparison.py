@@ -11,10 +11,21 @@ from scipy import stats
 from tests.cells import cell
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
-from zerobench.judging import noise_floor
 from zerobench.judging.comparison import Compared, Comparison, compare_runs
-from zerobench.judging.noise_floor import NoiseFloor, environment_of, floor_from, floor_of
-from zerobench.judging.paired import detectable, effect_of, interleaved, pair_up, pairs_needed
+from zerobench.judging.paired import (
+    NoiseFloor,
+    detectable,
+    effect_of,
+    environment_of,
+    floor_from,
+    floor_of,
+    interleaved,
+    lookup,
+    pair_up,
+    pairs_needed,
+    read_floors,
+    write_floor,
+)
 from zerobench.records import CATEGORIES, COLLECTIVES, RunRow
 from zerobench.results.frames import frame_of
 from zerobench.sweep.cell import _blank_row
@@ -281,9 +292,9 @@ def test_the_floor_covers_ratios_of_identical_code_in_95_of_100_cases() -> None:
 def test_a_recorded_floor_raises_the_threshold_where_it_holds(tmp_path: Path) -> None:
     one = cell("ddp", 2)
     floor = floor_from(launches(one, [0.1, 0.12, 0.09, 0.11], 0), one.config)
-    path = noise_floor.write(tmp_path, floor)
+    path = write_floor(tmp_path, floor)
     assert path.name == "cpu.yaml"
-    assert noise_floor.read(tmp_path) == [floor]
+    assert read_floors(tmp_path) == [floor]
     slower = [time * 1.08 for time in A]
     a, b = in_turns(one, A, slower)
     assert verdict(a, b) == "slower"
@@ -302,8 +313,8 @@ def test_a_new_record_replaces_that_of_its_environment_alone(tmp_path: Path) -> 
     old, new = (floor_from(launches(one, times, 0), one.config) for times in ([1, 1.1, 1.2], [1, 1.01, 1.02]))
     other = floor_from([row | {"cores": 99} for row in launches(one, [1, 2, 3], 0)], one.config)
     for floor in (old, other, new):
-        noise_floor.write(tmp_path, floor)
-    assert noise_floor.read(tmp_path) == [other, new]
-    assert noise_floor.lookup([other, new], environment_of(launches(one, [1], 0)[0])) == new
+        write_floor(tmp_path, floor)
+    assert read_floors(tmp_path) == [other, new]
+    assert lookup([other, new], environment_of(launches(one, [1], 0)[0])) == new
     with pytest.raises(ValueError, match="has 2 launches; a noise floor needs 3"):
         floor_from(launches(one, [1, 2], 0), one.config)

@@ -147,11 +147,11 @@ def test_gpt_is_causal_and_checkpointing_changes_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_fused_loss_is_the_plain_one_and_a_kept_one_keeps_its_logits() -> None:
-    from zerobench.models import fused_loss
+    from zerobench.models import chunks
 
     tokens, losses, gradients = torch.randint(0, 61, (24,)), [], []
-    with mock.patch.object(fused_loss, "BLOCK_NUMEL", 61 * 7):  # several blocks, the last one smaller
-        for compute in (nn.functional.cross_entropy, fused_loss.fused_cross_entropy):
+    with mock.patch.object(chunks, "BLOCK_NUMEL", 61 * 7):  # several blocks, the last one smaller
+        for compute in (nn.functional.cross_entropy, chunks.fused_cross_entropy):
             logits = torch.randn(24, 61, generator=torch.Generator().manual_seed(0)).requires_grad_()
             loss = compute(logits, tokens)
             (2 * loss).backward()

@@ -1,9 +1,10 @@
-"""Energy counters and a GPU's state, from a folder, a library and a script that play RAPL, NVML and nvidia-smi; and the
-price of a million tokens.
+"""Energy counters and a GPU's state, from a folder and a library that play RAPL and NVML; and the price of a million
+tokens.
 """
 
 import csv
 import io
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,9 @@ import torch
 
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.probes import energy, nvidia_smi
-from zerobench.probes.energy import EnergyMeter, read_gpu, read_packages
-from zerobench.probes.nvidia_smi import GpuState, name_of, parse, read_state
+from zerobench.probes import energy, nvml
+from zerobench.probes.energy import EnergyMeter, read_packages
+from zerobench.probes.nvml import GpuState, name_of, read_energy_mj, read_state
 from zerobench.probes.timed_pass import TimedPass
 from zerobench.rank_record import RankRecord
 from zerobench.sweep.aggregate import _energy
@@ -85,42 +86,50 @@ def test_the_timed_pass_has_the_energy_of_its_measured_steps(rapl: Path) -> None
 
 
 class Nvml:
-    """NVML with one GPU, which has used so many millijoules; `codes`: what a function returns instead of success."""
+    """NVML with one GPU. `codes`: errors of init, handle and energy. Other arguments are the figures that it has."""
 
-    def __init__(self, millijoules: int, **codes: int) -> None:
-        self.millijoules, self.codes, self.asked = millijoules, codes, list[Any]()
+    def __init__(self, millijoules: int, init: int = 0, handle: int = 0, energy: int = 0, **figures: int) -> None:
+        self.millijoules, self.asked = millijoules, list[Any]()
+        self.codes = {"init": init, "handle": handle, "energy": energy}
         self.nvmlDeviceGetHandleByIndex_v2 = self.nvmlDeviceGetHandleByUUID = self.handle_of
+        for figure, value in figures.items():
+            setattr(self, f"nvmlDeviceGet{figure}", partial(self.report, value))
+
+    def report(self, value: int, handle: Any, *arguments: Any) -> int:
+        assert handle.value == 7
+        arguments[-1]._obj.value = value
+        return 0
 
     def nvmlInit_v2(self) -> int:
-        return self.codes.get("init", 0)
+        return self.codes["init"]
 
     def handle_of(self, name: Any, handle: Any) -> int:
         self.asked.append(getattr(name, "value", name))
         handle._obj.value = 7
-        return self.codes.get("handle", 0)
+        return self.codes["handle"]
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, energy: Any) -> int:
         assert handle.value == 7
         energy._obj.value = self.millijoules
-        return self.codes.get("energy", 0)
+        return self.codes["energy"]
 
 
 def test_a_gpu_is_asked_by_its_uuid_and_answers_in_millijoules(rapl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Nvml(2**40)
-    monkeypatch.setattr(energy.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="8a5b"))
     meter = begun(torch.device("cuda", 0))
     library.millijoules += 12_500
     assert meter.end() == pytest.approx(12.5)
-    assert (read_gpu("3"), library.asked) == (2**40 + 12_500, [b"GPU-8a5b", b"GPU-8a5b", 3])
+    assert (read_energy_mj("3"), library.asked) == (2**40 + 12_500, [b"GPU-8a5b", b"GPU-8a5b", 3])
     library.millijoules = 5  # the driver was loaded again
     assert meter.end() is None
     old = SimpleNamespace(nvmlInit_v2=lambda: 0)
     for other in (Nvml(1, init=3), Nvml(1, handle=3), Nvml(1, energy=3), old):
-        monkeypatch.setattr(energy.ctypes, "CDLL", lambda name, other=other: other)
-        assert read_gpu("GPU-8a5b") is None
+        monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name, other=other: other)
+        assert read_energy_mj("GPU-8a5b") is None
     monkeypatch.undo()
-    assert read_gpu("no such GPU") is None, "also without a driver"
+    assert read_energy_mj("no such GPU") is None, "also without a driver"
 
 
 def test_gpus_add_up_and_the_packages_of_a_machine_count_once() -> None:
@@ -160,53 +169,29 @@ def test_a_price_becomes_dollars_per_million_tokens_in_the_tables(tmp_path: Path
     assert "--price: 'free' must be dollars per GPU hour" in capsys.readouterr().err
 
 
-UUID = "8a5b5a4e-0c8b-4a55-9d6a-1f6b1f0e7c11"
+def test_nvml_reports_clocks_temperature_power_and_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="8a5b"))
+
+    def state(**figures: int) -> GpuState | None:
+        monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: Nvml(0, **figures))
+        return read_state(torch.device("cuda", 1))
+
+    every = {"ClockInfo": 1755, "MaxClockInfo": 1980, "Temperature": 61, "PowerUsage": 688_440}
+    assert state(**every, CurrentClocksThrottleReasons=0x4) == GpuState(1755, 1980, 61, 688.44, ("power cap",))
+    idle = state(**every, CurrentClocksThrottleReasons=0x1)
+    assert idle is not None
+    assert idle.throttle == ()
+    reasons = ("hardware slowdown", "thermal slowdown", "hardware thermal slowdown")
+    assert state(ClockInfo=300, CurrentClocksThrottleReasons=0x68) == GpuState(300, None, None, None, reasons)
+    assert state(**every) == GpuState(1755, 1980, 61, 688.44, None)
+    assert state() is None
+    monkeypatch.undo()
+    assert nvml.read("no such GPU", "Temperature", nvml.CORE_TEMPERATURE) is None, "also without a driver"
 
 
-def play(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=UUID))
-
-
-def test_a_line_becomes_a_state() -> None:
-    assert parse("1755, 1980, 61, 688.44, 0x0000000000000004\n") == GpuState(1755, 1980, 61, 688.44, ("power cap",))
-    assert parse("1980, 1980, 33, 120.00, 0x0000000000000001") == GpuState(1980, 1980, 33, 120.0, ())  # idle: not held
-    slowed = parse("300, 1980, 91, [N/A], 0x0000000000000068")
-    words = ("hardware slowdown", "thermal slowdown", "hardware thermal slowdown")
-    assert slowed == GpuState(300, 1980, 91, None, words)
-    assert parse("1755, 1980, 61, 688.44, [N/A]") == GpuState(1755, 1980, 61, 688.44, None)
-    assert parse("No devices were found") is None
-
-
-def test_the_gpu_is_asked_for_by_its_uuid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    play(monkeypatch, tmp_path, f'echo "$@" > {tmp_path}/asked; echo "1755, 1980, 61, 688.44, 0x0"')
-    assert read_state(torch.device("cuda", 1)) == GpuState(1755, 1980, 61, 688.44, ())
-    assert f"--id=GPU-{UUID} --query-gpu=clocks.sm," in (tmp_path / "asked").read_text()
-
-
-def test_without_a_uuid_the_visible_devices_say_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_uuid_the_visible_devices_name_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"3, GPU-{UUID}")
-    assert [name_of(0), name_of(1), name_of(2)] == ["3", f"GPU-{UUID}", "2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-8a5b")
+    assert [name_of(0), name_of(1), name_of(2)] == ["3", "GPU-8a5b", "2"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert name_of(1) == "1"
-
-
-def test_an_older_driver_has_another_name_for_the_reasons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    script = 'case "$2" in *clocks_event_reasons*) exit 2;; esac; echo "1410, 1410, 50, 300.00, 0x0000000000000080"'
-    play(monkeypatch, tmp_path, script)
-    assert read_state(torch.device("cuda", 0)) == GpuState(1410, 1410, 50, 300.0, ("power brake",))
-
-
-def test_a_program_that_is_missing_late_or_fails_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    play(monkeypatch, tmp_path, "echo broken; exit 9")
-    assert read_state(torch.device("cuda", 0)) is None
-    monkeypatch.setattr(nvidia_smi, "TIMEOUT_S", 0.05)
-    play(monkeypatch, tmp_path, "exec sleep 5")
-    assert read_state(torch.device("cuda", 0)) is None
-    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    assert read_state(torch.device("cuda", 0)) is None

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 import pytest
 
 from tests.cells import cell
-from zerobench.commands.estimate.command import DEFAULTS, ask, estimate
-from zerobench.commands.estimate.row import EstimateRow, LargeTensor
+from zerobench.commands.estimate.command import estimate
 from zerobench.commands.estimate.show import as_csv, as_table, verdict
+from zerobench.commands.simulated import DEFAULTS, LargeTensor, SimulatedCell, ask
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import RefusedError
 from zerobench.config.flat import name_strategies
 from zerobench.config.schema_memory import FusedBuffers
-from zerobench.fake_execution import CUDA
 from zerobench.fake_execution.parts import PARTS
 from zerobench.launch.start_ranks import launch
 from zerobench.models.huggingface_config import read_config
@@ -124,16 +122,15 @@ def test_a_given_value_stays_though_it_is_the_default_of_the_other_device() -> N
     small, large = 4 * 2**20, 10 * 2**20
     assert found == [("foreach", large), ("foreach", small), ("fused", large), ("fused", small)]
     assert len({one.cell_id for one in cells}) == 4
-    for one in cells:  # executed in other processes
-        assert CUDA.defaults(pickle.loads(pickle.dumps(one.config))) == one.config
-    fused = cell("zero1", 2, buffers=FusedBuffers()).config
-    assert CUDA.defaults(fused).precision.tile_bytes is None, "it follows from another key"
+    assert len(ask([*words[:-1], "optimizer.implementation=auto,foreach"]).cells) == 1, "the same cell"
+    on_host = ask([*words[:-1], "offload=cpu"]).cells[0].config
+    assert (on_host.optimizer.implementation, on_host.precision.tile_bytes) == ("fused", small), "a CPU updates"
+    fused = cell("zero1", 2, target="cuda", buffers=FusedBuffers()).config
+    assert fused.precision.tile_bytes is None, "it follows from another key"
 
 
-def row(name: str, **more: Any) -> EstimateRow:
-    setting = {"micro_batch": 4, "accumulation": 1, "sequence": 128, "precision": "bf16", "optimizer": "adamw/fused"}
-    known = {"strategy": name, "model": "gpt", "world_size": 8, "systems": "", "device": "cuda", "attention": None}
-    return EstimateRow(name=name, **known, **setting, **more)  # type: ignore[arg-type]
+def row(name: str, **more: Any) -> SimulatedCell:
+    return SimulatedCell(cell(name, 8), name=name, **more)
 
 
 def test_tables_and_csv_say_what_fits_and_what_failed(tmp_path: Path) -> None:
@@ -147,7 +144,7 @@ def test_tables_and_csv_say_what_fits_and_what_failed(tmp_path: Path) -> None:
     assert as_table([*rows, *lacking], None).count("transformers is not installed") == 1
     assert "ddp, zero1: transformers is not installed" in as_table([*rows, *lacking], None)
     text = as_table(rows, 2**31)
-    assert "gpt, 7 parameters, N = 8, micro-batch 4, sequence 128" in text
+    assert "tiny, 7 parameters, N = 8, micro-batch 4, sequence 32" in text
     assert all(words in text for words in ("2 × 1.00 GiB", "-2.00 GiB", "deepspeed_zero3: strategy="))
     tail = "too much; the largest part of its peak: loss, 3.00 GiB"
     assert verdict(rows[0], 2**31) == f"zero3: does not fit 2.00 GiB: its peak is 4.00 GiB, 2.00 GiB {tail}"

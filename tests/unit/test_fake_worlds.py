@@ -21,7 +21,7 @@ from torch.utils import _python_dispatch
 import zerobench
 from tests.cells import MODELS, cell
 from tests.unit.test_estimate import LLAMA
-from zerobench.commands.estimate.command import ask
+from zerobench.commands.simulated import ask
 from zerobench.config import schema_training
 from zerobench.config.compose import compose_cells
 from zerobench.config.schema import Model
@@ -190,7 +190,7 @@ def test_a_sequence_per_row_needs_no_mask() -> None:
     """Flash attention, which takes none, says so where one is made."""
     pytest.importorskip("transformers")
     words = ["model=huggingface", "huggingface.architecture=llama", "huggingface.layers=1", "data=synthetic"]
-    (one,) = compose_cells([*words, "backend=simulated", "world_size=2", "precision=bf16"])
+    (one,) = compose_cells([*words, "backend=simulated", "world_size=2", "precision=bf16"], target="cuda")
     found = execute(one.config, target=Target("cuda", "flash"))
     assert not found.problem
 

@@ -7,21 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import largest_model, table1
 from analysis.__main__ import DRAWN_AS, DRAWN_HERE, FIGURES, PLOTTED, main
 from tests.cells import cell
-from tests.made_up import GRID, MIB, NUMBERS, figure_of, results_of, run, texts, tops
+from tests.made_up import MIB, NUMBERS, figure_of, results_of, run, texts, tops
 from zerobench import cli
-from zerobench.commands.account_memory import tier_passages
 from zerobench.commands.plot import plot
-from zerobench.plots.panels import model_of
 from zerobench.records import CATEGORIES, STATES, MemoryRow, RunRow, SearchRow
 from zerobench.results.frames import frame_of
 from zerobench.results.summary import summarize
@@ -57,20 +53,6 @@ def test_volume_bars_are_the_parts_by_collective() -> None:
     assert axes.collections[0].get_segments()[0][0][1] == 2.9
 
 
-@pytest.mark.slow
-def test_a_traced_cell_has_a_second_bar() -> None:
-    traced = {"traced_step_s": 0.5, "communication_s": 0.2, "exposed_s": 0.05, "overlap": 0.75}
-    [axes] = figure_of("step_time", results_of([run("ddp", 2), run("zero2", 2, **traced)])).axes
-    heights = tops(axes)
-    assert sorted(heights) == [0.0, 0.8, 1.2]
-    assert heights[1.2] == pytest.approx(500)
-    parts = [bar.get_height() for bar in axes.patches if bar.get_x() + bar.get_width() / 2 == pytest.approx(1.2)]
-    assert parts == pytest.approx([300, 150, 50])
-    plain, both = ([run("ddp", 2)], [run("ddp", 2), run("zero2", 2, **traced)])
-    captions = [figure_of("step_time", results_of(rows)).get_suptitle() for rows in (plain, both)]
-    assert ["profiler" in caption for caption in captions] == [False, True]
-
-
 @pytest.mark.parametrize(("name", "place"), [("activation", 1), ("step_time", 0)])
 def test_a_bar_of_phases_is_as_high_as_its_number_says(name: str, place: int) -> None:
     axes = figure_of(name, results_of([run("zero2", 2)])).axes[place]
@@ -94,20 +76,6 @@ def test_step_times_whiskers_are_the_summarys_interval() -> None:
     caption = figure.get_suptitle()
     assert "over 3 launches" in caption
     assert "too few steps" in caption
-
-
-def test_scaling_has_a_gap_where_a_cell_is_not_there() -> None:
-    states, peak = figure_of("scaling", results_of(GRID)).axes
-    drawn = {line.get_label(): line.get_ydata() for line in states.lines}
-    assert list(drawn["ddp"]) == [30, 15]
-    assert drawn["zero1"][0] == 30
-    assert np.isnan(drawn["zero1"][1])
-    dashed = [line.get_ydata()[0] for line in states.lines if line.get_linestyle() == "--"]
-    dotted = [line.get_ydata()[0] for line in states.lines if line.get_linestyle() == ":"]
-    assert dashed == [29, 29, 29]
-    assert dotted == [20, 20, 20]
-    assert {line.get_label() for line in peak.lines} == {"ddp", "zero1", "zero3"}
-    assert peak.get_ylabel() == "peak (MiB)"
 
 
 @pytest.mark.slow
@@ -150,30 +118,6 @@ def test_losses_are_means_over_ranks_less_those_of_ddp() -> None:
     assert right.get_title(loc="left") == "largest difference: 0.5"
 
 
-def test_pareto_fills_the_front_and_joins_it_with_a_staircase() -> None:
-    rows = [run("ddp", 2, peak_bytes=4 * MIB, step=0.2), run("zero1", 2, peak_bytes=8 * MIB, step=0.1)]
-    rows += [run("zero2", 2, peak_bytes=6 * MIB, step=0.3), run("zero3", 2, "crash")]
-    axes = figure_of("pareto", results_of(rows)).axes[0]
-    points = {line.get_gid(): line for line in axes.lines if line.get_gid()}
-    assert {name: line.get_fillstyle() for name, line in points.items()} == {
-        "ddp-2-2-0": "full", "zero1-2-2-0": "full", "zero2-2-2-0": "none",
-    }  # fmt: skip
-    (steps,) = [line for line in axes.lines if line.get_label() == "front"]
-    assert list(steps.get_xdata())[:2] == [4, 8]
-    assert list(steps.get_ydata())[:2] == [640, 1280]
-    assert "zero3: crash" in axes.get_xlabel()
-
-
-def test_a_busy_machine_has_no_front() -> None:
-    rows = [run("ddp", 2, peak_bytes=4 * MIB, step=0.2), run("zero1", 2, peak_bytes=8 * MIB, cores=2, threads=1)]
-    rows[1].others_cores = 1.5
-    axes = figure_of("pareto", results_of(rows)).axes[0]
-    assert {line.get_fillstyle() for line in axes.lines if line.get_gid()} == {"none"}
-    assert not any(line.get_label() == "front" for line in axes.lines)
-    assert "no front: the machine was busy while 1 of 2 cells ran" in " ".join(axes.get_xlabel().split())
-    assert not any("Pareto front" in text.get_text() for legend in axes.figure.legends for text in legend.get_texts())
-
-
 def test_cells_of_one_strategy_are_told_apart() -> None:
     rows = [run("zero2", 2), run("ddp", 2)]
     other = _blank_row(cell("zero2", 2, micro_batch=2, bucket_bytes=4096))
@@ -189,64 +133,8 @@ def test_every_figure_has_its_experiment_and_is_drawn() -> None:
     assert {*FIGURES} == {*PLOTTED, *DRAWN_AS, *DRAWN_HERE}
 
 
-ROOT = Path(__file__).parents[2]
-
-
 def legend_of(figure: Figure) -> list[str]:
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-
-
-@pytest.mark.slow
-def test_a_front_is_of_one_batch_on_as_many_ranks() -> None:
-    rows = [run("ddp", n, micro_batch=m, peak_bytes=(4 + m) * MIB) for n in (1, 2) for m in (1, 8)]
-    figure = figure_of("pareto", results_of(rows))
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert [title.split(", ")[1:3] for title in titles] == [
-        ["N = 1", "batch 1 × 32"], ["N = 1", "batch 8 × 32"], ["N = 2", "batch 2 × 32"], ["N = 2", "batch 16 × 32"],
-    ]  # fmt: skip
-    assert all(sum(line.get_label() == "front" for line in axes.lines) == 1 for axes in figure.axes)
-
-
-@pytest.mark.slow
-def test_losses_that_are_equal_are_one_line_and_no_axis_of_zeros() -> None:
-    rows = [run(strategy, 2) for strategy in ("ddp", "zero1", "zero3")]
-    (axes,) = figure_of("losses", results_of(rows)).axes
-    assert [line.get_label() for line in axes.lines] == ["ddp = zero1 = zero3, to the bit"]
-    both = figure_of("losses", results_of([*rows, run("zero2", 2)], {"zero2": [3.0, 2.0, 1.5]}))
-    assert len(both.axes) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "words"),
-    [
-        ("gpt_tiny", "layers=5 hidden=128 heads=4 vocabulary=256", "gpt_tiny"),
-        ("gpt_tiny", "layers=2 hidden=96 heads=4 vocabulary=256", "gpt_tiny with layers=2 hidden=96"),
-        ("a_users_own", "layers=2", "a_users_own"),
-    ],
-)
-def test_a_models_name_stands_for_its_own_shape_alone(name: str, shape: str, words: str) -> None:
-    assert model_of(name, shape) == words
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("cores", "shaded"), [(2, True), (64, False)])
-def test_throughput_says_how_many_cores_all_ranks_have(cores: int, shaded: bool) -> None:
-    figure = figure_of("throughput", results_of([replace(run("ddp", n), cores=cores) for n in (1, 2, 4)]))
-    assert f"all ranks on {cores} cores" in figure.get_suptitle()
-    assert ("more ranks than cores" in legend_of(figure)) == shaded
-    spans = [patch.get_x() for patch in figure.axes[0].patches]
-    assert spans == ([2.5] if shaded else [])
-
-
-@pytest.mark.slow
-def test_what_table_1_and_the_largest_models_lack_is_drawn_as_missing() -> None:
-    cells = table1.read(ROOT / "results/table1")
-    assert "× missing" not in texts(table1.draw_table(cells))
-    kept = cells[(cells["size"] != "1T") | (cells["ranks"] != 16)]
-    assert texts(table1.draw_table(kept)).count("× missing") == 3
-    rows = [one for one in largest_model.read(ROOT / "results/largest_model") if one.gpus != 64]
-    assert "× missing" not in texts(largest_model.draw(rows))
-    assert texts(largest_model.draw(rows[1:])).count("× missing") == 1
 
 
 def test_buffers_are_lines_over_the_models_sizes() -> None:
@@ -310,12 +198,6 @@ def test_a_delayed_run_stands_beside_the_one_that_is_not() -> None:
     assert "× delayed: crash" in " ".join(texts(figure_of("delayed", results_of([late(False), late(True, "crash")]))))
 
 
-@pytest.mark.parametrize("name", ["infinity", "delayed"])
-def test_runs_of_another_kind_are_nothing_to_draw(name: str) -> None:
-    with pytest.raises(ValueError, match="no finished run"):
-        figure_of(name, results_of([run("ddp", 2)]))
-
-
 @pytest.mark.slow
 def test_show_sets_other_tiers_and_links_beside_their_formulas(tmp_path: Path, capsys) -> None:
     moved = {"down_bytes": 4 * MIB, "predicted_down_bytes": 3 * MIB, "up_bytes": 0, "predicted_host_states_bytes": MIB}
@@ -336,11 +218,6 @@ def test_show_sets_other_tiers_and_links_beside_their_formulas(tmp_path: Path, c
     assert "device to host 4.0 MiB 3.0 MiB 1.0 MiB" in lines
     assert not any(line.startswith("host to device") for line in lines)
     assert sum("told apart by the engine's labels" in line for line in lines) == 1
-
-
-def test_nothing_is_said_where_nothing_leaves() -> None:
-    row = run("zero2", 2)
-    assert list(tier_passages(vars(row), results_of([row]).memory)) == []
 
 
 def search(strategy: str, limit: int, rate: float | None, **more: Any) -> dict[str, Any]:
@@ -383,29 +260,6 @@ def _no_window() -> Iterator[None]:
 
 def titled(axes: Axes) -> str:
     return " ".join((axes.get_title("left") + axes.get_title()).split())
-
-
-@pytest.mark.slow
-def test_one_panel_is_axes_and_several_are_an_array() -> None:
-    one = results_of([run("ddp", 2), run("zero2", 2)]).plot.memory(capacity="100 MiB")
-    assert isinstance(one, Axes)
-    assert tops(one)[0.2] == pytest.approx(2 * sum(NUMBERS.values()) / MIB)
-    assert [line.get_ydata()[0] for line in one.lines] == [100.0]
-    assert one.figure.number in plt.get_fignums(), "a notebook shows it"
-    several = results_of(GRID).plot.volume()
-    assert isinstance(several, np.ndarray)
-    assert ["N = 2" in titled(axes) for axes in several] == [False, True]
-    assert len(results_of(GRID).plot.volume(panels=1).figure.axes) == 1
-
-
-@pytest.mark.slow
-def test_a_users_matplotlib_keeps_its_settings() -> None:
-    with mpl.rc_context({"font.size": 17, "axes.grid": False, "savefig.dpi": 33}):
-        before = dict(mpl.rcParams)
-        wide = results_of([run("ddp", 2)]).plot.step_time()
-        narrow = results_of([run("ddp", 2)]).plot(width="column", style="slides").step_time()
-        assert dict(mpl.rcParams) == before
-    assert (wide.figure.get_figwidth(), narrow.figure.get_figwidth()) == (7.0, 3.35)
 
 
 @pytest.mark.slow
@@ -465,10 +319,3 @@ def test_figures_of_a_paper_have_its_width_their_fonts_and_their_captions(tmp_pa
     assert b"/FontFile2" in pdf
     assert caption[:20].encode() in pdf
     assert b"/MediaBox [ 0 0 241.2 " in pdf, "3.35 inches of 72 points"
-
-
-def test_a_format_that_is_none_is_one_sentence(capsys) -> None:
-    with pytest.raises(SystemExit) as left:
-        plot(["volume", "--out", "figures", "--format", "pdf,tiff"])
-    assert left.value.code == 2
-    assert "'tiff' is no format of figures; there are pdf, svg, png" in capsys.readouterr().err

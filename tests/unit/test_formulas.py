@@ -159,7 +159,7 @@ def test_the_volume_is_the_formula_and_its_terms(theory: StrategyTheory, options
         for schedule in (usual, replace(usual, uses=("blocks.0", "blocks.0"), returns=(), arrivals=(2, 1, 1, 0))):
             formula = explained_volume(strategy, schedule, GroupShape(3))
             total = formula.value + sum(term.size for term in formula.beyond)
-            assert total == predict_traffic(strategy, schedule, 3).volume
+            assert total == predict_traffic(strategy, schedule, GroupShape(3)).volume
 
 
 def test_zeropp_sends_a_quarter_between_nodes() -> None:
@@ -172,7 +172,7 @@ def test_zeropp_sends_a_quarter_between_nodes() -> None:
         groups = GroupShape(8, 4, **{key: parts[key] for key in chosen})
         found = between_nodes_formula(strategy, schedule, groups, HALF)
         assert found.value == share * plain.value
-        sent = predict_traffic(strategy, schedule, 8, groups, HALF).between
+        sent = predict_traffic(strategy, schedule, groups, HALF).between
         assert found.value <= sent < 1.02 * found.value
     assert plain.equation == "6ψ(Z − 1)/N"
 
@@ -183,7 +183,7 @@ LARGE = [ParameterShape(2**20, 2, True, f"blocks.{number}") for number in range(
 def beyond(theory: StrategyTheory, n: int) -> dict[str, float]:
     """Category -> what the formula leaves to the term without a name, over the replay's bytes, of a large model."""
     strategy, groups = StrategyShape(theory, bucket_bytes=2**20), GroupShape(n)
-    replayed = predict_states(strategy, Schedule.sequential(LARGE), n, ADAM, HALF, groups)
+    replayed = predict_states(strategy, Schedule.sequential(LARGE), groups, ADAM, HALF)
     found = explained(closed_forms.state_formulas(strategy, LARGE, groups, ADAM, HALF), replayed)
     rests = {name: [term.size for term in one.beyond if term.name == REST] for name, one in found.items()}
     return {name: abs(sum(rests[name])) / max(1, replayed.of_category(name) or 0) for name in rests if name != "states"}
@@ -215,7 +215,7 @@ def test_ddp_that_finds_unused_parameters_sends_a_flag_for_each(accumulate: str,
     for finds, flags in ((False, 0), (True, 4 * 4)):
         strategy = StrategyShape(DDP, accumulate=accumulate, find_unused_parameters=finds)
         assert predict_control(strategy, schedule, 2, norms=0, buffer_bytes=100) == reductions * (100 + flags)
-        assert predict_states(strategy, schedule, 2, ADAM).highest["communication"] == flags
+        assert predict_states(strategy, schedule, GroupShape(2), ADAM).highest["communication"] == flags
 
 
 FORMULAS = {

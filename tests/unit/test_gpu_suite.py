@@ -1,9 +1,7 @@
 """Parts of the GPU suite that no GPU is needed for: comparisons, causes of reserved memory, the clock, estimates."""
 
-import json
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +13,26 @@ from tests.cells import MODELS, cell
 from validation import gpu_runs
 from validation.__main__ import main
 from validation.activation_formula import activation_bytes, shape_of
-from validation.gpu_runs import rows_of, steps
+from validation.gpu_runs import steps
 from validation.gpu_suite import SECTIONS, command, engine, peaks
 from validation.gpu_suite.command import MINUTES, RESERVE_S
 from validation.gpu_suite.suite import (
-    NOT_RUN,
-    Deadline,
-    GpuSuite,
     SuiteLaunch,
-    SuiteRecord,
     SuiteSection,
     SuiteSetup,
     SuiteTable,
     SuiteTask,
 )  # fmt: skip
-from validation.one_gpu import NEXT, PARTS, fitted, refitted
-from zerobench.commands.predict import costs_of
+from validation.one_gpu import PARTS, fitted, refitted
 from zerobench.config import schema as schemas
 from zerobench.config import world
-from zerobench.config.compose import compose_cells
 from zerobench.config.schema import Measure
 from zerobench.config.schema_memory import CheckpointOffloadActivations, OffloadActivations
 from zerobench.config.schema_training import Bf16, Fp32
-from zerobench.fake_execution import CUDA
 from zerobench.predict.activations import moved_bytes
 from zerobench.results import provenance, tables
 from zerobench.sweep.cell import run_cell
 from zerobench.timing import hardware
-from zerobench.timing.prediction import execute_schedules, reduced, step_time
 from zerobench.zero.comm.base import Comm
 
 
@@ -108,39 +98,8 @@ def test_activations_are_as_the_formula_says(
     assert moved_bytes(one.config) == row.host_peak_bytes
 
 
-def crash(job: Any, tell: Any) -> None:
-    raise ValueError(f"job {job} broke")
-
-
 def answer(job: Any, tell: Any) -> int:
     return int(job)
-
-
-def suite_of(tmp_path: Path, seconds: float) -> GpuSuite:
-    setup = SuiteSetup(tmp_path, "cpu", True)
-    return GpuSuite(setup, SuiteRecord(setup, SECTIONS), Deadline(time.monotonic() + seconds))
-
-
-def table_of(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
-    return SuiteTable(["name", "how"], [[one.name, one.words] for one in done])
-
-
-@pytest.mark.slow
-def test_a_task_that_crashes_is_an_outcome_and_no_time_left_is_said(tmp_path: Path) -> None:
-    tasks = [SuiteTask("broken", crash, [1], 30.0)]
-    section = SuiteSection("engine", "T", "A?", (), table_of, tasks=lambda _: tasks)
-    suite = suite_of(tmp_path, 60)
-    suite.run(section)
-    (one,) = suite.done["engine"]
-    assert (one.status, one.reason) == ("crash", "rank 0 raised ValueError: job 1 broke")
-    assert "| broken | crash: rank 0 raised" in (tmp_path / "summary.md").read_text()
-    late = suite_of(tmp_path, 1)
-    late.run(section)
-    assert late.done["engine"][0].status == NOT_RUN
-    kept = json.loads((tmp_path / "suite.json").read_text())["sections"]["engine"]["cells"]
-    assert [cell["status"] for cell in kept] == ["crash"], "what an earlier suite knew stays"
-    late.run(SuiteSection("speed", "B", "A?", (), table_of, tasks=lambda _: tasks))
-    assert "not run: the time was over" in (tmp_path / "summary.md").read_text()
 
 
 @pytest.mark.slow
@@ -157,25 +116,6 @@ def test_a_difference_or_a_failure_ends_with_1(tmp_path: Path, monkeypatch, caps
     told = capsys.readouterr().out
     assert "parity: all of it: not run: the time was over" in told
     assert "not reached: 7" in told
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--only", "speeed"], "--only speeed: no such section; did you mean speed?"),
-        (["--only", ","], "--only: name at least one section"),
-        (["--minutes", "0"], "--minutes 0: must be above 0"),
-        (["--device", "cpu"], "--device cpu: its models are of a GPU's size; add --small"),
-        (["--device", "cuda"], "--device cuda: this machine has no GPU"),
-    ],
-)
-def test_a_wrong_command_is_one_sentence(arguments: list[str], words: str, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert main(["gpu-suite", "--out", str(tmp_path / "out"), *arguments]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"validation gpu-suite: {words}")
-    assert len(told.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture
@@ -208,24 +148,6 @@ ROOT = Path(__file__).parents[2]
 HERE = ROOT / "results" / "h100"
 
 
-def test_estimates_are_of_each_cell_whose_memory_was_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def none_fits(what: str, work: list[object], **_: object) -> None:
-        asked.append(len(work))
-        raise ValueError("enough")
-
-    monkeypatch.setattr(gpu_runs, "execute_cells", none_fits)
-    assert main(["gpu-runs", str(HERE)]) == 2
-    assert asked == [len(rows_of(HERE))]
-    assert not {row.cell for row in rows_of(HERE) if row.allocated <= 0}
-
-
-def test_a_folder_without_a_gpu_s_memory_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gpu-runs", str(ROOT / "results" / "reference" / "cpu" / "stages")]) == 2
-    assert "no run there has the memory of a GPU; name the folder of a GPU suite" in capsys.readouterr().err
-
-
 def test_a_step_is_compared_only_with_the_run_of_its_shape(tmp_path: Path) -> None:
     found = steps(HERE)
     assert len({step.cell for step in found}) == len(found) == 10
@@ -245,16 +167,3 @@ def test_six_rates_place_all_ten_steps_also_without_the_step_itself() -> None:
         assert (found[column] / found["measured"] - 1).abs().median() < 0.05
     alone = refitted(HERE, lambda one, other: one.split()[1] == other.split()[1])
     assert (alone["left_out"] / alone["measured"] - 1).abs().median() > 0.1, "one model cannot tell products apart"
-
-
-@pytest.mark.slow
-def test_a_prediction_is_that_of_the_parts() -> None:
-    """FSDP2 at 124M: its host is slower than its GPU, and its copies run on other streams."""
-    words = "model=gpt2_124m strategy=fsdp2 world_size=1 micro_batch=8 sequence=1024 precision=bf16 data=synthetic"
-    (cell,) = compose_cells([*words.split(), "device=cuda"])
-    (schedule,) = execute_schedules("one step", [reduced(cell.config)], CUDA)
-    step = step_time(schedule, costs_of("h100-3200", None))
-    known = refitted(HERE).set_index("cell").loc["fsdp2 gpt2_124m b=8"]
-    assert step.step_s == pytest.approx(known["predicted"], rel=0.01)
-    assert step.host_s == pytest.approx(known["host"] - known["device"], rel=0.02)
-    assert len(pd.read_csv(HERE / NEXT)) == 20

@@ -1,19 +1,14 @@
 """--help: complete, of groups, choices and keys."""
 
-import re
-import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 
 import pytest
 
 from zerobench import cli
-from zerobench.config import help
-from zerobench.config.compose import checker
 from zerobench.config.keys import GROUPS, KEYS
 from zerobench.config.schema import SCHEMAS, SECTIONS, Config
 from zerobench.config.unknown_keys import IDENTITY
 from zerobench.launch import fork_server
-from zerobench.registry import MODELS
 
 TOP = [one.name for one in fields(Config) if one.default is not MISSING and one.name not in SCHEMAS]
 
@@ -23,28 +18,6 @@ def test_every_key_has_a_line_and_every_line_a_key() -> None:
     below = {f"{name}.{one.name}" for name, schema in [*schemas, *SECTIONS.items()] for one in fields(schema)}
     assert set(KEYS) == {*TOP, *(key for key in below if key.split(".")[-1] not in IDENTITY)}
     assert all(meaning and meaning[-1] != "." for meaning in (key.meaning for key in KEYS.values()))
-
-
-def numbers() -> set[str]:
-    """Keys of integers that are amounts, and of sizes and times."""
-    sections = [(group, schema) for group, choices in SCHEMAS.items() for schema in choices.values()]
-    sections += [(one.name, one.default_factory) for one in fields(Config) if is_dataclass(one.default_factory)]
-    hints = {f"{name}.{key}": kind for name, one in sections for key, kind in typing.get_type_hints(one).items()}
-    hints |= typing.get_type_hints(Config)
-    return {key for key, kind in hints.items() if int in (kind, *typing.get_args(kind)) and key in KEYS} - {"seed"}
-
-
-@pytest.mark.parametrize("key", sorted(numbers()))
-def test_every_amount_has_a_unit(key: str) -> None:
-    assert KEYS[key].unit
-
-
-def test_every_group_and_choice_has_a_line() -> None:
-    check = checker([])
-    assert set(check.choices) <= set(GROUPS)
-    for group, choices in check.choices.items():
-        for choice in choices:
-            assert len(help.line_of(group, choice, check)) > 10, f"{group}={choice}: a comment at the top of its yaml"
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -94,13 +67,3 @@ def test_a_verb_behind_help_explains_itself(capsys) -> None:
         cli.run(["--help", "show"])
     assert stopped.value.code == 0
     assert "usage: zerobench show" in capsys.readouterr().out
-
-
-def test_a_users_options_are_explained_by_the_builder(monkeypatch, capsys) -> None:
-    def build(width: int = 7) -> None:
-        """A model of mine. It has a width."""
-
-    monkeypatch.setitem(MODELS.builders, "mine", build)
-    text = shown(capsys, "--help", "model=mine")
-    assert "A model of mine. It has a width." in text
-    assert re.search(r"model.width=7 +an option of its builder: an integer", text)

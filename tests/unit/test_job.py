@@ -5,7 +5,6 @@ import math
 import re
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,14 +19,13 @@ from tests.ranks import free_port, wait_until
 from tests.unit.test_clock import Clock
 from zerobench.cluster import job
 from zerobench.cluster import store as job_store
-from zerobench.cluster.job import Job, JobContext, JobError, Membership, RankInfo, find_job, joined
+from zerobench.cluster.job import Job, JobContext, JobError, Membership, RankInfo, find_job
 from zerobench.cluster.serialize import rebuild, to_plain
 from zerobench.cluster.store import Heartbeat, HeartbeatMonitor, JobStore, LostError
 from zerobench.launch import follower, over_cluster
 from zerobench.launch.follower import interruption
-from zerobench.launch.over_cluster import place, why_not
 from zerobench.launch.start_ranks import Interrupted, Outcome
-from zerobench.probes.nvidia_smi import GpuState
+from zerobench.probes.nvml import GpuState
 from zerobench.probes.probe import EventOrder
 from zerobench.rank_record import RankRecord
 from zerobench.records import MemoryRow, StepRow
@@ -160,22 +158,6 @@ def test_a_second_process_of_a_rank_is_refused(store: TCPStore) -> None:
         JobContext(mine, "code")
 
 
-def test_processes_that_torchrun_starts_again_meet_in_a_round_of_their_own(store: TCPStore, monkeypatch) -> None:
-    """The second start of rank 0 meets the second of rank 2, and the first of rank 1, which came late to the round."""
-    ranks = [replace(BY_TORCHRUN, rank=n, world_size=3, local_rank=n, port=store.port) for n in range(3)]
-    JobStore("127.0.0.1", store.port, "zerobench/7").post("hello/2", "a process that was killed")
-    with joined(ranks[0], "code"):
-        pass
-    with ThreadPoolExecutor() as pool:
-        others = [pool.submit(JobContext, one, "code") for one in reversed(ranks[1:])]
-        with joined(ranks[0], "code") as first:
-            came = [first, *(one.result() for one in others)]
-            assert [one.prefix for one in came] == ["zerobench/7/2"] * 3
-            assert [one.rank for one in first.membership.members] == [0, 1, 2]
-            for one in came[1:]:
-                one.heartbeat.stop()
-
-
 def test_a_cell_follows_the_job_it_runs_in(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = cell("zero2", 2)
     mine = SimpleNamespace(job=SimpleNamespace(world_size=4), membership=TWO_MACHINES)
@@ -304,7 +286,7 @@ def launch_here(worker: Any, jobs: Sequence[int], log_dir: Path, *_: Any, first:
 def follow(mine: JobContext) -> None:
     """follower.follow without its signals, which a thread cannot have."""
     while (order := follower._next_order(mine)) is not None:
-        if mine.job.rank in follower.crew_of(order):
+        if mine.job.rank < len(order["jobs"]):
             mine.store.post(f"end/{mine.passes}/{mine.job.rank}", to_plain(follower._end_of(mine, order)))
 
 
@@ -315,7 +297,6 @@ def dismiss(contexts: list[JobContext], threads: list[threading.Thread]) -> None
         thread.join(20)
     for context in contexts:
         context.heartbeat.stop()
-        context.stop_joining()
 
 
 def test_a_long_sweep_leaves_little_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,13 +332,13 @@ class Died(Exception):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_sweep_goes_on_with_the_ranks_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four ranks on three nodes; the node of rank 1 dies in a pass of all four, and comes back too late."""
+def test_lost_rank_crashes_its_cell_and_later_cells_that_need_it(tmp_path: Path, monkeypatch) -> None:
+    """Four ranks on three nodes; the node of rank 2 dies in a pass of all four."""
     contexts: list[JobContext] = []
 
     def launch(worker: Any, jobs: Sequence[int], log_dir: Path, *_: Any, first: int = 0, **__: Any) -> Outcome:
-        if jobs[0] == 3 and first == 1:  # the job of rank 1 in the first pass
-            contexts[1].heartbeat.stop()
+        if first == 2:
+            contexts[2].heartbeat.stop()
             raise Died
         return Outcome("ok", "", [worker(job, print) for job in jobs])
 
@@ -368,9 +349,9 @@ def test_a_sweep_goes_on_with_the_ranks_that_are_left(tmp_path: Path, monkeypatc
     monkeypatch.setattr(follower, "_end_of", follower._take_part)  # which hides no Died
     monkeypatch.setitem(follower.WORKERS, "double", double)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    nodes = ("a/0", "a/1", "a/2", "a/2")
+    nodes = ("a/0", "a/1", "a/2", "a/1")
     jobs = [Job(rank, 4, rank // 3, "127.0.0.1", store.port, True, "run/0", at) for rank, at in enumerate(nodes)]
-    contexts += [JobContext(one, "code") for one in jobs]
+    contexts += [JobContext(each, "code") for each in jobs]
     monkeypatch.setattr(job, "_contexts", [contexts[0]])
     # at once, but only of a rank whose heartbeat has ended: on a busy machine any may be late
     monkeypatch.setattr(contexts[0].monitor, "silent", lambda rank: not contexts[rank].heartbeat._thread.is_alive())
@@ -382,29 +363,15 @@ def test_a_sweep_goes_on_with_the_ranks_that_are_left(tmp_path: Path, monkeypatc
         return over_cluster._Pass(contexts[0], double, jobs, tmp_path, 20).run(print)
 
     try:
-        whole, three, two = (cell("zero1", n) for n in (4, 3, 2))
-        assert place(whole) is whole  # as long as all are there
-        assert [one.config.nodes for one in (whole, three, two)] == [3, 3, 2]
-        lost = run(2, 3, 4, 5)
-        assert lost.status == "crash"
-        assert lost.reason == "rank 1 is lost: its process says nothing (rank 1 of the job, on a/1)"
-        assert (run(0, 1, 2).results, run(6).results, run(4, 5).results) == ([0, 2, 4], [12], [8, 10])
-        assert [info.rank for info in contexts[0].living.members] == [0, 2, 3]
-        assert [place(one).config.nodes for one in (three, two)] == [2, 2]  # 0, 2, 3 and 0, 2
-        assert (place(three).cell_id != three.cell_id, place(two) is two) == (True, True)
-        left = (
-            "world_size=4: 3 of the job's 4 ranks are left, without the ranks of a/1; "
-            "the same command runs it in a new job"
-        )
-        assert (why_not(whole.config), why_not(three.config)) == (left, None)
-        with pytest.raises(JobError, match=left):
-            over_cluster.places(4, tmp_path)
-        contexts[0].store.post("order/2", {"living": [0, 2, 3], "jobs": []})
-        with pytest.raises(LostError, match="rank 0 counts this process as lost"):
-            follower._next_order(contexts[1])
+        for outcome in (run(2, 3, 4, 5), run(2, 3, 4)):
+            assert outcome.status == "crash"
+            assert outcome.reason == "rank 2 is lost: its process says nothing (rank 2 of the job, on a/2)"
+        assert (run(6).results, run(4, 5).results) == ([12], [8, 10])
+        with pytest.raises(JobError, match="world_size=5: the job that was joined has 4 ranks"):
+            over_cluster.places(5, tmp_path)
         contexts[3].leave(f"was {interruption()}")
         with pytest.raises(Interrupted, match="rank 3 of the job was stopped by the user"):
-            place(two)
+            run(2, 3, 4, 5)
     finally:
         dismiss(contexts, threads)
 

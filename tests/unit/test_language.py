@@ -91,12 +91,6 @@ def test_no_pattern_that_is_read_twice_on_a_page() -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("planted", ["it ends in a sentence", "a bug that was mended", "a table of what moved"])
-def test_a_planted_pattern_on_a_page_is_seen(planted: str) -> None:
-    block = f"<!-- stages: written by `make pages` -->\n{planted}\n<!-- end of stages -->"
-    assert [line for line, _ in on_page(f"{block}\n{planted}\n")] == [4]
-
-
 @pytest.mark.slow
 def test_no_pattern_that_is_read_twice_in_a_message_or_a_docstring() -> None:
     found = [
@@ -109,12 +103,6 @@ def test_no_pattern_that_is_read_twice_in_a_message_or_a_docstring() -> None:
     assert not found, "\n".join(found)
 
 
-def test_a_planted_pattern_in_a_message_and_in_a_docstring_is_seen() -> None:
-    source = '"""Raises ValueError where it is wrong."""\nx = f"{y}: a plugin of Hydra\'s"  # None where it is\n'
-    found = [(first, patterns(text, IN_PACKAGE) != []) for first, text in texts(source)]
-    assert found == [(1, True), (2, True)]
-
-
 @pytest.mark.slow
 def test_spelling_is_that_of_torch() -> None:
     found = [
@@ -124,24 +112,6 @@ def test_spelling_is_that_of_torch() -> None:
         if BRITISH_ON_PURPOSE.get(_place(path), "no line") not in text
     ]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize(
-    "planted",
-    [
-        '    """Of a figure, in inches."""',
-        "x = 1  # made anew",
-        "a pipe, say, is waited for",
-        "a script of yours",
-        "pip install 'zerobench[hf]'",
-        "pip install -U zerobench",
-    ],
-)
-def test_a_planted_pattern_and_spelling_is_seen(planted: str) -> None:
-    assert [line for line, _ in patterns(f"first\n{planted}\n")] == [2]
-    assert [line for line, _ in british("colour = 1\ncolor = 2\ndef is_synchronising(): ...\nnoise = 3\n")] == [1, 3]
-    assert not british("advised, exercise, otherwise, promised, finalists, initials, called, filled, optimistic")
-    assert not patterns('    """Offers."""\nrun(say=print, again=True)\nsix of them, they say so\n')
 
 
 def test_the_british_name_of_a_models_initializers_is_still_read() -> None:

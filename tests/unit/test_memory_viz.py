@@ -24,7 +24,6 @@ from zerobench.config import world
 from zerobench.config.schema import Measure
 from zerobench.launch.start_ranks import Outcome
 from zerobench.probes import intervals
-from zerobench.probes.event_log import Happening, StepLog
 from zerobench.probes.event_rows import event_rows
 from zerobench.probes.intervals import ASIDE, Birth, Event, History, Interval, StorageRecord
 from zerobench.probes.ledger import Ledger
@@ -423,17 +422,22 @@ def storage(name: str, category: str = "activations") -> StorageRecord:
     return StorageRecord(0, category, name, "block.0", "forward", source="a.py:1 in f", first_name=name)
 
 
-def happening(place: int, phase: str, kind: str, **facts: Any) -> Happening:
-    return Happening(place, place + 0.5, phase, kind, "", "b.py:2 in g", facts)
+def noted(number: int, phase: str, kind: str, **facts: Any) -> tuple[int, Event]:
+    """An event that changes no storage, after `number` that do."""
+    return number, Event(phase, number + 0.5, source="b.py:2 in g", kind=kind, facts=facts)
 
 
 def rows_of(
-    sizes: dict[StorageRecord, int], events: list[Event], *happenings: Happening, first: dict[Any, str] | None = None
-) -> list[EventRow]:
+    sizes: dict[StorageRecord, int], events: list[Event], *others: tuple[int, Event],
+    first: dict[Any, str] | None = None,
+) -> list[EventRow]:  # fmt: skip
     every = [*sizes, *(event.stored for event in events if event.stored is not None)]
     categories = {one: one.category for one in every} | (first or {})
-    interval = Interval(0.0, sizes, categories, events)
-    return event_rows(3, StepLog(interval, list(happenings), {2: "c.py:3 in h"}))
+    log = []
+    for number, event in enumerate([*events, None]):
+        log += [other for after, other in others if after == number or (event is None and after > number)]
+        log += [] if event is None else [event]
+    return event_rows(3, Interval(0.0, sizes, categories, events, log))
 
 
 def short(rows: list[EventRow]) -> list[tuple[str, str, int, str]]:
@@ -449,9 +453,9 @@ def test_what_the_harness_leaves_is_told_where_the_next_phase_begins() -> None:
             Event(ASIDE, 2.2, left, grown=4), Event(ASIDE, 2.3, gone, grown=-64), Event(ASIDE, 2.4, old, grown=-8),
             Event("update", 3.0),
         ],
-        happening(3, ASIDE, "launch", collective="all_reduce", operation=1, unit="", operator="allreduce_",
+        noted(3, ASIDE, "launch", collective="all_reduce", operation=1, unit="", operator="allreduce_",
                   group_size=2, group="", control=True),
-        happening(3, ASIDE, "module", name="block.0"),
+        noted(3, ASIDE, "module", name="block.0"),
     )  # fmt: skip
     assert short(rows) == [
         ("data", "live", 8, "old"), ("backward", "launch", 0, ""),
@@ -466,7 +470,8 @@ def test_a_storage_that_is_resized_and_labeled_keeps_its_number() -> None:
     rows = rows_of(
         {one: 0},
         [
-            Event("forward", 1.0), Event("forward", 1.1, one, grown=10), Event("forward", 1.2, one, grown=-4),
+            Event("forward", 1.0), Event("forward", 1.1, one, grown=10),
+            Event("forward", 1.2, one, grown=-4, source="c.py:3 in h"),
             Event("forward", 1.3, one, moved=("temporary", "parameters")), Event("forward", 1.4, one, grown=-6),
         ],
         first={one: "temporary"},
@@ -484,9 +489,9 @@ def test_a_wait_has_what_its_launch_has_and_the_first_counts() -> None:
                               "group": "0", "control": False}  # fmt: skip
     rows = rows_of(
         {}, [Event("forward", 0.0)],
-        happening(1, "forward", "wait", operation=40), happening(1, "forward", "launch", operation=41, **launch),
-        happening(1, "forward", "launch", operation=41, **launch), happening(1, "forward", "wait", operation=41),
-        happening(1, "forward", "wait", operation=41),
+        noted(1, "forward", "wait", operation=40), noted(1, "forward", "launch", operation=41, **launch),
+        noted(1, "forward", "launch", operation=41, **launch), noted(1, "forward", "wait", operation=41),
+        noted(1, "forward", "wait", operation=41),
     )  # fmt: skip
     told = [(row.kind, row.operation, row.unit, row.collective) for row in rows if row.kind != "phase"]
     assert told == [("launch", 0, "block.0", "all_gather")] * 2 + [("wait", 0, "block.0", "all_gather")]

@@ -12,21 +12,14 @@ import pytest
 from analysis import largest_model
 from analysis.__main__ import main
 from tests.cells import cell
-from zerobench.commands.plan import fastest, memory, search
+from zerobench.commands.plan import fastest, search
 from zerobench.commands.plan.answer import GOALS, nothing_fits, print_plan, recommended, sentence
 from zerobench.commands.plan.candidates import SAME, Candidate, candidates
 from zerobench.commands.plan.command import plan, progress
 from zerobench.commands.plan.fastest import find_fastest, on_more_gpus, turn_of_gpus
-from zerobench.commands.plan.memory import Capacity, Simulated, Step, Work, whole_of
-from zerobench.commands.plan.search import (
-    FIXED,
-    MICRO_BATCHES,
-    Plan,
-    PlanAxis,
-    PlanRow,
-    with_model,
-)
+from zerobench.commands.plan.search import FIXED, MICRO_BATCHES, Capacity, Plan, PlanAxis, PlanRow, with_model
 from zerobench.commands.predict import costs_of
+from zerobench.commands.simulated import SimulatedCell, Step, Work, whole_of
 from zerobench.config.compose import compose_cells
 from zerobench.config.schema_training import Bf16, Fp32
 from zerobench.fake_execution import CUDA, Execution, execute
@@ -43,7 +36,7 @@ TINY = ("model=gpt", "model.hidden=32", "model.heads=2", "model.vocabulary=64", 
 def walked(axis: PlanAxis, load_of: Callable[[int], float]) -> tuple[int | None, list[int]]:
     """Runs a walk against a function of the value; returns the value found, and the values probed."""
     loads: dict[int, float] = {}
-    while (place := search.next_place(axis, loads)) is not None:
+    while (place := search.next_index(axis, loads)) is not None:
         loads[place] = load_of(axis.values[place])
     found = max((place for place, load in loads.items() if load <= 1), default=None)
     return None if found is None else axis.values[found], [axis.values[place] for place in loads]
@@ -90,13 +83,14 @@ def test_candidates_are_the_table_or_what_the_user_names() -> None:
     assert [row.name for row in chosen] == ["zero1", "zero1 offload=cpu", "zero1 offload=nvme"]
 
 
-def used(peak: int, psi: int = 1000, volume: float = 2.0, host: int = 0, value: int = 1, **more: Any) -> Simulated:
+def used(peak: int, psi: int = 1000, volume: float = 2.0, host: int = 0, value: int = 1, **more: Any) -> SimulatedCell:
     at_peak = {"parameters": peak // 3, "activations": peak - peak // 3}
     of = cell("ddp", 2, micro_batch=value)
-    return Simulated(of, psi, peak, host, 0, at_peak, None, volume * psi, 0.0, **more)
+    figures = {"psi": psi, "peak_bytes": peak, "host_bytes": host, "at_peak": at_peak, "volume_elements": volume * psi}
+    return SimulatedCell(of, **figures, **more)
 
 
-def row(name: str, peak: int | Simulated | None, offload: str = "none", load: float = 1.0, **more: Any) -> PlanRow:
+def row(name: str, peak: int | SimulatedCell | None, offload: str = "none", load: float = 1.0, **more: Any) -> PlanRow:
     """Returns a row whose search is over; its one cell fits if `load` is at most 1."""
     found = PlanRow(Candidate(name, offload), ANY, FIXED, over=True)
     if peak is None:
@@ -141,12 +135,12 @@ def test_a_plan_of_bytes_alone_says_how_to_ask_for_the_fastest(capsys: pytest.Ca
 
 def test_what_must_fit_is_what_the_allocator_reserves(capsys: pytest.CaptureFixture[str]) -> None:
     """37.5B under ZeRO-3 "fit" 80 GiB by its peak of 73.4 GiB, though the allocator reserves up to 87.4 GiB."""
-    capacity, on_gpu = Capacity(100 * MIB), used(80 * MIB, reserved_bytes=95 * MIB)
+    capacity, on_gpu = Capacity(100 * MIB), used(80 * MIB, reserved_high_bytes=95 * MIB)
     assert capacity.load(used(80 * MIB).bytes_in) <= 1, "a CPU's peak"
     assert capacity.load(on_gpu.bytes_in) > 1
     said = nothing_fits(plan_of([row("zero3", on_gpu, load=1.1)], capacity=capacity))
     assert "the least is zero3 with 95.0 MiB reserved, so the smallest device that would do has 103.3 MiB" in said
-    fits = plan_of([row("zero3", replace(on_gpu, reserved_bytes=90 * MIB))], capacity=capacity)
+    fits = plan_of([row("zero3", replace(on_gpu, reserved_high_bytes=90 * MIB))], capacity=capacity)
     assert "leaves 2.0 MiB free" in sentence(fits)
     print_plan(fits)
     assert "a row fits if what the allocator reserves is at most 92.0 MiB of 100.0 MiB" in capsys.readouterr().out
@@ -265,14 +259,14 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     assert "nothing fits 1.0 KiB: the least is zero3 with" in nothing_fits(tiny)
 
 
-Answer = Callable[[Work], Simulated | str]
+Answer = Callable[[Work], SimulatedCell]
 
 
 def simulated_as(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> list[Work]:
     """Replaces the answers of simulations by `answer`. Returns the list to which the work is added."""
     ran: list[Work] = []
 
-    def answered(work: Work, *_: Any) -> Simulated | str:
+    def answered(work: Work, *_: Any) -> SimulatedCell:
         ran.append(work)
         return answer(work)
 
@@ -330,7 +324,7 @@ DEEP = with_model(cell("zero3", 8), layers=48)
 def test_a_bracket_is_found_with_few_blocks_and_its_ends_have_all(whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """10 samples fit by few blocks; all blocks may take more memory, or less."""
 
-    def answer(work: Work) -> Simulated:
+    def answer(work: Work) -> SimulatedCell:
         size = work.cell.config.micro_batch
         most = whole if work.whole else 10
         return replace(used(int(30 + 70 * size / (most + 0.5)), value=size), whole=work.whole)
@@ -356,11 +350,11 @@ def test_goal_fastest_judges_its_leaders_with_all_blocks_by_reserved_bytes(
     """
     speeds = {"zero1": 2.0, "zero3": 1.9, "zero2": 0.5}
 
-    def answer(work: Work) -> Simulated:
+    def answer(work: Work) -> SimulatedCell:
         config = work.cell.config
         peak = int(100 * max(0.6, 0.3 + 0.7 * config.micro_batch / most))  # the update's instant, then the activations'
         held = int(peak * reserved) if config.strategy.name == "zero1" else peak
-        found = replace(used(peak, reserved_bytes=held), cell=work.cell, whole=work.whole)
+        found = replace(used(peak, reserved_high_bytes=held), cell=work.cell, whole=work.whole)
         speed = speeds[config.strategy.name] * (1 - 0.2 * config.recomputes)
         return replace(found, step=stepping(config.micro_batch * speed, 1.2)) if work.timed else found
 
@@ -386,7 +380,7 @@ def test_goal_fastest_judges_its_leaders_with_all_blocks_by_reserved_bytes(
     judged = {name for name, row in by_name.items() if row.fit.whole}
     assert judged == {"zero1", "zero3"}
     assert {work.cell.config.strategy.name for work in ran if work.whole} == judged
-    assert all(row.fit.reserved_bytes <= 100 for row in found.ranked[:2])
+    assert all(row.fit.reserved_high_bytes <= 100 for row in found.ranked[:2])
     print_plan(found)
     said = capsys.readouterr().out
     assert said.count("≤") == 2, "zero2's row, and the line that explains it"
@@ -399,7 +393,9 @@ def test_all_goals_agree_on_what_fits_over_strategies_and_recomputation(name: st
     """Under goal fastest no fit is judged by the peak: what it takes fits by least_traffic, and twice that does not."""
     words = ["-m", *TINY, *SAME, "model.layers=2", "world_size=4", "precision=bf16", "data=synthetic", "micro_batch=1"]
     cells = {
-        Candidate(name, activation=policy): compose_cells([*words, f"strategy={name}", f"activation={policy}"])[0]
+        Candidate(name, activation=policy): compose_cells(
+            [*words, f"strategy={name}", f"activation={policy}"], target="cuda"
+        )[0]
         for policy in ("none", "checkpoint")
     }
 
@@ -421,9 +417,9 @@ def test_all_goals_agree_on_what_fits_over_strategies_and_recomputation(name: st
             other = Plan("least_traffic", capacity, run)
             other.search({candidate: of}, lambda _: FIXED)
             answers[number] = other.rows[candidate]
-        assert answers[size].fit.reserved_bytes == row.fit.reserved_bytes, candidate.name
+        assert answers[size].fit.reserved_high_bytes == row.fit.reserved_high_bytes, candidate.name
         assert answers[2 * size].best is None, candidate.name
-        by_peak += answers[2 * size].beyond.peak_bytes <= capacity.usable_bytes
+        by_peak += answers[2 * size].beyond.device_peak_bytes <= capacity.usable_bytes
     assert by_peak, "by its peak at least one would have a larger micro-batch"
 
 
@@ -466,7 +462,7 @@ def test_no_simulation_has_a_lower_peak_than_the_bound(case: tuple[str, tuple[st
     words = {"precision": "precision=bf16", "activation": "activation=none,checkpoint"}
     words |= {word.partition("=")[0]: word for word in (f"strategy={case[0]}", *case[1])}
     line = ["-m", *TINY, "model.layers=3", *SAME, "world_size=4", "micro_batch=1", "data=synthetic", *words.values()]
-    for one in compose_cells(line):
+    for one in compose_cells(line, target="cuda"):
         found = execute(one.config, target=CUDA)
         assert not found.problem
         bound = search.bound_of(one)
@@ -474,7 +470,7 @@ def test_no_simulation_has_a_lower_peak_than_the_bound(case: tuple[str, tuple[st
         assert bound <= (found.allocated_bytes or 0)
 
 
-def _layers(found: Simulated) -> int:
+def _layers(found: SimulatedCell) -> int:
     return found.cell.config.model.layers  # type: ignore[attr-defined,no-any-return]
 
 
@@ -484,7 +480,7 @@ def test_a_candidate_is_told_when_it_is_done_and_ctrl_c_leaves_the_done_ones(
     """A pipe reads: lines go to standard error before the round of all candidates is over."""
     names, capacity = ("ddp", "zero1", "zero3"), Capacity(100 * MIB)
     monkeypatch.setattr(
-        memory, "simulated_by", lambda cell, _: used(200 * MIB if cell.config.strategy.name == "ddp" else MIB)
+        SimulatedCell, "of", lambda cell, *_: used(200 * MIB if cell.config.strategy.name == "ddp" else MIB)
     )
 
     def run(configs: list, tell: Any, operators: bool) -> list[Execution]:  # type: ignore[type-arg]
@@ -511,8 +507,8 @@ def test_an_interrupted_plan_of_the_fastest_keeps_its_complete_rows(
 ) -> None:
     """Ctrl-C comes while zero3 is open: its second micro-batch was to be simulated."""
 
-    def answer(work: Work) -> Simulated | str:
-        return "its model cannot be built" if work.cell.config.strategy.name == "ddp" else used(MIB)
+    def answer(work: Work) -> SimulatedCell:
+        return replace(used(MIB), problem="its model cannot be built" * (work.cell.config.strategy.name == "ddp"))
 
     def run(configs: list, tell: Any, **_: Any) -> list[Execution]:  # type: ignore[type-arg]
         simulate_nothing(configs[:before], tell)

@@ -125,8 +125,8 @@ def test_quiet_leaves_notes_out_and_nothing_that_is_wrong(monkeypatch, capsys) -
 
 def test_a_command_after_two_dashes_keeps_its_own_flags(monkeypatch) -> None:
     seen: list[tuple[list[str], bool]] = []
-    monkeypatch.setattr("zerobench.commands.columns.columns", lambda words: seen.append((words, is_quiet())) or 0)
-    assert cli.run(["columns", "a", "b", "-q", "--", "make", "-q"]) == 0
+    monkeypatch.setattr("zerobench.commands.show.show", lambda words: seen.append((words, is_quiet())) or 0)
+    assert cli.run(["show", "a", "b", "-q", "--", "make", "-q"]) == 0
     assert seen == [(["a", "b", "--", "make", "-q"], True)]
     assert not is_quiet()
 

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -106,30 +107,30 @@ def refusal(*words: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_sweeper_gets_each_cells_objective_and_infeasible_ones_as_failed(ran: Ran) -> None:
-    words = ("objective=tokens_per_s", "micro_batch=2,4,16,0", "hydra.sweeper.n_trials=6", "hydra.sweeper.n_jobs=4")
+def test_sweeper_gets_signed_objective_of_each_cell_and_inf_if_infeasible(ran: Ran) -> None:
+    words = ("objective=-tokens_per_s", "micro_batch=2,4,16,0", "hydra.sweeper.n_trials=6", "hydra.sweeper.n_jobs=4")
     code, said = ran(*BY_MADE_UP, *words)
-    assert made_up_sweeper.told == [-1000 / 3, -1000, None, None, -1000 / 3, -1000], (
-        "it minimizes, unless it can be told"
-    )
+    assert made_up_sweeper.told == [-1000 / 3, -1000, inf, inf, -1000 / 3, -1000]
     assert MadeUp.ran == [2, 4, 16, 0], "no cell is run twice"
     assert "made_up: 4 cells: 2 ok, 1 oom, 1 invalid" in said
     assert "name: made_up" in said, "the sweeper's own account"
     assert "Error executing job" not in said
     assert code == 0, "not to fit is an answer"
+    ran(*BY_MADE_UP, "objective=+tokens_per_s", *words[1:])
+    assert made_up_sweeper.told == [1000 / 3, 1000, -inf, -inf, 1000 / 3, 1000]
 
 
 @pytest.mark.thorough
 def test_a_memory_limit_launches_of_a_cell_and_a_crash(ran: Ran) -> None:
-    words = ("objective=tokens_per_s", "micro_batch=4,2", "measure.repeats=3")
+    words = ("objective=-tokens_per_s", "micro_batch=4,2", "measure.repeats=3")
     code, said = ran(*BY_MADE_UP, *words, "search.memory_limit=20MiB", "hydra.sweeper.n_trials=2")
     geometric = 1000 / 3 / (1.1 * 1.2) ** (1 / 3)
-    assert made_up_sweeper.told == [None, pytest.approx(-geometric)], "as tables have it"
+    assert made_up_sweeper.told == [inf, pytest.approx(-geometric)], "as tables have it"
     assert code == 0
     assert "1 over the limit, 1 ok" in said
     code, said = ran(*BY_MADE_UP, "objective=peak_bytes", "micro_batch=7,2", "hydra.sweeper.n_trials=2")
     assert code == 1, "a crash is no answer"
-    assert made_up_sweeper.told == [None, 16 * MIB]
+    assert made_up_sweeper.told == [inf, 16 * MIB]
 
 
 @pytest.mark.thorough
@@ -142,19 +143,12 @@ def test_what_ends_a_sweep_early_keeps_what_is_there(ran: Ran, monkeypatch: pyte
     assert "zerobench status" in said
     monkeypatch.setattr(MadeUp, "ending", "failed_fast")
     assert ran(*words)[0] == 1
-    monkeypatch.setattr(MadeUp, "ends_at", 99)
-    limited = ("objective=peak_bytes", "micro_batch=2,16", "hydra.sweeper.max_failure_rate=0.5")
-    with pytest.raises(
-        RefusedError, match=r"hydra/sweeper=made_up: RuntimeError: .*micro_batch=16.*: it is infeasible"
-    ):
-        ran(*BY_MADE_UP, *limited, "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=1")
-    assert MadeUp.ran == [2, 16]
 
 
 @pytest.mark.slow
 def test_a_figure_that_no_run_has_ends_the_sweep_with_a_sentence(ran: Ran) -> None:
     with pytest.raises(RefusedError, match="objective=overlap: a run has no such figure"):
-        ran(*BY_MADE_UP, "objective=overlap", "seed=1,2")
+        ran(*BY_MADE_UP, "objective=-overlap", "seed=1,2")
     assert len(MadeUp.ran) <= 2
 
 
@@ -165,7 +159,7 @@ def test_a_figure_that_no_run_has_ends_the_sweep_with_a_sentence(ran: Ran) -> No
         (("objective=peak_bytes", "seed=1,2"), "no sweeper asks for it; add hydra/sweeper=optuna, or leave it out"),
         ((*BY_MADE_UP, "seed=1,2"), "hydra/sweeper=made_up: it needs an objective; add objective=COLUMN"),
         ((*BY_MADE_UP, "objective=peak_byte", "seed=1,2"), "no such column of numbers; did you mean peak_bytes?"),
-        ((*BY_MADE_UP, "objective=strategy", "seed=1,2"), "its column is str, not a number"),
+        ((*BY_MADE_UP, "objective=tokens_per_s", "seed=1,2"), "write objective=-tokens_per_s, or +tokens_per_s if"),
         ((*BY_MADE_UP[1:], "objective=peak_bytes"), "hydra/sweeper=made_up: it needs a sweep; add -m"),
         ((*BY_MADE_UP, "objective=peak_bytes", "sed=1,2"), "sed: no such key"),
         ((*BY_MADE_UP, "objective=peak_bytes", "seed=interval(1,9)"), "of whole numbers it is seed=int(interval(1,9))"),
@@ -179,30 +173,9 @@ def test_what_cannot_be_meant_is_a_sentence(words: tuple[str, ...], sentence: st
 
 
 @pytest.mark.slow
-def test_a_column_that_leaves_its_direction_open_needs_one(ran: Ran, capfd) -> None:
-    with pytest.raises(RefusedError, match=r"objective=psi: is more better, or less\?"):
-        ran(*BY_MADE_UP, "objective=psi", "seed=1,2")
-    assert not MadeUp.ran
-    assert capfd.readouterr().out == "", "nothing ran, so there is nothing to tell of it"
-
-
-@pytest.mark.slow
 def test_composing_leaves_no_file_in_the_folder_of_hydra(tmp_path: Path) -> None:
     assert len(compose_cells(["-m", "seed=1,2", f"hydra.sweep.dir={tmp_path}/hydra"])) == 2
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:[\\s\\S]*is validated against ConfigStore schema")
-def test_code_that_no_installed_plugin_names_is_not_imported(tmp_path: Path) -> None:
-    folder = tmp_path / "hydra/sweeper/sampler"
-    folder.mkdir(parents=True)
-    (folder / "made_up.yaml").write_text("_target_: builtins.print\n")
-    words = (*BY_MADE_UP, "objective=peak_bytes", "seed=1,2", "+hydra/sweeper/sampler=made_up")
-    assert compose([*words]) is not None
-    shadowed = refusal(*words, "--config-dir", str(tmp_path))
-    assert "hydra.sweeper.sampler._target_=builtins.print: a config names no code to import" in shadowed
-    assert "names no code to import" in refusal(*words, "hydra.sweeper.sampler._target_=builtins.print")
 
 
 def test_a_plugin_that_cannot_be_imported_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,14 +203,17 @@ def test_a_sweeper_gets_the_keys_with_several_values_alone() -> None:
 @needs_optuna
 def test_optuna_finds_what_is_best_and_fails_what_is_infeasible(ran: Ran) -> None:
     words = ("micro_batch=range(0,13)", "strategy=ddp,zero3", "strategy.bucket_bytes=1MiB,4MiB")
-    _, said = ran(*BY_OPTUNA, "objective=tokens_per_s", "hydra.sweeper.n_trials=6", *words)
+    _, said = ran(
+        *BY_OPTUNA, "objective=-tokens_per_s", "hydra.sweeper.n_trials=6", "hydra.sweeper.sampler.seed=1", *words
+    )
     best = max(1000 / (1.0 + abs(size - 4)) for size in MadeUp.ran if 0 < size <= 10 and size != 7)
-    assert f"best_value: {best}" in said
+    assert f"best_value: {-best}" in said
     assert "Study" not in said
     first = list(MadeUp.ran)
-    ran(*BY_OPTUNA, "objective=tokens_per_s", "hydra.sweeper.n_trials=6", *words)
-    assert first == MadeUp.ran, "the same command proposes the same cells"
-    several = ("objective=peak_bytes,tokens_per_s", "micro_batch=range(1,6)", "hydra.sweeper.n_trials=8")
+    ran(*BY_OPTUNA, "objective=-tokens_per_s", "hydra.sweeper.n_trials=6", "hydra.sweeper.sampler.seed=1", *words)
+    assert first == MadeUp.ran, "the same seed proposes the same cells"
+    several = ("objective=peak_bytes,-tokens_per_s", "micro_batch=range(1,6)", "hydra.sweeper.n_trials=8")
+    several = (*several, "hydra.sweeper.direction=[minimize,minimize]")
     assert "solutions:" in ran(*BY_OPTUNA, *several)[1]
 
 
@@ -245,6 +221,6 @@ def test_optuna_finds_what_is_best_and_fails_what_is_infeasible(ran: Ran) -> Non
 @pytest.mark.thorough
 def test_nevergrad_finds_what_is_best_too(ran: Ran) -> None:
     by_nevergrad = ("-m", "hydra/sweeper=nevergrad", *TINY, "hydra.sweeper.optim.budget=12")
-    code, said = ran(*by_nevergrad, "objective=tokens_per_s", "micro_batch=range(1,13)", "strategy=ddp,zero3")
+    code, said = ran(*by_nevergrad, "objective=-tokens_per_s", "micro_batch=range(1,13)", "strategy=ddp,zero3")
     assert "best_evaluated_result" in said
     assert code in (0, 1)

@@ -11,31 +11,22 @@ import pytest
 from tests.cells import cell
 from validation import table1
 from validation.__main__ import main
-from validation.published.command import COLUMNS, record_of, write
+from validation.published.command import record_of, write
 from validation.published.equations import states_per_parameter
 from validation.published.figure import Reproduced, reproduce
 from validation.published.sources import SOURCES
 from validation.published_runs.causes import GIB
 from validation.published_runs.cells import built_as, family_of, plan_of
 from validation.published_runs.hardware import hardware_of
-from validation.published_runs.rows import NotGivenError, PublishedRun
+from validation.published_runs.rows import PublishedRun
 from validation.runner import run_real
 from validation.store import read
-from validation.table1 import GB, CellRow, StatesRow, TableCell, matching, place_of, places
+from validation.table1 import GB, CellRow, StatesRow, TableCell, place_of, places
 from zerobench.fake_execution import Execution
 from zerobench.fake_execution.execute import execute, settled
 
 ROWS = [(name, row) for name, source in SOURCES.items() for row in source.rows]
 ROOT = Path(__file__).parents[2]
-
-
-def test_formulas_are_what_is_printed_where_nothing_is_said_against_it() -> None:
-    for name, row in ROWS:
-        if not (row.misprint or row.note):
-            assert row.formula == pytest.approx(row.value, abs=row.digit or 1e-9), (name, row.quantity)
-    assert [row.quantity for _, row in ROWS if row.misprint and abs(row.formula - row.value) < 1] == [
-        "checkpoints of 100B, 125 layers, b = 32, s = 1024"  # the number is right, and its unit is not
-    ]
 
 
 @pytest.mark.slow
@@ -48,20 +39,6 @@ def test_a_row_that_differs_says_so_and_one_without_execution_says_why() -> None
 
 
 _failed = Execution(cell("zero1", 2).config, 0, 0.0, None, "it has no values")
-
-
-def test_formulas_are_listed_and_written_without_execution(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["published", "--list", "--only", "offload,zeropp"]) == 0
-    said = capsys.readouterr().out
-    assert "arXiv 2101.06840" in said
-    assert "misprint, right is 2M" in said
-    assert main(["published", "--list", "--out", str(tmp_path / "new")]) == 0
-    rows = list(csv.DictReader((tmp_path / "new/published.csv").read_text().splitlines()))
-    assert [row["quantity"] for row in rows] == [row.quantity for _, row in ROWS]
-    assert set(rows[0]) == set(COLUMNS)
-    assert (tmp_path / "new/published.md").read_text().count("## ") == len(SOURCES)
-    assert main(["published", "--list", "--only", "megaton"]) == 2
-    assert "published: --only megaton: no such source; did you mean megatron?" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
@@ -142,31 +119,6 @@ def test_peaks_of_our_own_real_runs_are_met(tmp_path: Path, chosen: list[dict[st
     assert ((tmp_path / "cache" / "cells.csv").read_text(), out.read_text()) == (kept, before)
 
 
-NO_ESTIMATE = {
-    "too many": ({"gpus": 10**6}, "world_size=1000000"),
-    "unknown": ({"model": "Wurlitzer 7B"}, "model=Wurlitzer 7B: no architecture is known by that name"),
-    "encoder": ({"model": "bert 82M"}, "a loss over masked tokens"),
-    "shape": ({"layers": "", "vocab": ""}, "the row does not give layers, vocab"),
-    "tensor parallel": ({"tp": 8}, "tp=8: only data parallelism is simulated"),
-    "eight bits": ({"precision": "float8 rowwise"}, "precision=float8 rowwise: less than 16 bits is not simulated"),
-    "tiers": ({"notes": "CPU offload"}, "the notes mention offloading"),
-    "stage": (
-        {"system": "jax-pax", "strategy": "zero3"},
-        "strategy=zero3 of jax-pax: no strategy here corresponds to it",
-    ),
-    "policy": ({"act_ckpt": "some"}, "act_ckpt=some: none of none, full, selective"),
-}
-
-
-@pytest.mark.parametrize("case", NO_ESTIMATE)
-def test_a_run_that_cannot_be_estimated_says_why(case: str) -> None:
-    pytest.importorskip("transformers")
-    more, words = NO_ESTIMATE[case]
-    with pytest.raises(NotGivenError) as refused:
-        plan_of(run_of(RUNS[1] | more))
-    assert words in str(refused.value)
-
-
 FP32_SUMS = {"system": "nanotron", "precision": "bf16, fp32 accumulation of gradients and fp32 masters"}
 
 
@@ -218,16 +170,6 @@ def test_all_54_printed_numbers_agree_with_the_formula_within_one_unit() -> None
     assert [table1.how_printed(text, 4187.5) for text in ("4187", "4188", "4186")] == ["cut off", "rounded", "misprint"]
 
 
-def test_places_are_the_table_figure_1_and_variants_and_words_choose_among_them() -> None:
-    """54 cells without a name of a variant; a word that is none is refused."""
-    every = places()
-    assert len(set(every)) == len(every)
-    assert {(p.size, p.ranks, p.strategy) for p in every if p.strategy != "ddp" and not p.variant} == set(TABLE)
-    assert [str(p) for p in matching(every, ["7.5B", "N=64"])][:2] == ["7.5B ddp N=64", "7.5B zero1 N=64"]
-    with pytest.raises(ValueError, match=r"--only 8B: no such cell; use words of 7.5B, 128B, 1T"):
-        matching(every, ["8B"])
-
-
 def test_the_committed_rows_are_the_papers_cells_and_their_parts_add_up() -> None:
     """Printed numbers and formulas as of today; the executed states are the formula, what is in flight, and the sum of
     their lines; the replay expects them to a millionth.
@@ -245,23 +187,3 @@ def test_the_committed_rows_are_the_papers_cells_and_their_parts_add_up() -> Non
         assert parts[place_of(row)] == row.executed_bytes >= row.formula_bytes
         assert row.replayed_bytes == pytest.approx(row.executed_bytes, rel=1e-6)
         assert row.resident_bytes < 4 * 2**30
-
-
-@pytest.mark.thorough
-def test_the_verb_executes_what_is_not_there_and_parts_add_up(tmp_path: Path, monkeypatch, capsys) -> None:
-    """On a small model: rows with formula, executed and replayed; a second run has nothing to do."""
-    monkeypatch.setitem(table1.MODELS, "7.5B", "gpt_tiny")
-    command = ["table1", "--only", "7.5B", "N=4", "zero3", "--out", str(tmp_path)]
-    assert main(command) == 0
-    assert "1 cells simulated" in capsys.readouterr().out
-    [row] = read(tmp_path / "cells.csv", CellRow)
-    assert place_of(row) == TableCell("7.5B", 4, "zero3")
-    assert row.executed_bytes > row.formula_bytes == -(-16 * row.psi // 4)
-    parts = read(tmp_path / "in_flight.csv", StatesRow)
-    assert sum(part.bytes for part in parts) == row.executed_bytes
-    assert (row.printed_gb, row.how_printed, row.paper_formula_bytes) == ("30", "exact", 30 * GB)
-    assert main(command) == 0
-    assert "0 cells simulated" in capsys.readouterr().out
-    (tmp_path / "cells.csv").write_text("a,b\n1,2\n")
-    assert main(command) == 2
-    assert "its columns are not those of this version" in capsys.readouterr().err

@@ -18,10 +18,10 @@ from zerobench.commands.replay import page
 from zerobench.commands.replay.clock import TICKS, ticks_of
 from zerobench.commands.replay.page import NUMBERS, WORDS, data_of
 from zerobench.commands.replay.worlds import ReplayWorld, at, executed_worlds, recorded_worlds
-from zerobench.fake_execution import CUDA
+from zerobench.fake_execution import CUDA, execute_all
 from zerobench.records import CATEGORIES
 from zerobench.results.events import live_bytes
-from zerobench.timing.prediction import execute_schedules, reduced, step_time
+from zerobench.timing.prediction import reduced, schedule_of, step_time
 
 RECORDED = Path(__file__).parents[2] / "results/replay"
 DATA = re.compile(r'(?<=id="data">)(.*?)(?=</script>)', re.DOTALL)
@@ -182,7 +182,8 @@ def test_predicted_times_on_one_gpu_are_those_of_predict(world: ReplayWorld) -> 
     cluster, panel = costs_of("h100-3200", None), world.panels[0]
     (made,) = executed_worlds([panel], [1], jobs=1, costs=cluster)
     ((_, events),) = made.panels[0].streams.items()
-    (schedule,) = execute_schedules("one", [reduced(at(panel.config, 1))], CUDA, 1)
+    small = reduced(at(panel.config, 1))
+    schedule = schedule_of(small, execute_all(small.configs, CUDA, 1, operators=True))
     wanted = [
         seconds
         for event, seconds in zip(schedule.events[-1], step_time(schedule, cluster).timeline.at, strict=True)

@@ -319,9 +319,9 @@ def test_units_of_fsdp2_may_stay_in_fewer_parts_from_forward_to_backward() -> No
         for name, p in models.build("gpt", cell("ddp", 1).config.model_options).named_parameters()
         if name.startswith("blocks.")
     )
-    most = [one._of("parameters").max_bytes for one in (all_ranks, halves)]
+    most = [one._step["parameters"].max_bytes for one in (all_ranks, halves)]
     assert 0 < most[1] - most[0] <= 4 * of_blocks / 2
-    assert all_ranks._of("activations").max_bytes == halves._of("activations").max_bytes
+    assert all_ranks._step["activations"].max_bytes == halves._step["activations"].max_bytes
     assert halves.wire_bytes < all_ranks.wire_bytes
     words = "it must divide world_size=4 and be below it, and strategy be fsdp2; leave it out"
     for name, ranks in (("fsdp2", 3), ("fsdp2", 4), ("fsdp2_no_reshard", 2)):

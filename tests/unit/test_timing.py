@@ -2,11 +2,9 @@
 
 import math
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 import yaml
@@ -16,21 +14,19 @@ from tools.docs.predicted import held_out_error
 from validation.published_runs.hardware import hardware_of
 from validation.published_runs.rows import PublishedRun
 from validation.schedules import NOT_EXECUTED
-from zerobench.calibrate.collectives import load_calibration
-from zerobench.calibrate.operators import CALLS, IN_STEP, STEP, OperatorTime, load_operators
-from zerobench.commands.estimate.command import ask
 from zerobench.commands.predict import costs_of
+from zerobench.commands.simulated import ask
 from zerobench.config.schema_training import Fp16, Muon
-from zerobench.fake_execution import Execution
+from zerobench.fake_execution import Execution, execute_all
 from zerobench.fake_execution.execute import CPU, CUDA, execute
 from zerobench.predict.flops import step_flops
 from zerobench.probes.operator_stream import FORMULAS, GROUPED, _sizes
 from zerobench.records import EventRow
 from zerobench.results.provenance import source_of
-from zerobench.timing import hardware, prediction, reference
-from zerobench.timing.costs import COLD_BYTES, TCP, CpuCosts, GpuCosts, Transfer, matmul_rows, numbers
+from zerobench.timing import hardware, prediction
+from zerobench.timing.costs import GpuCosts, Transfer, matmul_rows, numbers
 from zerobench.timing.interval import interval_of
-from zerobench.timing.prediction import StepSchedule, execute_schedules, reduced, schedule_of, step_time
+from zerobench.timing.prediction import StepSchedule, reduced, schedule_of
 from zerobench.timing.timeline import Declared, lay_out
 
 
@@ -39,20 +35,14 @@ class Units:
 
     one_stream, order_s, loop_s = False, 0.0, 0.0
 
-    def __init__(
-        self, blocking: bool = False, host_s: float = 0.0, contention: float = 1.0, apart: float = 0.0
-    ) -> None:
-        self.blocking, self.host_s, self.contention = blocking, host_s, contention
-        self._apart = apart
+    def __init__(self, host_s: float = 0.0, contention: float = 1.0) -> None:
+        self.host_s, self.contention = host_s, contention
 
     def compute(self, event: EventRow) -> float:
         return float(event.flops)
 
     def transfer(self, event: EventRow) -> Transfer:
         return Transfer(self.host_s, float(event.bytes))
-
-    def apart(self, seconds: float) -> float:
-        return self._apart * seconds
 
 
 def row(kind: str, **facts: object) -> EventRow:
@@ -97,16 +87,13 @@ ORDERED = [
         ([launch(0, 6, 1), work(4), wait(0)], Units(contention=1.5), 6, 0),
         ([launch(0, 3, 1), work(4), wait(0)], Units(contention=1.5), 5, 0),
         ([launch(0, 5, 2), wait(0, 2), work(1)], Units(), 5, 0),
-        ([launch(0, 5, 2), wait(0, 2), work(1)], Units(blocking=True), 6, 5),
-        ([work(2), launch(0, 5), work(1), wait(0), work(1)], Units(blocking=True), 8, 4),
         ([launch(0, 2, 1), wait(0), row("order", operator="late", unit="bucket 0"), gather(7, 4, "bucket 0")],
          Units(), 6, 6),
     ],
     ids=[
         "a collective hides behind compute", "collectives of a group run one after the other", "an event is waited for",
         "without the wait it starts at once", "compute beside a collective is slower", "until the collective ends",
-        "a stream waits while another computes", "a CPU has no streams", "the host of a CPU computes and waits",
-        "what the step before left keeps the lane busy",
+        "a stream waits while another computes", "what the step before left keeps the lane busy",
     ],
 )  # fmt: skip
 def test_where_collectives_hide_and_what_a_step_waits_for(
@@ -126,85 +113,6 @@ def test_a_slow_host_starves_the_device() -> None:
     made = lay_out([work(1), work(1), work(1)], Units(host_s=2.0))
     assert made.step_s == 7
     assert made.host_s == 4
-
-
-def test_a_host_that_only_waits_has_done_its_work_for_a_collective_meanwhile() -> None:
-    class Linked(Units):
-        def transfer(self, event: EventRow) -> Transfer:
-            return Transfer(2.0, float(event.bytes), 2.0)
-
-    cpu = Linked(blocking=True)
-    assert lay_out([launch(0, 5), wait(0)], cpu).step_s == 5
-    assert lay_out([launch(0, 5), work(1), wait(0)], cpu).step_s == 6, "compute takes its turn"
-    assert lay_out([launch(0, 5), work(2), wait(0)], cpu).step_s == 7, "compute hides behind the transfer"
-    assert lay_out([launch(0, 5), launch(0, 5), wait(0)], cpu).step_s == 10, "a lane carries one after the other"
-    assert lay_out([launch(0, 5), work(1), launch(1, 5), wait(1)], cpu).step_s == 12, "it does not start earlier"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "via", "kind", "mebibytes", "crosses"),
-    [
-        (2, "send", "all_gather", 8, 8), (4, "send", "all_gather", 6, 8), (4, "send", "reduce_scatter", 6, 9.36),
-        (4, "c10d", "all_gather", 6, 6), (4, "c10d", "reduce_scatter", 6, 12),
-        (2, "c10d", "all_gather", 8, 11.6), (2, "c10d", "all_gather", 1, 1),
-    ],
-)  # fmt: skip
-def test_bytes_that_cross_a_link_between_two_halves_of_the_ranks(
-    ranks: int, via: str, kind: str, mebibytes: int, crosses: float
-) -> None:
-    """Each rank sends to every other one, two of three beyond the link; a ring crosses it once in each direction."""
-    folder = Path(f"results/calibration/cpu/N={ranks}")
-    costs = CpuCosts(load_operators(folder), load_calibration(folder), 2, 0.5 * 2**20 / TCP)
-    sent = mebibytes * 2**20
-    facts = {"group_size": ranks, "stride": 1, "collective": kind, "wire_bytes": sent, "bytes": 2 * sent}
-    assert costs.transfer(row("launch", operator=via, **facts)).wire_s == pytest.approx(2 * crosses)
-
-
-def test_what_the_committed_calibration_says_of_a_launch() -> None:
-    """A call is the hooks' alone; over a link the work beside compute is done while the host waits, and no call is."""
-    folder = Path("results/calibration/cpu/N=2")
-    plain, linked = (CpuCosts(load_operators(folder), load_calibration(folder), 2, link) for link in (None, 1e8))
-    call = load_operators(folder).set_index("operator")["seconds"][CALLS["torch"]]
-    facts = {"operator": "c10d", "group_size": 2, "collective": "all_gather", "wire_bytes": 2**22, "bytes": 2**23}
-    hooked, after = (replace(row("launch", **facts), phase=phase) for phase in ("backward", "update"))
-    assert plain.transfer(hooked).host_s - plain.transfer(after).host_s == pytest.approx(call)
-    assert (plain.transfer(hooked).within_s, linked.transfer(after).wire_s > 0.04) == (0.0, True)
-    assert linked.transfer(hooked).within_s == linked.transfer(after).host_s
-
-
-def test_only_operators_that_a_cache_does_not_hold_take_longer_in_a_step() -> None:
-    folder = Path("results/calibration/cpu/N=2")
-    known = load_operators(folder)
-    alone = CpuCosts(known[known["operator"] != IN_STEP], load_calibration(folder), 2)
-    costs = CpuCosts(known, load_calibration(folder), 2)
-    small, large = (row("compute", operator="add", bytes=size) for size in (COLD_BYTES - 1, COLD_BYTES))
-    assert costs.compute(small) == alone.compute(small)
-    assert costs.compute(large) - alone.compute(large) == pytest.approx(known.set_index("operator")["seconds"][IN_STEP])
-
-
-def test_on_cpus_a_collective_waits_for_the_last_rank_by_how_long_they_have_not_waited_for_one_another() -> None:
-    apart = Units(blocking=True, apart=0.25)
-    made = lay_out([work(4), launch(0, 2), wait(0), work(4), launch(1, 2), wait(1)], apart)
-    assert made.step_s == 4 + 1 + 2 + 4 + 1.75 + 2, "they were together when the first was issued, 7 seconds before"
-    hidden = lay_out([work(4), launch(0, 2), work(4), wait(0), launch(1, 2), wait(1)], apart)
-    assert hidden.step_s == 8 + 2 + 2, "a wait that is over at once brings nobody together"
-
-
-def test_a_launch_costs_what_the_reference_steps_took_beyond_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Path("results/calibration/cpu/N=2")
-    committed = load_operators(folder)
-    known = committed[~committed["operator"].isin([STEP, IN_STEP, *CALLS.values()])]
-    took = {reference.ALONE: 0.22, "zero3": 0.31, "fsdp2": 0.36}
-    monkeypatch.setattr(reference, "usable_cores", lambda: 2)
-    rows = reference.step_rows(folder, [OperatorTime(**one) for one in known.to_dict("records")], took, 2)
-    with_steps = pd.concat([known, pd.DataFrame([vars(one) for one in rows])], ignore_index=True)
-    costs = CpuCosts(with_steps, load_calibration(folder), cores=2)
-    cells = [reduced(reference.reference_cell(2, name)) for name in took]
-    for (name, seconds), schedule in zip(took.items(), execute_schedules("", cells, CPU), strict=True):
-        assert step_time(schedule, costs).step_s == pytest.approx(seconds, rel=0.02), name
-    config = reference.reference_cell(2, "zero3")
-    assert interval_of(costs, config).words.endswith("cells on calibrated machines")
-    assert "fewer ranks than cores" in interval_of(CpuCosts(with_steps, load_calibration(folder), 4), config).words
 
 
 def test_what_a_step_leaves_in_flight_travels_during_the_next() -> None:
@@ -381,7 +289,7 @@ def test_an_operator_without_a_formula_is_named_and_its_step_is_not_validated() 
 def test_every_operator_of_a_common_step_has_a_formula(strategy: str) -> None:
     more = {"precision": Fp16(), "clip": 1.0, "optimizer": Muon(), "backend": "simulated", "tensors": "fake"}
     for target in (CPU, CUDA):
-        config = reduced(cell(strategy, 2, "tiny", **more).config)
+        config = reduced(cell(strategy, 2, "tiny", target.kind, **more).config)
         assert schedule_of(config, [execute(config.configs[0], target=target, operators=True)]).without_formula == []
 
 
@@ -431,7 +339,8 @@ def test_sliding_window_is_counted_in_full_and_its_time_is_not_validated() -> No
     for window in ("16", "null"):
         question = ask([*MISTRAL, f"huggingface.options.sliding_window={window}", "world_size=8"], "cuda")
         config = question.cells[0].config
-        (schedule,) = execute_schedules("window", [reduced(config)], question.target, 1)
+        small = reduced(config)
+        schedule = schedule_of(small, execute_all(small.configs, question.target, 1, operators=True))
         found.append((step_flops(config), schedule.without_formula))
     (windowed, masked), (whole, plain) = found
     assert windowed == whole
@@ -548,7 +457,8 @@ def whole_and_reduced(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[flo
     monkeypatch.setattr(prediction, "MOST_MICRO_BATCHES", 64)
     whole = prediction.reduced(config)
     assert whole.configs == (config,) != part.configs
-    schedules = prediction.execute_schedules("schedules", [whole, part], question.target, 1)
+    executed = [execute_all(small.configs, question.target, 1, operators=True) for small in (whole, part)]
+    schedules = map(schedule_of, (whole, part), executed)
     both = [prediction.step_time(schedule, costs) for schedule in schedules]
     assert both[0].exposed_s == pytest.approx(both[1].exposed_s, rel=0.01, abs=1e-6)
     assert both[0].compute_s == pytest.approx(both[1].compute_s, rel=0.01)

@@ -33,7 +33,7 @@ LOADERS = {
 ALLOWED = {
     ("zerobench/launch/rank_main.py", "pickle.loads"): "jobs of the parent, through a pipe",
     ("zerobench/launch/start_ranks.py", "pickle.loads"): "messages of own children, through a pipe",
-    ("zerobench/config/safe_yaml.py", "yaml.load"): "OnceLoader, a SafeLoader",
+    ("zerobench/config/yaml_file.py", "yaml.load"): "OnceLoader, a SafeLoader",
     ("tools/docs/render.py", "eval"): "fields of the templates beside it, which are code of this repository",
 }
 

@@ -65,7 +65,7 @@ MEASURED = (
 PREDICTED = (
     "strategies", "table1", "table1_in_flight", "largest_model", "validated", "compiled_runs", "not_compared",
     "predicted_by_source", "predicted_intervals", "predicted_misses", "predicted_runs",
-    "predicted_here", "map_fastest", "map_scaling",
+    "map_fastest", "map_scaling",
     "interpolation", "gpu_summary", "gpu_memory", "gpu_reserved", "gpu_steps",
     "gpu_rates", "gpu_refitted", "gpu_next",
 )  # fmt: skip

@@ -10,7 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from statistics import mean, median
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +22,6 @@ from analysis import predicted_maps as figure
 from tools.docs.measured import volume
 from tools.docs.recorded import RESULTS, beside
 from tools.docs.render import render, table
-from validation import predicted_here as here
 from validation import predicted_runs as runs
 from validation.gpu_runs import GpuRunRow, rows_of, steps
 from validation.one_gpu import NEXT, refitted
@@ -172,25 +171,6 @@ def predicted_misses() -> str:
     reasons = Counter(row.reason for row in _runs() if row.error is None)
     lines = "\n".join(f"- {number} × {reason}" for reason, number in reasons.most_common())
     return f"{render('predicted_runs', predicted_runs()[:MISSES])}\n\nWithout a prediction:\n\n{lines}"
-
-
-# -- predicted time: this machine ------------------------------------------------------------------
-
-
-def predicted_here() -> str:
-    """Steps of a calibrated machine beside predictions that were written before (`make predicted-here`)."""
-    every = here.predicted(RESULTS / "predicted_here/cpu.csv")
-    rows = sorted(every, key=lambda row: -abs(row.error or 0.0))
-    errors = [abs(error) for error in here.measured_errors(rows)]
-    right, apart = here.order_of(rows)
-    again = [row for row in every if row.strategy == here.REFERENCE and row.error is not None]
-    drift = " and ".join(f"{1 / (1 + (row.error or 0.0)) - 1:+.1%} with {row.ranks} ranks" for row in again)
-    return (
-        f"{render('predicted_here', (row for row in rows if row.strategy != here.REFERENCE))}\n\n"
-        f"Mean |error| {mean(errors):.1%}, median {median(errors):.1%}, largest {max(errors):.1%};"
-        f" {right} of {apart} pairs of strategies that all launches separate are in the right order.\n\n"
-        f"The calibration's own reference step, measured again in the same rounds, had changed by {drift}."
-    )
 
 
 # -- predicted time: maps --------------------------------------------------------------------------

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import csv
+import inspect
 import io
 import os
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -17,15 +18,14 @@ from unittest import mock
 
 from tools.docs.render import table
 from zerobench import cli
-from zerobench.commands.columns import as_markdown
-from zerobench.commands.estimate.row import EstimateRow, LargeTensor
+from zerobench.commands.simulated import FIGURES, SETTING, LargeTensor, SimulatedCell
 from zerobench.config import help
 from zerobench.config.compose import checker
 from zerobench.config.keys import AUTO, GROUPS, KEYS
 from zerobench.config.overrides import Overrides
 from zerobench.config.schema import SCHEMAS
 from zerobench.records.describe import ROWS, columns_of, meanings_of
-from zerobench.sections import Key
+from zerobench.results.grid import Grid
 from zerobench.sizes import show_bytes
 
 HERE = Path(__file__).resolve().parents[2]
@@ -56,16 +56,33 @@ def help_of(*words: str) -> str:
 
 
 def columns() -> str:
-    """Every column of every table."""
-    return as_markdown([column for row in ROWS for column in columns_of(row)])
+    """Every column of every table: a heading and a pipe table each."""
+    parts = []
+    for name, row in ROWS.items():
+        rows = [
+            [f"`{column.name}`", column.kind + (" or none" if column.optional else ""), column.unit, column.meaning]
+            for column in columns_of(name)
+        ]
+        about = " ".join((inspect.getdoc(row) or "").split()).split(". ")[0].rstrip(".")
+        grid = Grid(["column", "type", "unit", "meaning"], rows, left=4)
+        parts += [f"## {name}", "", f"{about}.", "", grid.markdown(is_markdown=True)]
+    return "\n".join(parts)
 
 
 def estimates() -> str:
     """Tables of the fields of an estimate and of its tensors."""
+    meanings = meanings_of(SimulatedCell)
+    derived = {name: str(getattr(SimulatedCell, name).__doc__) for name in (*FIGURES, "config") if name not in meanings}
+    target = {
+        "device": "Device that it was executed for: cpu or cuda.",
+        "attention": "Kernel of attention that was asked for.",
+    }
+    setting = {name: meaning for name, (_, meaning) in SETTING.items()}
+    own = {"name": meanings["name"]} | setting | target | {"problem": meanings["problem"]}
+    estimate = own | {name: (meanings | derived)[name] for name in (*FIGURES, "config")}
     return "\n\n".join(
-        f"{words}\n\n"
-        + table(["field", "meaning"], [[f"`{one.name}`", meanings_of(row)[one.name]] for one in fields(row)], 2)
-        for words, row in (("An estimate:", EstimateRow), ("One of its `tensors`:", LargeTensor))
+        f"{words}\n\n" + table(["field", "meaning"], [[f"`{name}`", meaning] for name, meaning in rows.items()], 2)
+        for words, rows in (("An estimate:", estimate), ("One of its `tensors`:", meanings_of(LargeTensor)))
     )
 
 
@@ -105,6 +122,10 @@ def where(folder: Path = PACKAGE) -> str:
 # -- groups and keys -------------------------------------------------------------------------------
 
 SYSTEMS = ("DeepSpeed", "torch", "transformers")
+OTHER_SYSTEMS = HERE / "docs/reference/other_systems.csv"
+"""Key or group -> its names there, in Markdown. A key of DeepSpeed's config without a dot is in `zero_optimization`
+or at the top level; names for transformers are from TrainingArguments.
+"""
 HEAD = ("key", "default", "range", "meaning", *SYSTEMS)
 LARGE = 2**60
 
@@ -137,12 +158,19 @@ def keys() -> str:
 def _introduction(group: str) -> str:
     """Formats the meaning of a group as a sentence, and its names elsewhere."""
     line = GROUPS[group].meaning
-    said = [f"{system} {name}" for system, name in zip(SYSTEMS, _names(GROUPS[group]), strict=True) if name]
+    said = [f"{system} {name}" for system, name in zip(SYSTEMS, names_elsewhere(group), strict=True) if name]
     return f"{line[:1].upper()}{line[1:]}." + (f" Elsewhere: {'; '.join(said)}." if said else "")
 
 
-def _names(key: Key) -> tuple[str, str, str]:
-    return key.deepspeed, key.torch, key.transformers
+def names_elsewhere(key: str) -> list[str]:
+    """Returns the names of a key or group in SYSTEMS, empty if it has none there."""
+    return _names_elsewhere().get(key, [""] * len(SYSTEMS))
+
+
+@cache
+def _names_elsewhere() -> dict[str, list[str]]:
+    with OTHER_SYSTEMS.open(newline="") as file:
+        return {row["key"]: [row[system] for system in SYSTEMS] for row in csv.DictReader(file)}
 
 
 def _defaults(check: Overrides) -> dict[str, dict[str, dict[str, Any]]]:
@@ -173,7 +201,7 @@ def _row(key: str, values: dict[tuple[str, ...], Any]) -> list[str]:
     declared = KEYS.get(key, help.OF_A_BUILDER)
     said = declared.meaning + f" [{declared.unit}]" * bool(declared.unit)
     shown = "; ".join(f"`{show(key, value)}`" + f" ({', '.join(of)})" * bool(of) for of, value in values.items())
-    names = (name or "–" for name in _names(declared))
+    names = (name or "–" for name in names_elsewhere(key))
     return [f"`{key}`", shown, range_of(key, next(iter(values.values()))), said, *names]
 
 

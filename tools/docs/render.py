@@ -45,11 +45,6 @@ def function_of(source: str) -> str:
     return re.sub(r":\d+(?= in )", "", source)
 
 
-def link_of(gbit_s: float) -> str:
-    """Formats the rate of the link between two halves of the ranks."""
-    return f"{gbit_s:g} Gbit/s" if gbit_s else "loopback"
-
-
 MiB = 2**20
 
 FORMULAS = {
@@ -59,7 +54,7 @@ FORMULAS = {
 
 NAMES = {
     "MiB": MiB, "M": 1e6, "ms": 1e-3, "CONFIGURATIONS": CONFIGURATIONS, "FORMULAS": FORMULAS, "STAGES": STAGES,
-    "function_of": function_of, "gigabytes": gigabytes, "interval": interval, "link_of": link_of, "median": median,
+    "function_of": function_of, "gigabytes": gigabytes, "interval": interval, "median": median,
     "quantile": np.quantile, "show_bytes": show_bytes, "spec_of": spec_of,
 }  # fmt: skip
 """Names that the fields of templates may use beside the columns."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from zerobench.host.environment import nccl_version
-from zerobench.probes.nvidia_smi import ask, name_of
+from zerobench.probes.nvml import name_of
 from zerobench.results.provenance import versions
 from zerobench.sizes import show_bytes
 from zerobench.zero.comm.base import Comm
@@ -118,8 +119,10 @@ def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     known = versions(("torch", "zerobench", "hydra-core", "transformers"))
     notes = [", ".join([f"Python {platform.python_version()}", *(f"{name} {of}" for name, of in known.items())])]
     notes += list(dict.fromkeys(one.result["facts"] for one in done if one.is_ok and "facts" in one.result))
-    told = ask(name_of(0), FIELDS) if setup.device == "cuda" else None
-    notes += [f"nvidia-smi, {FIELDS}: {told.strip()}"] if told else []
+    if setup.device == "cuda" and shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", f"--id={name_of(0)}", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
+        state = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        notes += [f"nvidia-smi, {FIELDS}: {state.stdout.strip()}"] if state.returncode == 0 else []
     failed = [f"{one.name}: {line}" for one in done if one.is_ok for line in one.result["failed"]]
     return SuiteTable(["tests", "passed", "s"], rows, notes, failed)
 

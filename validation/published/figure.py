@@ -122,7 +122,7 @@ def reproduce(
 ) -> list[Reproduced]:
     """Executes all cells of (source, row) pairs, each once, and returns the rows with their values, in order."""
     cells = list(dict.fromkeys((row.target, words) for _, row in rows for words in row.cells))
-    work = [(compose_cells(words.split())[0].config, target) for target, words in cells]
+    work = [(compose_cells(words.split(), target=target.kind)[0].config, target) for target, words in cells]
     found = execute(work) if execute else execute_cells("published", work)
     executed = dict(zip(cells, found, strict=True))
     return [_reproduced(source, row, executed) for source, row in rows]

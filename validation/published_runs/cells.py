@@ -143,7 +143,7 @@ def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
     )  # fmt: skip
     if run.grad_accum is None:
         notes.assume("grad_accum", "one micro-batch a step")
-    cell = resolve(config, "gpt" if as_gpt else "huggingface", [])
+    cell = resolve(config, "gpt" if as_gpt else "huggingface", [], target="cpu" if on_cpu else "cuda")
     if cell.problems:
         raise NotGivenError("; ".join(cell.problems))
     if not as_gpt and run.params is not None:

@@ -1,1 +1,1 @@
-"""Measurements of the machine itself: collectives by size, and operators."""
+"""Measurements of the machine itself: collectives by size."""

@@ -4,8 +4,8 @@ Job            the environment's description of this process
 RankInfo       a process's description of itself when it joins: its machine, GPUs and code
 Membership     the infos of some ranks, which determine their placement on machines and GPUs
 JobContext     this process within the job: the job, its store, its heartbeat. Only rank 0 reads the membership
-lost           said of a rank whose process has left, or whose heartbeat has stopped; permanent, whatever comes later
-living         said of a rank that is not lost. A world of N ranks uses the first N living (launch/over_cluster.py)
+lost           said of a rank whose process has left, or whose heartbeat has stopped; permanent, whatever comes later.
+               Every later cell that needs the rank is a crash; the same command in a new job runs it
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from .interface import reachable
 from .launchers import Ask, ask, launcher_of
 from .serialize import rebuild, to_plain
-from .store import JOIN_S, Greeter, Heartbeat, HeartbeatMonitor, JobStore, LostError, attempts, enter
+from .store import JOIN_S, Heartbeat, HeartbeatMonitor, JobStore, LostError, attempts
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -166,19 +166,16 @@ class JobContext:
         self.job = job
         where = reachable(job.address), job.port
         self.prefix = f"zerobench/{job.run}"
-        self._greeter: Greeter | None = None
-        if job.agent:
-            rounds = JobStore(*where, self.prefix)
-            self._greeter = Greeter(rounds, job.world_size) if job.rank == 0 else None
-            self.prefix += f"/{self._greeter.number if self._greeter else enter(rounds, job.rank)}"
         self.store = JobStore(*where, self.prefix, host=job.rank == 0 and not job.agent)
         if self.store.increment(f"came/{job.rank}", 1) > 1:
-            words = f"another process of the job at {self.store.address} has that rank, or an earlier command of it had"
-            raise JobError(f"RANK={job.rank}: {words}; number the ranks from 0 on, and start a job for each command")
+            raise JobError(
+                f"RANK={job.rank}: another process of the job at {self.store.address} has that rank, or an earlier"
+                " command of it had; number the ranks from 0 on, and start a job for each command"
+            )
         gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
         identities = tuple(str(torch.cuda.get_device_properties(number).uuid) for number in gpus)
-        place = job.rank, job.world_size, job.local_rank, job.machine
-        self.store.post(f"info/{job.rank}", to_plain(RankInfo(*place, identities, code, torch.__version__)))
+        info = RankInfo(job.rank, job.world_size, job.local_rank, job.machine, identities, code, torch.__version__)
+        self.store.post(f"info/{job.rank}", to_plain(info))
         self.monitor = HeartbeatMonitor(self.store)
         self.heartbeat = Heartbeat(JobStore(*where, self.prefix), job.rank)
         self.passes = 0
@@ -187,9 +184,7 @@ class JobContext:
     @cached_property
     def membership(self) -> Membership:
         """The infos of all ranks; waits until all have joined. Raises JobError if one does not join."""
-        members = [rebuild(RankInfo, found) for found in self.wait_for_all()]
-        self.stop_joining()
-        return Membership(tuple(members))
+        return Membership(tuple(rebuild(RankInfo, info) for info in self.wait_for_all()))
 
     def wait_for_all(self, patience_s: float = JOIN_S) -> list[Any]:
         """Returns the infos that all ranks post when they join. Raises JobError if one does not join."""
@@ -201,10 +196,6 @@ class JobContext:
                 return info
         raise JobError(f"rank {rank} of the job did not come within {patience_s:.0f} s")
 
-    @property
-    def living(self) -> Membership:
-        return Membership(tuple(one for one in self.membership.members if one.rank not in self.lost))
-
     def look(self, ranks: Iterable[int] | None = None) -> None:
         """Checks for lost ranks among `ranks`; None: among all other ranks."""
         for rank in range(self.job.world_size) if ranks is None else ranks:
@@ -214,11 +205,6 @@ class JobContext:
                 self.lost[rank] = left
             elif self.monitor.silent(rank):
                 self.lost[rank] = "is lost: its process says nothing"
-
-    def stop_joining(self) -> None:
-        """Accepts no more processes."""
-        if self._greeter is not None:
-            self._greeter.stop()
 
     def leave(self, reason: str) -> None:
         """Publishes the reason why this process leaves."""
@@ -235,15 +221,15 @@ _contexts: list[JobContext] = []
 
 def gather() -> None:
     """Waits until all ranks of a joined job are present. Raises JobError if one does not join."""
-    mine = current_job()
-    if mine is not None:
-        mine.membership.check()
+    context = current_job()
+    if context is not None:
+        context.membership.check()
 
 
 def machines(ranks: int) -> int:
     """Returns the number of machines of the first `ranks` ranks."""
-    mine = current_job()
-    return 1 if mine is None else mine.membership.machines(ranks)
+    context = current_job()
+    return 1 if context is None else context.membership.machines(ranks)
 
 
 def current_job() -> JobContext | None:
@@ -255,13 +241,12 @@ def current_job() -> JobContext | None:
 def joined(job: Job, code: str) -> Iterator[JobContext]:
     """Joins `job` for the duration of the context. Raises JobError if that fails."""
     try:
-        mine = JobContext(job, code)
+        context = JobContext(job, code)
     except LostError as error:
         raise JobError(str(error)) from error
-    _contexts.append(mine)
+    _contexts.append(context)
     try:
-        yield mine
+        yield context
     finally:
         _contexts.pop()
-        mine.heartbeat.stop()
-        mine.stop_joining()
+        context.heartbeat.stop()

@@ -8,27 +8,18 @@ heartbeat    a value that a thread of each process keeps replacing by a larger n
 
 torch's create_c10d_store is not used: it blocks Ctrl-C until its timeout, here minutes. Nor are heartbeats of
 torchrun's agents: agents inform each other, but not the processes that they start, and srun and mpirun have no agents.
-
-torchrun's agents restart their processes after a failure, in rounds:
-
-round        the processes started between two failures, one per rank. torchrun counts restarts per agent, and these
-             counts differ, so the processes agree on their round here, in the agents' store, which outlives them
-number       of a round: obtained by rank 0's process when it joins; all keys of the job are below it
-hello/r      the random name of rank r's newest process, replacing the name from an earlier round
-welcome/n    the number of the round to which rank 0 admits the process named n, until that process has read it
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 import socket
 import sys
 import threading
 import time
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -197,11 +188,11 @@ def _host(address: str, port: int) -> Any:
         raise LostError(words) from error
 
 
-class _Repeated:
-    """Calls `act` from a thread every `interval_s` seconds until it is stopped or the store is lost."""
+class Heartbeat:
+    """Posts one rank's heartbeats on its own connection from a thread, until it is stopped or the store is lost."""
 
-    def __init__(self, act: Callable[[], None], interval_s: float) -> None:
-        self._act, self._interval_s, self._over = act, interval_s, threading.Event()
+    def __init__(self, store: JobStore, rank: int) -> None:
+        self._store, self._key, self._over = store, f"heartbeat/{rank}", threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -212,16 +203,10 @@ class _Repeated:
 
     def _run(self) -> None:
         with suppress(LostError):  # the thread that uses the store gets the error there
-            while not self._over.wait(self._interval_s):
-                self._act()
-
-
-class Heartbeat(_Repeated):
-    """Posts one rank's heartbeats on its own connection."""
-
-    def __init__(self, store: JobStore, rank: int) -> None:
-        beats = count(1)
-        super().__init__(lambda: store.post(f"heartbeat/{rank}", next(beats)), BEAT_S)
+            for beat in count(1):
+                if self._over.wait(BEAT_S):
+                    return
+                self._store.post(self._key, beat)
 
 
 @dataclass
@@ -249,31 +234,3 @@ class HeartbeatMonitor:
             if (beat := self._store.read(f"heartbeat/{rank}") or 0) > heard.beat:
                 heard.beat, heard.came = beat, now
         return now - heard.came > self._silence_s
-
-
-class Greeter(_Repeated):
-    """Rank 0's side: starts a new round, and admits the others until it is stopped. `number`: of the round."""
-
-    def __init__(self, store: JobStore, world_size: int) -> None:
-        self._store, self._world_size = store, world_size
-        self.number = store.increment("rounds", 1)
-        self._greeted: set[str] = set()
-        super().__init__(self._greet, POLL_S)
-
-    def _greet(self) -> None:
-        """Admits every process that says hello; a process of an earlier round will not read the answer."""
-        for rank in range(1, self._world_size):
-            name = self._store.read(f"hello/{rank}")
-            if isinstance(name, str) and name not in self._greeted:
-                self._greeted.add(name)
-                self._store.post(f"welcome/{name}", self.number)
-
-
-def enter(store: JobStore, rank: int) -> int:
-    """Returns the number of the round to which rank 0 admits this process. Raises LostError if it does not."""
-    name = secrets.token_hex(8)
-    store.post(f"hello/{rank}", name)
-    for _ in attempts(JOIN_S, f"rank 0 of the job has not come to the store at {store.address}"):
-        if (number := store.take(f"welcome/{name}")) is not None:
-            return int(number)
-    raise LostError(f"rank 0 of the job did not come within {JOIN_S:.0f} s")

@@ -21,7 +21,7 @@ from ..host.terminal import print_on, stdout_console
 from ..probes import snapshot
 from ..results.frames import table_of
 from ..results.grid import Grid
-from ..results.printed_table import name_of
+from ..results.printed_table import name_of, step_interval
 from ..results.tables import Results
 from ..sizes import counted, show_bytes, show_count, show_ms, show_rate, show_samples
 from .account_memory import formulas_of, memory_passages, numbers_in, tier_passages
@@ -170,9 +170,7 @@ def _time_lines(row: Row) -> Iterator[str]:
             sharing = CellConfig.from_json(row["config"]).ranks_per_gpu > 1
             yield f"none: {'ranks that share a GPU take turns' if sharing else 'no pass was timed'}"
         return
-    interval = "too few steps for an interval"
-    if pd.notna(row["step_s_low"]):
-        interval = f"95 % interval {row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f} ms"
+    interval = step_interval(row) or "too few steps for an interval"
     yield f"step {show_ms(row['step_s'])}, {interval}; {show_rate(row['tokens_per_s'], row['sequence'])}"
     yield ", ".join(f"{name} {show_ms(row[f'{name}_s'])}" for name in ("forward", "backward", "update"))
     if pd.notna(row["save_s"]):
@@ -188,7 +186,7 @@ def _time_lines(row: Row) -> Iterator[str]:
         state.append(f"SM clock {row['sm_clock_mhz']}{most} MHz")
     units = {"gpu_temperature_c": "°C", "gpu_power_w": "W"}
     state += [f"{row[key]:.0f} {unit}" for key, unit in units.items() if pd.notna(row[key])]
-    if state:  # as far as nvidia-smi reported it
+    if state:
         held = "not known" if pd.isna(row["throttle"]) else row["throttle"] or "nothing"
         yield f"{', '.join(state)} before or after the steps; held down by: {held}"
     if pd.notna(row["energy_j"]):

@@ -34,7 +34,6 @@ PROCESS = {
     "allocator_peak": "torch's allocator at its peak",
     "timed_allocator_peak": "the same in the timed pass",
     "outside_ledger": "outside the ledger",
-    "heap": "the heap beyond torch",
     "kept": "kept from step to step",
     "resident": "resident set",
     "allocated": "allocated on the GPU",

@@ -18,9 +18,9 @@ from ..config.flat import show_value as show_config
 from ..config.identity import LOCAL, work_id
 from ..host.pipes import print_line, print_note
 from ..judging import budget_file, judge, reports
-from ..judging.github import is_github, tell_github
 from ..judging.lines import lines_by_cell
 from ..judging.recording import LimitChange, Wanted, print_changes, record_cell
+from ..judging.reports import is_github, report_to_github
 from ..records import RunRow
 from ..results import selection, tables
 from ..results.frames import frame_of
@@ -212,7 +212,7 @@ def _write_reports(findings: list[judge.Finding], chosen: argparse.Namespace) ->
     if chosen.benchmark_json:
         reports.write_benchmark(chosen.benchmark_json, findings)
     if is_github() if chosen.github is None else chosen.github:
-        tell_github(findings)
+        report_to_github(findings)
 
 
 UNJUDGED = 125

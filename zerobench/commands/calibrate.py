@@ -1,7 +1,4 @@
-"""`zerobench calibrate`: the cost of each collective by size, for the engine, for torch and for a copy in memory.
-
-With `--compute` a model's operators and reference steps are measured as well, for `zerobench predict --calibration`.
-"""
+"""`zerobench calibrate`: the cost of each collective by size, for the engine, for torch and for a copy in memory."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..calibrate import collectives
-from ..calibrate.operators import OperatorJob, OperatorTime, mean_of_ranks, samples, time_operators, write_operators
-from ..cluster.job import current_job, gather, machines
+from ..cluster.job import gather, machines
 from ..host.pipes import print_line, print_note
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_bar, stdout_console
@@ -22,10 +18,8 @@ from ..results.grid import Grid
 from ..results.options import TIME_LIMIT, Parser, verb
 from ..results.provenance import device_class, machine, started
 from ..sizes import parse_bytes, show_bytes
-from ..timing.reference import NotMeasuredError, measure_steps, step_rows
 
 FOLDER = Path("results/calibration")
-OPERATOR_REPETITIONS = 3
 SIZES = "64KiB,256KiB,1MiB,4MiB,16MiB,64MiB"
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -39,79 +33,55 @@ def calibrate(arguments: list[str]) -> int:
     chosen = _parser().parse_args(arguments)
     _check(chosen)
     try:
-        _calibrate_collectives(chosen)
+        return _calibrate_collectives(chosen)
     except (Interrupted, KeyboardInterrupt):
         print_note("zerobench calibrate: stopped; nothing is recorded")
         return 130
-    except NotMeasuredError as error:
-        print_note(f"zerobench calibrate: nothing is recorded: {error}")
-        return 1
-    return 0
 
 
-def _calibrate_collectives(chosen: argparse.Namespace) -> None:
-    """Measures, records and shows the collectives. Raises NotMeasuredError."""
+def _calibrate_collectives(chosen: argparse.Namespace) -> int:
+    """Measures, records and shows the collectives. Returns the exit code."""
     given = (size for size in chosen.sizes.split(",") if size.strip())
     sizes = tuple(sorted({collectives.evenly(parse_bytes(size), chosen.world_size) for size in given}))
     if len(sizes) < 2 or sizes[0] == 0:
-        words = "give two sizes above 0 at least, as in 64KiB,1MiB,16MiB; a line needs two"
-        raise ValueError(f"--sizes {chosen.sizes}: {words}")
+        message = "give two sizes above 0 at least, as in 64KiB,1MiB,16MiB; a line needs two"
+        raise ValueError(f"--sizes {chosen.sizes}: {message}")
     gather()
-    words = f"{len(sizes)} sizes, N={chosen.world_size}"
-    with temporary_folder() as scratch, progress_bar(words, chosen.repetitions + collectives.WARMUP, "rounds") as tell:
+    title = f"{len(sizes)} sizes, N={chosen.world_size}"
+    rounds = chosen.repetitions + collectives.WARMUP
+    with temporary_folder() as scratch, progress_bar(title, rounds, "rounds") as report:
         jobs = [
             collectives.CalibrationJob(
-                rank, chosen.world_size, chosen.device, place, chosen.dtype, sizes, chosen.repetitions, chosen.timeout,
+                rank, chosen.world_size, chosen.device, rendezvous, chosen.dtype, sizes, chosen.repetitions,
+                chosen.timeout,
             )
-            for rank, place in enumerate(places(chosen.world_size, scratch / "rendezvous"))
+            for rank, rendezvous in enumerate(places(chosen.world_size, scratch / "rendezvous"))
         ]  # fmt: skip
-        outcome = launch(collectives.calibrate_rank, jobs, scratch / "logs", chosen.timeout, tell)
+        outcome = launch(collectives.calibrate_rank, jobs, scratch / "logs", chosen.timeout, report)
     if outcome.status != "ok":
-        raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
-    operators = _measure_operators(chosen) if chosen.compute else []
-    steps = measure_steps(chosen.world_size, chosen.timeout) if chosen.compute else {}
+        print_note(f"zerobench calibrate: nothing is recorded: {outcome.status}: {outcome.reason}")
+        return 1
     folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
-    where = started(machines(chosen.world_size))
     provenance = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **where,
+        **started(machines(chosen.world_size)),
         **machine(chosen.device, collectives.BACKENDS[chosen.device]),
     }
     show(collectives.write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance))
-    if operators:
-        write_operators(folder, [*operators, *step_rows(folder, operators, steps, chosen.world_size)])
     print_line(f"recorded in {folder}; zerobench.load_calibration reads it")
-
-
-def _measure_operators(chosen: argparse.Namespace) -> list[OperatorTime]:
-    """Measures a model's operators, all ranks at once. Raises NotMeasuredError."""
-    count = len(samples())
-    words = f"{count} operators, N={chosen.world_size}"
-    with temporary_folder() as scratch, progress_bar(words, count, "rounds") as tell:
-        jobs = [
-            OperatorJob(rank, chosen.world_size, place, min(chosen.repetitions, OPERATOR_REPETITIONS), chosen.timeout)
-            for rank, place in enumerate(places(chosen.world_size, scratch / "rendezvous"))
-        ]
-        outcome = launch(time_operators, jobs, scratch / "logs", chosen.timeout, tell)
-    if outcome.status != "ok":
-        raise NotMeasuredError(f"{outcome.status}: {outcome.reason}")
-    return mean_of_ranks(outcome.results)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    words = "Measures the time of collectives by size, in turns: the engine's, torch's, and a copy in memory."
-    parser = Parser("zerobench calibrate", words)
+    title = "Measures the time of collectives by size, in turns: the engine's, torch's, and a copy in memory."
+    parser = Parser("zerobench calibrate", title)
     add = parser.add_argument
     add("--world-size", type=int, default=2, help="ranks (default: %(default)s)")
     add("--sizes", default=SIZES, help="sizes of the full tensor, comma-separated (default: %(default)s)")
     add("--repetitions", type=int, default=20, help="repetitions of each size (default: %(default)s)")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
-    words = "seconds for each launch of the ranks (default: %(default)s)"
-    add("--timeout", type=TIME_LIMIT, default=600, help=words)
-    words = "also measure a model's operators and the steps of a reference model, on a CPU with one thread per rank, in"
-    words += " a few minutes: for zerobench predict --calibration"
-    add("--compute", action="store_true", help=words)
+    add("--timeout", type=TIME_LIMIT, default=600, help="seconds for the launch of the ranks (default: %(default)s)")
     add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS)")
     return parser
 
@@ -121,10 +91,6 @@ def _check(chosen: argparse.Namespace) -> None:
         raise ValueError(f"--world-size {chosen.world_size}: must be at least 1")
     if chosen.repetitions < 3:
         raise ValueError(f"--repetitions {chosen.repetitions}: must be at least 3, or a median says nothing")
-    if chosen.compute and chosen.device != "cpu":
-        raise ValueError("--compute: operators are measured on a CPU; GPUs are described in zerobench/hardware")
-    if chosen.compute and current_job() is not None:
-        raise ValueError("--compute: operators are measured on one machine; start it without torchrun, srun or mpirun")
     if chosen.out is not None and chosen.out.is_file():
         raise ValueError(f"--out {chosen.out}: is a file; name a folder")
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..host.terminal import file_console, stdout_console
-from ..judging import noise_floor
 from ..judging.comparison import Compared, Comparison, Measured, compare_cells, compare_runs
-from ..judging.noise_floor import NoiseFloor
+from ..judging.paired import NoiseFloor, read_floors
 from ..results.options import Parser, add_options, verb
 from ..results.selection import matching
 from ..results.tables import Results
@@ -37,7 +36,7 @@ class Judge:
         """Returns the judge that the options of `add_judge` describe. Raises ValueError."""
         if not chosen.minimum_effect >= 0:
             raise ValueError(f"--minimum-effect {chosen.minimum_effect}: must be 0 or more")
-        return cls(chosen.minimum_effect / 100, noise_floor.read(chosen.noise))
+        return cls(chosen.minimum_effect / 100, read_floors(chosen.noise))
 
     def compare_runs(self, a: Side | Results, b: Side | Results) -> Comparison:
         """Compares the cells of two sides."""

@@ -6,9 +6,9 @@ With a launcher, also the jobs that run them: their numbers, and the launcher se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 from ..config.cell import Cell, CellConfig
 from ..config.flat import name_cells
@@ -48,64 +48,48 @@ ALL_COLUMNS = (*HEADER, OF_MEMORY, *SOMETIMES, VOLUME, JOB, ASKED)
 FIRST_TO_GO = ("up", "down", "between nodes", "files", "formula", "ψ", "host", VOLUME, OF_MEMORY)
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A cell of the plan, as it would be run: refused if it does not fit. If `prediction` is None, `why` is the reason.
-    `fit`: its place in this machine's memory; None if it needs none or runs elsewhere.
-    """
-
-    cell: Cell
-    prediction: Estimate | None
-    why: str
-    fit: Fit | None
-
-    @classmethod
-    def of(cls, cell: Cell, here: bool) -> Planned:
-        """Returns the plan of a composed cell. `here`: the cell runs on this machine."""
-        if cell.problems:
-            return cls(cell, None, "; ".join(cell.problems), None)
-        fit, (prediction, why) = fit_of(cell.config) if here else None, _predict(cell.config)
-        (checked,) = fitting([cell]) if here else [cell]
-        return cls(checked, prediction, "; ".join(checked.problems) or why, fit)
-
-
 def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher: LauncherChoice | None = None) -> int:
     """Prints the table with the columns `chosen`. Returns the exit code: 1 if a cell would be refused."""
-    console = stdout_console()
+    console, here = stdout_console(), launcher is None or launcher.is_here
     names = name_cells([cell.config for cell in cells])
-    planned = [Planned.of(cell, launcher is None or launcher.is_here) for cell in cells]
-    cells = [one.cell for one in planned]
+    cells, fits, estimates, notes = list(cells), list[Fit | None](), list[Estimate | None](), list[str]()
+    for index, cell in enumerate(cells):
+        fits.append(fit_of(cell.config) if here and not cell.problems else None)
+        prediction, problem = (None, "") if cell.problems else _predict(cell.config)
+        estimates.append(prediction)
+        cells[index : index + 1] = fitting([cell]) if here else [cell]
+        if reason := "; ".join(cells[index].problems) or problem:
+            notes.append(f"{names[index]}: {reason}")
     plans = [_plan(cell, launcher) for cell in cells]
     jobs, by_job = _jobs(cells, launcher) if launcher is not None else ({}, [])
-    columns = {"cell": names, "plan": plans} | _figures(planned) | jobs
+    columns = {"cell": names, "plan": plans} | _figures(estimates, fits) | jobs
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
     console.print(Grid(list(columns), rows, 2, FIRST_TO_GO, chosen))
-    notes = [f"{name}: {one.why}" for name, one in zip(names, planned, strict=True) if one.why]
     one_memory = [ONE_MEMORY] * ("host" in columns and any(cell.config.device == "cpu" for cell in cells))
-    memories = dict.fromkeys((one.fit.place, one.fit.memory_bytes) for one in planned if one.fit is not None)
-    words = f"{OF_MEMORY}: predicted states, of all ranks in it, over the"
-    on_memory = [f"{words} {show_bytes(size)} that {place} has" for place, size in memories]
+    memories = dict.fromkeys((fit.place, show_bytes(fit.memory_bytes)) for fit in fits if fit is not None)
+    states = f"{OF_MEMORY}: predicted states, of all ranks in it, over the"
+    on_memory = [f"{states} {size} that {place} has" for place, size in memories]
     for note in on_memory + one_memory + notes + by_job:
         print_on(console, note)
-    counts = {word: sum(plan.startswith(word) for plan in plans) for word in ("run", "reuse", "refuse", "search")}
-    words = ", ".join(f"{number} to {word}" for word, number in counts.items() if number)
-    print_on(console, f"{show_count(len(cells), 'cell')}: {words}; nothing was started")
+    counts = {verb: sum(plan.startswith(verb) for plan in plans) for verb in ("run", "reuse", "refuse", "search")}
+    actions = ", ".join(f"{number} to {verb}" for verb, number in counts.items() if number)
+    print_on(console, f"{show_count(len(cells), 'cell')}: {actions}; nothing was started")
     return int(any(cell.problems for cell in cells))
 
 
 def _jobs(cells: Sequence[Cell], launcher: LauncherChoice) -> tuple[dict[str, list[str]], list[str]]:
     """Returns the columns of the cells' jobs and of the resources they request, and a line on all jobs."""
     wanted = [resources_for(cell, launcher) if _plan(cell, launcher).startswith(RUNS) else None for cell in cells]
-    jobs = [one for one in wanted if one is not None]
-    asked = [one.settings(launcher).items() if one else () for one in wanted]
-    bound, numbers = at_once(launcher, jobs), count(1)
-    words = f"{launcher.name}: {show_count(len(jobs), 'job')}"
-    words += f", at most {bound} at once" * (bound is not None and bound < len(jobs))
+    jobs, numbers = [job for job in wanted if job is not None], count(1)
+    settings = [job.settings(launcher).items() if job else () for job in wanted]
+    bound = at_once(launcher, jobs)
+    line = f"{launcher.name}: {show_count(len(jobs), 'job')}"
+    line += f", at most {bound} at once" * (bound is not None and bound < len(jobs))
     columns = {
-        JOB: [str(next(numbers)) if one else "–" for one in wanted],
-        ASKED: [" ".join(f"{key}={value}" for key, value in settings) or "–" for settings in asked],
+        JOB: [str(next(numbers)) if job else "–" for job in wanted],
+        ASKED: [" ".join(f"{key}={value}" for key, value in of_job) or "–" for of_job in settings],
     }
-    return columns, [words]
+    return columns, [line]
 
 
 RUNS = ("run", "search")
@@ -135,24 +119,20 @@ def _predict(config: CellConfig) -> tuple[Estimate | None, str]:
         return None, f"no prediction, for the model cannot be built without memory: {first_line(error)}"
 
 
-def _figures(planned: Sequence[Planned]) -> dict[str, list[str]]:
-    """Formats the columns of predicted figures, without those that no cell has."""
-    found = [one.prediction for one in planned]
-    columns = {
-        "ψ": ["–" if one is None else f"{one.psi:,}" for one in found],
-        "formula": _sizes(found, "floor_bytes"),
-        "predicted states": _sizes(found, "states_bytes"),
-    }
-    if any(one.fit for one in planned):
-        shares = [one.fit.share if one.fit else None for one in planned]
+def _figures(estimates: Sequence[Estimate | None], fits: Sequence[Fit | None]) -> dict[str, list[str]]:
+    """Returns the columns of predicted figures, without those that no cell has."""
+
+    def column(figure: str, shown: Callable[[Any], str] = show_bytes) -> list[str]:
+        return ["–" if (size := getattr(row, figure, None)) is None else shown(size) for row in estimates]
+
+    columns = {"ψ": column("psi", "{:,}".format), "formula": column("floor_bytes")}
+    columns["predicted states"] = column("states_bytes")
+    if any(fits):
+        shares = [fit.share if fit else None for fit in fits]
         columns[OF_MEMORY] = [
             "–" if share is None else "< 1 %" if 0 < share < 0.01 else f"{share * 100:,.0f} %" for share in shares
         ]
-    there = {name: key for name, key in SOMETIMES.items() if any(getattr(one, key) for one in found if one)}
-    columns |= {name: _sizes(found, key) for name, key in there.items()}
-    volumes = [None if one is None else one.volume_psi for one in found]
-    return columns | {VOLUME: ["–" if one is None else f"{one:.3f}" for one in volumes]}
-
-
-def _sizes(found: Sequence[Estimate | None], key: str) -> list[str]:
-    return ["–" if one is None else show_bytes(getattr(one, key)) for one in found]
+    for name, figure in SOMETIMES.items():
+        if any(getattr(row, figure, None) for row in estimates):
+            columns[name] = column(figure)
+    return columns | {VOLUME: column("volume_psi", "{:.3f}".format)}

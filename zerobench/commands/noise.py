@@ -1,6 +1,6 @@
 """`zerobench noise`: the variation of times between launches of identical code on this machine, measured and shown.
 
-Definition and storage of a *noise floor*: judging/noise_floor.py.
+Definition and storage of a *noise floor*: judging/paired.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from ..config.compose import RefusedError, compose_cells
 from ..config.world import has_times
 from ..host.pipes import print_line, print_note
 from ..host.terminal import stdout_console
-from ..judging import noise_floor
-from ..judging.noise_floor import NoiseFloor, floor_from
+from ..judging.paired import NoiseFloor, floor_from, read_floors, write_floor
 from ..results.grid import Grid
 from ..results.options import Parser, verb
 from ..results.selection import latest
@@ -42,7 +41,7 @@ def noise(arguments: list[str]) -> int:
     if overrides and (chosen.action == "show" or chosen.runs is not None):
         raise ValueError(f"{' '.join(overrides)}: only a record that runs a cell takes overrides")
     if chosen.action == "show":
-        if floors := noise_floor.read(chosen.noise):
+        if floors := read_floors(chosen.noise):
             _print(floors)
         else:
             print_line(f"{chosen.noise}: no noise floor is recorded; zerobench noise record measures it")
@@ -112,7 +111,7 @@ def _record(folder: Path, launches: list[dict[str, Any]], config: CellConfig) ->
         print_note(f"zerobench noise: nothing is recorded: {floor.cell}: {words}")
         print_note("Try on a quiet machine, with more --launches, or with a longer step.")
         return 1
-    path = noise_floor.write(folder, floor)
+    path = write_floor(folder, floor)
     _print([floor])
     print_line(f"recorded in {path}; zerobench compare looks it up")
     return 0

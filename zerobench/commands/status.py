@@ -11,7 +11,6 @@ examples:
   zerobench status                                   results/runs
   zerobench status results/mlp --where status!=ok    what failed there
   zerobench status --columns cell,step               two columns
-  watch zerobench status                             a sweep that runs elsewhere, live
 
 Exit code: 0; 2 no such folder; 130 interrupted."""
 

@@ -8,10 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ..host.temporary import is_claimed
 from ..host.terminal import is_quiet, print_on, stdout_console
 from ..records import RunRow
-from ..results.board import board_folders, read_board
 from ..results.folders import PARTIAL
 from ..results.frames import frame_of
 from ..results.grid import Grid
@@ -44,12 +42,6 @@ def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> N
     lines = ["; ".join([": ".join([words, *notes[:1]]), *notes[1:], f"{show_bytes(size)} on disk"])]
     if cells:
         console.print(Grid(STATUS, [_line(cell) for cell in cells], 2, FIRST_TO_GO, chosen))
-    boards = [read_board(path) for path in board_folders(held.where) if is_claimed(path)]
-    for board in [board for board in boards if board is not None]:  # a line for each sweep that runs into it now
-        done, all_ = sum(launch.is_done for launch in board.launches), len(board.launches)
-        launch = board.launches[board.current]
-        now = " ".join(filter(None, (launch.name, launch.state, launch.mode, launch.step)))
-        lines.append(f"sweep {board.pid} on {board.host}: {done} of {all_} launches done; now {now}; {board.left}")
     lines += [f"being written now: {path.name.removeprefix(PARTIAL).rsplit('-', 1)[0]}" for path in held.writing]
     if held.leftovers:
         size = sum(size_of(path) for path in held.leftovers)

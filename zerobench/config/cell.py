@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,8 +31,7 @@ class CellConfig(Config):
     `model_name`: the choice of the group, such as "gpt_tiny"; `text_hash`: hash of the training text, None for other
     data; `nodes`: machines of a distributed job; `ranks_per_gpu`: above 1 if ranks share a GPU. `huggingface`: None
     except for model=huggingface. Sizes are per rank (`micro_batch`, in samples) or over all ranks (`batch`).
-    `left_open`: keys that were not given and whose default depends on the device or the machine; not part of the
-    identity.
+    `own_threads`: the user set `launch.threads`; not part of the identity.
     """
 
     if TYPE_CHECKING:  # resolved: no longer None
@@ -46,7 +44,7 @@ class CellConfig(Config):
     text_hash: str | None = None
     nodes: int = 1
     ranks_per_gpu: int = 1
-    left_open: frozenset[str] = field(default=frozenset(), compare=False)
+    own_threads: bool = field(default=True, compare=False)
 
     def __post_init__(self) -> None:
         for value in vars(self).values():
@@ -56,7 +54,7 @@ class CellConfig(Config):
 
     def __reduce__(self) -> Any:
         # A section's class may be made from a user's function, which other processes cannot find by name.
-        return CellConfig.from_dict, (self.as_dict(), self.left_open)
+        return CellConfig.from_dict, (self.as_dict(),)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the identity: plain values for JSON and yaml, without keys at their defaults."""
@@ -76,9 +74,9 @@ class CellConfig(Config):
         return found
 
     @classmethod
-    def from_dict(cls, written: dict[str, Any], left_open: Iterable[str] = ()) -> CellConfig:
+    def from_dict(cls, written: dict[str, Any]) -> CellConfig:
         """Returns the cell of an identity. Raises ValueError for one written by later code."""
-        return cls(**identity.restore(written), left_open=frozenset(left_open))
+        return cls(**identity.restore(written))
 
     @classmethod
     def from_json(cls, text: str) -> CellConfig:

@@ -156,8 +156,7 @@ def resolved(cell: CellConfig) -> CellConfig:
         return cell
     if cell.strategy.has_buckets:
         cell = replace(cell, strategy=replace(cell.strategy, bucket_bytes=UNBOUNDED_BYTES))  # type: ignore[call-arg]
-    precision = replace(cell.precision, tile_bytes=None)
-    return replace(cell, precision=precision, left_open=cell.left_open - {"precision.tile_bytes"})
+    return replace(cell, precision=replace(cell.precision, tile_bytes=None))
 
 
 def activation_policy(cell: CellConfig) -> ActivationPolicy:

@@ -14,10 +14,9 @@ import io
 import logging
 import os
 import random
-import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import reduce
@@ -36,7 +35,6 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.resolvers import oc
 
 from ..cluster import job
 from ..host.pipes import print_note
@@ -50,12 +48,11 @@ from .flags import asks_for_config, only_compose, split_arguments, unknown_flags
 from .flat import by_key
 from .hydra_problems import not_composed, problem_of_missing, reason
 from .launcher import GROUP
-from .objective import direct
 from .overrides import SWEEPER, CheckedLine, Overrides, compositions_of
 from .resolve import resolve_draft, unresolved
-from .safe_yaml import read_yaml
 from .schema import Data, Model, config_dir, store_schemas, strategy_choices
 from .unknown_keys import stray_keys
+from .yaml_file import read_yaml
 
 
 class RefusedError(ValueError):
@@ -105,7 +102,8 @@ def _hydra_untouched() -> Iterator[None]:
 @dataclass(frozen=True)
 class Composed:
     """A checked command line and its cells, in the order of the sweep; none if its sweeper proposes them.
-    `words`: id of a cell -> the overrides that make it. `price`: dollars per GPU hour, for the table.
+    `words`: id of a cell -> the overrides that make it. `price`: dollars per GPU hour, for the table. `target`: the
+    device that fake tensors act as; empty: the cells' own.
     """
 
     check: Overrides
@@ -113,6 +111,7 @@ class Composed:
     cells: list[Cell]
     words: dict[str, list[str]]
     price: float | None = None
+    target: str = ""
 
     def collect(self, batch: list[Cell]) -> list[None]:
         """Adds a batch of cells, which are not run here."""
@@ -121,12 +120,12 @@ class Composed:
 
 
 Run = Callable[[list[Cell]], Sequence[Sequence[float] | None]]
-"""Runs the cells of a batch. Returns for each the values of the objectives; None without any, or if infeasible."""
+"""Runs the cells of a batch. Returns for each the values for the sweeper; None if it only splits."""
 
 
-def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cell]:
+def compose_cells(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "") -> list[Cell]:
     """Returns the cells of a command line, to run or inspect in this process only. Raises RefusedError."""
-    composed = compose(arguments, verbs)
+    composed = compose(arguments, verbs, target)
     if composed is None:
         return []
     if composed.line.launcher is not None:
@@ -138,12 +137,12 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
     return composed.cells
 
 
-def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed | None:
+def compose(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "") -> Composed | None:
     """Composes the cells of `[-m] KEY=VALUE ...`; returns None if a Hydra flag asked for something else, which it did.
 
     Raises RefusedError if the command line is invalid, and JobError if the processes of a job cannot connect.
     """
-    with _hydra_untouched(), named_alone(arguments):
+    with _hydra_untouched():
         job.gather()  # cells follow from it
         flags, overrides, extra_dirs = split_arguments(arguments)
         if problems := unknown_flags(flags):
@@ -162,7 +161,7 @@ def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed | Non
             else:
                 run_hydra([*flags, *line.hydra, *map(check.forced, (*line.fixed, *line.swept))])
             return None
-        composed = Composed(check, line, [], {})
+        composed = Composed(check, line, [], {}, target=target)
         if not line.proposes:
             with insist():
                 sweep(composed, composed.collect)
@@ -171,13 +170,11 @@ def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed | Non
 
 
 def _distinct(cells: Sequence[Cell], by_id: bool) -> list[Cell]:
-    """Returns the cells without repetitions: a value given twice, or, `by_id`, keys that do not apply to some of them.
-    A default is not the equal value that was given: on another device it is another one.
-    """
+    """Returns the cells without repetitions: of a value given twice, or, `by_id`, of keys that do not apply to all."""
     seen: dict[str, list[Cell]] = {}
     for cell in cells:
         alike = seen.setdefault(cell.cell_id, [])
-        if not any(by_id or (cell == other and cell.config.left_open == other.config.left_open) for other in alike):
+        if not any(by_id or cell == other for other in alike):
             alike.append(cell)
     return [cell for cell in cells if any(cell is kept for kept in seen[cell.cell_id])]
 
@@ -186,7 +183,7 @@ def sweep(composed: Composed, run: Run) -> dict[str, Any]:
     """Lets the sweeper split or propose overrides, and runs the cells of each batch. Returns the sweeper's own account
     of its results, {} if it has none. Raises RefusedError if a proposal is not a cell, or the sweeper gives up.
     """
-    with _hydra_untouched(), named_alone(composed.line.words):
+    with _hydra_untouched():
         return _sweep(composed, run)
 
 
@@ -214,8 +211,6 @@ def _let_propose(composed: Composed, launcher: CellLauncher) -> dict[str, Any]:
         config = _hydra_config(composed, folder)
         if "params" in config.hydra.sweeper:
             config.hydra.sweeper.params = None  # they are among the swept overrides
-        given = {word.partition("=")[0].lstrip("+") for word in composed.line.hydra}
-        launcher.signs = direct(config.hydra.sweeper, composed.line.objectives, given)
         with _only_swept():
             with mock.patch.object(Plugins, "instantiate_launcher", return_value=launcher):
                 sweeper = Plugins.instance().instantiate_sweeper(
@@ -227,15 +222,9 @@ def _let_propose(composed: Composed, launcher: CellLauncher) -> dict[str, Any]:
 
 
 def _hydra_config(composed: Composed, folder: Path) -> DictConfig:
-    """Returns a config with Hydra's part as the command line has it. `folder`: for Hydra's own files.
-
-    An experiment decides on the launcher and the sweeper alone: another person's file may not change folders, nor the
-    environment of a job.
-    """
-    words = [word for word in composed.line.hydra if not word.lstrip("+").startswith(FROM_EXPERIMENTS)]
-    config, chosen = composed.check.compose_whole([*words, *UNLOGGED]), composed.check.hydra_of([*composed.line.hydra])
+    """Returns a config with Hydra's part as the command line has it. `folder`: for Hydra's own files."""
+    config = composed.check.compose_whole([*composed.line.hydra, *UNLOGGED])
     OmegaConf.set_struct(config.hydra, False)
-    config.hydra.launcher, config.hydra.sweeper = chosen.launcher, chosen.sweeper
     if not any(word.lstrip("+").startswith("hydra.sweep.dir=") for word in composed.line.hydra):
         config.hydra.sweep.dir = str(folder)
     return config
@@ -273,12 +262,10 @@ class _EndedError(BaseException):
 
 
 class CellLauncher(Launcher):
-    """The launcher of every sweeper: composes the cells of a batch, and has them run by `run`. `signs`: by which the
-    values are multiplied for the sweeper.
-    """
+    """The launcher of every sweeper: composes the cells of a batch, and has them run by `run`."""
 
     def __init__(self, composed: Composed, run: Run) -> None:
-        self._composed, self._run, self.signs = composed, run, [1]
+        self._composed, self._run = composed, run
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
         """Needs nothing from Hydra."""
@@ -293,29 +280,18 @@ class CellLauncher(Launcher):
                 whole = [check.forced(word) for word in (*line.hydra, *line.fixed, *map(str, words))]
                 if line.proposes:  # whose sweeper searches
                     whole = [word for word in whole if not word.startswith(LIMIT)] + [f"{LIMIT}null"]
-                cells.append(_compose_one(check, line, whole, number))
+                cells.append(_compose_one(check, line, whole, number, self._composed.target))
                 self._composed.words[cells[-1].cell_id] = whole
             values = self._run(cells)
         except BaseException as error:
             raise _EndedError(error) from error
-        returned: list[JobReturn] = []
-        for overrides, value in zip(job_overrides, values, strict=True):
-            if value is None and line.proposes:
-                returned.append(_Failed(overrides=overrides, status=JobStatus.FAILED))
-                continue
-            signed = [sign * one for sign, one in zip(self.signs, value or (), strict=False)]
-            result = signed[0] if len(signed) == 1 else signed
-            returned.append(JobReturn(overrides=overrides, status=JobStatus.COMPLETED, _return_value=result))
-        return returned
-
-
-class _Failed(JobReturn):
-    """The return of an infeasible trial: reading its value raises, without the line that Hydra prints to stderr."""
-
-    @property  # type: ignore[misc]
-    def return_value(self) -> Any:
-        """Raises RuntimeError: there is no value."""
-        raise RuntimeError(f"{' '.join(self.overrides or ())}: it is infeasible")
+        return [
+            JobReturn(
+                overrides=overrides, status=JobStatus.COMPLETED,
+                _return_value=value[0] if value is not None and len(value) == 1 else value,
+            )
+            for overrides, value in zip(job_overrides, values, strict=True)
+        ]  # fmt: skip
 
 
 def _settled(check: Overrides, line: CheckedLine) -> DictConfig:
@@ -336,7 +312,7 @@ def _settled(check: Overrides, line: CheckedLine) -> DictConfig:
     return settled
 
 
-def _compose_one(check: Overrides, line: CheckedLine, words: list[str], number: int = 0) -> Cell:
+def _compose_one(check: Overrides, line: CheckedLine, words: list[str], number: int = 0, target: str = "") -> Cell:
     """Composes and resolves a single cell, the job `number` of its sweep."""
     try:
         config, model, lacks = check.cell_of(words, number)
@@ -346,14 +322,11 @@ def _compose_one(check: Overrides, line: CheckedLine, words: list[str], number: 
         if lacks and (problem := problem_of_missing(config)):
             return unresolved(config, model, problem)
         plain: Any = OmegaConf.to_object(config)
-        cell = resolve_draft(plain, model, stray_keys(config, check.elsewhere), line.launcher)
+        cell = resolve_draft(plain, model, stray_keys(config, check.elsewhere), line.launcher, target)
         return Cell(cell.config, tuple(map(printable, cell.problems)))
     except Exception as error:  # the other cells are not to suffer; this one becomes a row
         return unresolved(config, model, reason(error))
 
-
-FROM_EXPERIMENTS = ("experiment=", "hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper.")
-"""Beginnings of overrides that choose the launcher and the sweeper, as an experiment may do, too."""
 
 LIMIT = "search.memory_limit="
 
@@ -385,56 +358,21 @@ def run_hydra(arguments: list[str]) -> None:
         log.setLevel(level)
 
 
-_NAMED = re.compile(r"\$\{oc\.env:\s*(\w+)")
-
-_readers: list[Callable[..., str | None]] = [oc.env]
-"""Resolvers of oc.env, the current last: a batch of a sweeper instantiates the launchers of its jobs."""
-
-
-@contextmanager
-def named_alone(words: Iterable[str]) -> Iterator[None]:
-    """Lets configs read only the environment variables that `words` of a command line name as `${oc.env:NAME}`.
-
-    Otherwise another person's config folder could have any environment variable, even a password, printed and written
-    into runs. The resolver does the check because a file can assemble its name from parts.
-    """
-    named = {name for word in words for name in _NAMED.findall(word)}
-
-    def env(name: str, *default: Any) -> str | None:
-        if name not in named:
-            raise ValueError(
-                f"a config reads the environment variable {name}; only a command line may, "
-                f"as in KEY='${{oc.env:{name}}}'"
-            )
-        if name not in os.environ and not default:
-            raise ValueError(f"the environment variable {name} is not set")
-        return oc.env(name, *default)
-
-    _readers.append(env)
-    OmegaConf.register_new_resolver("oc.env", env, replace=True)
-    try:
-        yield
-    finally:
-        _readers.pop()
-        OmegaConf.register_new_resolver("oc.env", _readers[-1], replace=True)
-
-
 def instantiate_launcher(
     composed: Composed, folder: Path, number: int, settings: Mapping[str, Any], task: Callable[..., Any]
 ) -> Launcher:
     """Returns the launcher that a command line chooses, for one job that calls `task`. `folder`: for the launcher's
     files; `settings`: by key below hydra.launcher.
     """
-    with named_alone(composed.line.words):
-        config = _hydra_config(composed, folder / "hydra")
-        config.hydra.job.name = f"zerobench-{number}"
-        for key, value in settings.items():
-            OmegaConf.update(config.hydra.launcher, key, value, force_add=True)
-        if "submitit_folder" in config.hydra.launcher:  # a job that begins before its own folder exists has no log
-            config.hydra.launcher.submitit_folder = str(folder / f"submitit-{number}")
-            (folder / f"submitit-{number}").mkdir()
-        launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=_context(composed), task_function=task, config=config
-        )
+    config = _hydra_config(composed, folder / "hydra")
+    config.hydra.job.name = f"zerobench-{number}"
+    for key, value in settings.items():
+        OmegaConf.update(config.hydra.launcher, key, value, force_add=True)
+    if "submitit_folder" in config.hydra.launcher:  # a job that begins before its own folder exists has no log
+        config.hydra.launcher.submitit_folder = str(folder / f"submitit-{number}")
+        (folder / f"submitit-{number}").mkdir()
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=_context(composed), task_function=task, config=config
+    )
     assert isinstance(launcher, Launcher)
     return launcher

@@ -1,58 +1,22 @@
-"""Problems of configs that Hydra composes: code that they name, values that they lack, errors in plain words."""
+"""Problems of configs that Hydra composes: values that they lack, and errors in plain words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import takewhile
-from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from .schema import SCHEMAS
 
-NAMES_CODE = ("_target_", "class", "()", "custom_search_space")
-"""Keys by which a config names code to import: Hydra's, two of logging's, and Optuna's."""
-
-NO_CODE = "a config names no code to import; register it in your own script"
-
 
 def quoted(text: str) -> str:
     """Quotes any text as a value on Hydra's command line."""
     return QuotedString(text, Quote.single).with_quotes()
-
-
-def problem_of_code(hydra: DictConfig, usual: DictConfig) -> str:
-    """Returns an error message if Hydra's part of a config names code other than `usual` and installed plugins do, else
-    "". Hydra would import it to make a launcher, a sweeper or a logger.
-    """
-    Plugins.instance()  # finds the plugins, which store their configs
-    known = {value for _, value in _code(OmegaConf.to_container(usual, resolve=False), "hydra")}
-    for node in _stored(ConfigStore.instance().repo.get("hydra", {})):
-        known |= {value for _, value in _code(OmegaConf.to_container(node, resolve=False), "hydra")}
-    found = _code(OmegaConf.to_container(hydra, resolve=False), "hydra")
-    return next((f"{key}={value}: {NO_CODE}" for key, value in found if value not in known), "")
-
-
-def _code(node: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Yields the keys below `node` that name code, with their values."""
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        if key in NAMES_CODE and isinstance(value, str):
-            yield f"{where}.{key}", value
-        yield from _code(value, f"{where}.{key}")
-
-
-def _stored(node: Any) -> Iterator[DictConfig]:
-    """Yields the configs in a part of the ConfigStore."""
-    for part in node.values() if isinstance(node, dict) else ():
-        yield from _stored(part)
-    if isinstance(getattr(node, "node", None), DictConfig):
-        yield node.node
 
 
 ENDLESS = "configs take one another in, or values name one another, without end"

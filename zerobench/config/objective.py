@@ -1,96 +1,57 @@
 """The objective of a sweep whose cells a Hydra sweeper (Optuna, Nevergrad, ...) proposes: columns of the table of runs.
 
-known   the column determines which values are better: fewer bytes, seconds, elements, lower loss; more tokens/s
-open    it does not (micro_batch, psi): the sweeper's direction setting does
+A sweeper gets the column's value times the sign before the name, and minimizes it: `peak_bytes`, `-tokens_per_s`.
+`+tokens_per_s` is for a sweeper whose own setting is to maximize.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from ..records.describe import columns_of
-from ..records.run_row import RunSetting
 from .unknown_keys import nearest
 
 KEY = "objective"
 
-DIRECTIONS: dict[str, tuple[Any, Any]] = {"direction": ("minimize", "maximize"), "optim.maximize": (False, True)}
-"""A sweeper's setting for the direction -> its value if smaller, and if larger, values are better."""
-
-LARGER_UNITS, SMALLER_UNITS = ("tokens / s",), ("bytes", "s", "elements / ψ", "loss")
-"""Units of columns for which larger, or smaller, values are better."""
-
-LARGER = {"mfu": True, "hfu": True, "overlap": True, "seconds": False}
-"""Column whose unit does not determine the direction -> whether larger values are better."""
-
-NO_OBJECTIVE = ("repeat", "seed", "threads", "cores", "schema_version")
-"""Columns of numbers that are not measurements."""
+LARGER_UNITS, LARGER = ("tokens / s", "tokens / J"), ("mfu", "hfu", "overlap")
+"""Units, and columns without a unit of their own, of which larger values are better."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A column to optimize. `larger`: whether larger values are better; None if the column leaves that open."""
+    """A column to optimize, and the sign before its name: "-", "+" or ""."""
 
     column: str
-    larger: bool | None
+    sign: str
+
+    def value_of(self, row: Mapping[str, Any]) -> float:
+        """Returns the value for the sweeper of a run's row."""
+        return float(row[self.column]) * (-1 if self.sign == "-" else 1)
+
+    @property
+    def worst(self) -> float:
+        """The value for the sweeper of an infeasible cell."""
+        return -inf if self.sign == "+" else inf
 
 
 def objectives_of(text: str) -> tuple[Objective, ...]:
     """Returns the objectives that `text` names, separated by commas. Raises ValueError for a name that is not a column
-    of numbers.
+    of numbers, and for one without a sign of which larger values are better.
     """
-    columns = {column.name: column for column in columns_of("runs")}
-    numbers = {name: column for name, column in columns.items() if column.kind in ("int", "float")}
-    known, objectives = [name for name in numbers if name not in NO_OBJECTIVE], list[Objective]()
-    for name in (part.strip() for part in text.split(",")):
-        if name not in known:
-            hint = f"; its column is {columns[name].kind}, not a number" if name in columns else _near(name, known)
-            raise ValueError(f"{KEY}={name}: no such column of numbers{hint}")
-        column = columns[name]
-        larger = True if column.unit in LARGER_UNITS else False if column.unit in SMALLER_UNITS else None
-        is_setting = name in (field.name for field in fields(RunSetting))
-        objectives.append(Objective(name, LARGER.get(name, None if is_setting else larger)))
+    numbers = {column.name: column for column in columns_of("runs") if column.kind in ("int", "float")}
+    objectives = []
+    for part in map(str.strip, text.split(",")):
+        name = part.removeprefix("-").removeprefix("+")
+        sign = part.removesuffix(name)
+        if name not in numbers:
+            raise ValueError(f"{KEY}={part}: no such column of numbers{nearest(name, list(numbers))}")
+        if not sign and (numbers[name].unit in LARGER_UNITS or name in LARGER):
+            raise ValueError(
+                f"{KEY}={name}: sweepers minimize, and larger is better; write {KEY}=-{name}, or +{name} if the"
+                " sweeper's own setting is to maximize"
+            )
+        objectives.append(Objective(name, sign))
     return tuple(objectives)
-
-
-def _near(name: str, known: list[str]) -> str:
-    """Suggests columns that begin with or contain the name, else the nearest column, else how to list all columns."""
-    parts = [column for column in known if name and (column.startswith(name) or f"_{name}" in column)]
-    if parts and not get_close_matches(name, known, n=1, cutoff=0.85):
-        return f"; did you mean {' or '.join(parts[:3])}?"
-    hint = nearest(name, known)
-    return hint if "did you mean" in hint else "; zerobench columns --table runs lists them"
-
-
-def direct(sweeper: DictConfig, objectives: tuple[Objective, ...], given: set[str]) -> list[int]:
-    """Changes settings of a sweeper: the directions of the objectives, a seed, so that the same command proposes the
-    same cells, and that infeasible cells do not end the sweep. Keys in `given` stay. Returns the sign of each value for
-    a sweeper that only minimizes, else 1.
-
-    Raises ValueError if a column leaves its direction open, and the command line does not give it.
-    """
-    setting = next((key for key in DIRECTIONS if OmegaConf.select(sweeper, key) is not None), "")
-    for seed in ("seed", "sampler.seed", "optim.seed"):
-        if OmegaConf.select(sweeper, seed, default=0) is None:
-            OmegaConf.update(sweeper, seed, 0)
-    if "max_failure_rate" in sweeper and "hydra.sweeper.max_failure_rate" not in given:
-        sweeper.max_failure_rate = 1.0
-    if f"hydra.sweeper.{setting}" in given:
-        return [1] * len(objectives)
-    if unsaid := next((each.column for each in objectives if each.larger is None), ""):
-        words = " or ".join(map(str, DIRECTIONS[setting])) if setting else ""
-        how = (
-            f"add hydra.sweeper.{setting}= with {words}"
-            if setting
-            else "the sweeper has no setting for it; name another column"
-        )
-        raise ValueError(f"{KEY}={unsaid}: is more better, or less? {how}")
-    if not setting:
-        return [-1 if each.larger else 1 for each in objectives]
-    values = [DIRECTIONS[setting][bool(each.larger)] for each in objectives]
-    OmegaConf.update(sweeper, setting, values if len(values) > 1 else values[0])
-    return [1] * len(objectives)

@@ -29,14 +29,14 @@ from yaml import YAMLError
 
 from ..zero.optim.segments import why_not_sharded
 from . import schema_memory, size_limits
-from .hydra_problems import not_composed, problem_of_code, problem_of_missing, problem_of_names, quoted
+from .hydra_problems import not_composed, problem_of_missing, problem_of_names, quoted
 from .launcher import BASIC, LauncherChoice, chosen_launcher
 from .objective import KEY as OBJECTIVE
 from .objective import Objective, objectives_of
-from .safe_yaml import problems_of_folders
 from .schema import SCHEMAS
 from .size_limits import SUFFIX, in_bytes, in_one
 from .unknown_keys import IDENTITY, meant, meant_verb, nearest, spaced, type_name
+from .yaml_file import problems_of_folders
 
 GROUPS = (*SCHEMAS, "experiment")
 
@@ -222,10 +222,6 @@ class CheckedLine:
     notes: tuple[str, ...] = ()
 
     @property
-    def words(self) -> tuple[str, ...]:
-        return (*self.hydra, *self.fixed, *self.swept)
-
-    @property
     def proposes(self) -> bool:
         """Whether the sweeper proposes cells from what earlier ones measured."""
         return self.sweeper != BASIC
@@ -327,15 +323,16 @@ class Overrides(Composer):
             endless = next((o.input_line for o in axes if o.is_interval_sweep()), None)
             counts = {o.key_or_group: len(self._values(o)) for o in axes}
             if objective:
-                why = f"no sweeper asks for it; add {SWEEPER}=optuna, or leave it out"
-                self.problems.append(f"{OBJECTIVE}={objective}: {why}")
+                self.problems.append(
+                    f"{OBJECTIVE}={objective}: no sweeper asks for it; add {SWEEPER}=optuna, or leave it out"
+                )
             elif problem := f"{endless}: {size_limits.ENDLESS}" if endless else size_limits.problem_of_count(counts):
                 self.problems.append(problem)
             return ()
         if not objective or not multirun:
-            lacking = (
-                f"an objective; add {OBJECTIVE}=COLUMN, as {OBJECTIVE}=tokens_per_s" if multirun else "a sweep; add -m"
-            )
+            lacking = "a sweep; add -m"
+            if multirun:
+                lacking = f"an objective; add {OBJECTIVE}=COLUMN, as {OBJECTIVE}=-tokens_per_s"
             self.problems.append(f"{SWEEPER}={sweeper}: it needs {lacking}")
             return ()
         try:
@@ -345,17 +342,13 @@ class Overrides(Composer):
             return ()
 
     def _check_composed(self, picked: dict[str, list[Any]], study: list[str]) -> DictConfig:
-        """Returns Hydra's own config, after checking that it, experiments and users' choices name no code, and that
-        these have all values and the names that our schemas require.
+        """Returns Hydra's own config, after checking that experiments and users' choices have all values and the names
+        that our schemas require.
         """
-        usual = self.hydra_of([])
-        for one in (self._study(picked), *self._of_users(picked)):
-            config = self.config_of(one)
-            lacking = problem_of_missing(config) or problem_of_names(config, CHOSEN_BY_GROUP)
-            found = (problem_of_code(self.hydra_of(one), usual), lacking)
-            self.problems += [problem for problem in found if problem and problem not in self.problems]
-        if not self.problems and (problem := problem_of_code(self.hydra_of(study), usual)):
-            self.problems.append(problem)
+        for overrides in (self._study(picked), *self._of_users(picked)):
+            config = self.config_of(overrides)
+            problem = problem_of_missing(config) or problem_of_names(config, CHOSEN_BY_GROUP)
+            self.problems += [problem] if problem and problem not in self.problems else []
         return self.hydra_of([] if self.problems else study)
 
     def _study(self, picked: dict[str, list[Any]]) -> list[str]:

@@ -23,37 +23,38 @@ from .launcher import LauncherChoice
 from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, GptMoe, Huggingface, Model, Synthetic, Text
 from .schema_training import NORMS, default_implementation
 
-BY_DEVICE = {"optimizer.implementation": "auto", "precision.tile_bytes": None, "launch.threads": None}
-"""Key whose default depends on the device or the machine -> the value that leaves it open."""
 
-
-def resolve(config: Config, model_name: str, stray: list[str], launcher: LauncherChoice | None = None) -> Cell:
+def resolve(
+    config: Config, model_name: str, stray: list[str], launcher: LauncherChoice | None = None, target: str = ""
+) -> Cell:
     """Resolves a copy of a config. Raises omegaconf's ValidationError for a value of the wrong type for its schema."""
     draft: Any = OmegaConf.to_object(OmegaConf.structured(config))
-    return resolve_draft(draft, model_name, stray, launcher)
+    return resolve_draft(draft, model_name, stray, launcher, target)
 
 
-def resolve_draft(draft: Config, model_name: str, stray: list[str], launcher: LauncherChoice | None = None) -> Cell:
+def resolve_draft(
+    draft: Config, model_name: str, stray: list[str], launcher: LauncherChoice | None = None, target: str = ""
+) -> Cell:
     """Derives values that are left open and checks the others. `draft`: valid for its schema; it is changed. `stray`:
-    error messages for unknown keys. `launcher`: the plugin whose jobs run the cell; None for this machine.
+    error messages for unknown keys. `launcher`: the plugin whose jobs run the cell; None for this machine. `target`:
+    the device that fake tensors act as, whose defaults the cell gets; empty: the cell's own.
     """
     problems = list(stray)
     spec = strategies.spec_of(draft.strategy.name)
     draft.strategy = replace(draft.strategy, **spec.filled(draft.strategy.values()))
     problems += _problems_of_words(draft)
-    given = {key: getattr(getattr(draft, key.partition(".")[0]), key.partition(".")[2]) for key in BY_DEVICE}
-    left_open = frozenset(key for key, value in given.items() if value == BY_DEVICE[key])
+    own_threads = draft.launch.threads is not None
     placed = world.resolve_ranks(draft, problems, None if launcher is None or launcher.is_here else launcher)
     _resolve_batch(draft, problems)
     found_hash = _resolve_data(draft, problems)
     _resolve_model(draft, problems)
     _resolve_strategy(draft.strategy, spec, draft.model.kind, problems)
-    _resolve_training(draft, problems)
+    _resolve_training(draft, target or draft.device, problems)
     own: dict[str, Any] = {one.name: getattr(draft, one.name) for one in fields(draft)} | vars(placed)
     own = {key: value for key, value in own.items() if key not in OF_A_SWEEP}
     if draft.model.kind != "huggingface":
         own["huggingface"] = None
-    cell = CellConfig(**own, model_name=model_name, text_hash=found_hash, left_open=left_open)
+    cell = CellConfig(**own, model_name=model_name, text_hash=found_hash, own_threads=own_threads)
     problems += world.problems_of_measure(cell) + _problems_of_strategy(cell, spec) + combinations.validate(cell)
     cell = combinations.resolved(cell)
     problems += keys.problems_of(cell)
@@ -281,10 +282,10 @@ def _problems_of_strategy(cell: CellConfig, spec: StrategySpec) -> list[str]:
     return problems
 
 
-def _resolve_training(draft: Config, problems: list[str]) -> None:
-    """Resolves the optimizer, precision and clipping, the offload for the strategy, and the warm-up that it needs."""
+def _resolve_training(draft: Config, device: str, problems: list[str]) -> None:
+    """Resolves the optimizer and precision for `device`, clipping, offload, and the warm-up that the offload needs."""
     optimizer, strategy = draft.optimizer, draft.strategy.name
-    updated_by = "cuda" if draft.device == "cuda" and not draft.offload.updates_on_host else "cpu"
+    updated_by = "cuda" if device == "cuda" and not draft.offload.updates_on_host else "cpu"
     if optimizer.implementation == "auto":
         optimizer.implementation = default_implementation(optimizer.name, updated_by)
     problems += optimizer.problems()

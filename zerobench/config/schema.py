@@ -57,11 +57,11 @@ LORA = Key(
 )(0)  # fmt: skip
 LOSS_CHUNKS = Key(
     "parts of the tokens in which head and loss are computed, and again in backward", unit="parts", limits=(1, 1e6),
-    omitted=True, deepspeed="`deepspeed.runtime.sequence_parallel.ulysses_sp.TiledFusedLogitsLoss`",
+    omitted=True,
 )(1)  # fmt: skip
 MLP_CHUNKS = Key(
     "parts of the sequence in which each MLP is computed, and again in backward", unit="parts", limits=(1, 1e6),
-    omitted=True, deepspeed="`deepspeed.runtime.sequence_parallel.ulysses_sp.TiledMLP`",
+    omitted=True,
 )(1)  # fmt: skip
 
 
@@ -75,10 +75,7 @@ class Transformer(Model):
     vocabulary: int | None = VOCABULARY(None)
     positions: int | None = POSITIONS(None)
     tied: bool = Key("embedding and head are one weight")(True)
-    checkpointing: bool = Key(
-        "blocks recompute their activations in backward", deepspeed="`activation_checkpointing`",
-        torch="`torch.utils.checkpoint`", transformers="`gradient_checkpointing`",
-    )(False)  # fmt: skip
+    checkpointing: bool = Key("blocks recompute their activations in backward")(False)
 
 
 @dataclass
@@ -90,7 +87,7 @@ class Gpt(Transformer):
     kind: str = "gpt"
     tiles: int = Key(
         "tiles of each matrix of the MLP; zero3 gathers each tile separately", unit="tiles", limits=(1, 1e6),
-        omitted=True, deepspeed="`deepspeed.zero.TiledLinear`",
+        omitted=True,
     )(1)  # fmt: skip
     lora: int = LORA
     loss_chunks: int = LOSS_CHUNKS
@@ -108,9 +105,8 @@ class GptMoe(Transformer):
         "width of an expert's inner layer; null: four times `hidden`", unit="features", limits=(1, 1e6)
     )(None)
     separate_experts: bool = Key(
-        "each expert is a module, which zero3 gathers separately; false: two tensors for all of a block",
-        deepspeed="`set_z3_leaf_modules` for false",
-    )(False)  # fmt: skip
+        "each expert is a module, which zero3 gathers separately; false: two tensors for all of a block"
+    )(False)
     balance: float = Key("coefficient of the loss that balances the experts; 0: none", limits=(0, 1e3))(0.01)
     routing: str = Key(
         "learned, or fixed for a measurement: balanced (experts in turn) or skewed (all tokens to the same experts); a"
@@ -198,7 +194,7 @@ class Synthetic(Data):
 class Measure(Section):
     """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist."""
 
-    steps: int = Key("measured steps of each pass", unit="steps", limits=(1, 1e7), transformers="`max_steps`")(10)
+    steps: int = Key("measured steps of each pass", unit="steps", limits=(1, 1e7))(10)
     warmup: int = Key(
         "unmeasured steps before them; at least 2, so that optimizer states exist; with offload.delayed at least"
         " offload.delayed_after + 1", unit="steps", limits=(2, 1e7),
@@ -215,14 +211,12 @@ class Measure(Section):
         "both, both_once (bytes and volumes in the first launch of a cell only), timed (no bytes, no volumes) or"
         " accounted (no times)", words=("both", "both_once", "timed", "accounted"), omitted=True,
     )("both")  # fmt: skip
-    trace: bool = Key(
-        "a third pass, which measures how much communication is hidden behind computation", omitted=True,
-        deepspeed="`comms_logger`", torch="`torch.profiler`",
-    )(False)  # fmt: skip
+    trace: bool = Key("a third pass, which measures how much communication is hidden behind computation", omitted=True)(
+        False
+    )
     snapshot: bool = Key(
-        "a file per rank with each allocation and its labels, for pytorch.org/memory_viz", omitted=True,
-        torch="`torch.cuda.memory._record_memory_history`",
-    )(False)  # fmt: skip
+        "a file per rank with each allocation and its labels, for pytorch.org/memory_viz", omitted=True
+    )(False)
     events: bool = Key(
         "the last measured step as a table: each storage, collective, module and unit, in order (zerobench replay)",
         omitted=True,
@@ -231,10 +225,7 @@ class Measure(Section):
         "saves of a checkpoint in the measured steps: none, blocking (the loop waits until it is on the disk) or"
         " asynchronous (a thread writes a copy)", words=("none", "blocking", "asynchronous"), omitted=True,
     )("none")  # fmt: skip
-    save_every: int = Key(
-        "measured steps from one save to the next", unit="steps", limits=(1, 1e7), omitted=True,
-        transformers="`save_steps`",
-    )(5)  # fmt: skip
+    save_every: int = Key("measured steps from one save to the next", unit="steps", limits=(1, 1e7), omitted=True)(5)
 
 
 RETRIED = ("crash", "timeout", "oom")
@@ -247,11 +238,9 @@ class Launch(Section):
 
     timeout_s: float = Key("time limit of a pass", unit="seconds", limits=(0.001, 1e7), volatile=True)(1800.0)
     threads: int | None = Key(
-        "threads of each rank; null: an exported OMP_NUM_THREADS, else the cores, divided by the ranks",
-        unit="threads",
-        limits=(1, 2**10),
-        local=True,
-    )(None)
+        "threads of each rank; null: an exported OMP_NUM_THREADS, else the cores, divided by the ranks", unit="threads",
+        limits=(1, 2**10), local=True,
+    )(None)  # fmt: skip
     retry: list[str] = Key(
         "statuses after which a launch is repeated, out of crash, timeout and oom, such as '[crash,timeout]'",
         rule="a list of `crash`, `timeout`, `oom`", omitted=True, volatile=True,
@@ -286,28 +275,19 @@ class Config(Section):
     """One cell of a sweep, as a user writes it."""
 
     strategy: StrategyOptions = Key(
-        "how ranks share model states: DDP, our ZeRO stages, Megatron's optimizer, or a peer", deepspeed="`stage`",
-        torch="`fully_shard`, `DistributedDataParallel`", transformers="`deepspeed`, `fsdp`",
-    )(MISSING)  # fmt: skip
+        "how ranks share model states: DDP, our ZeRO stages, Megatron's optimizer, or a peer"
+    )(MISSING)
     model: Model = Key("the model to train")(MISSING)
     data: Data = Key("the data to train on")(MISSING)
     optimizer: Optimizer = Key("the torch optimizer that updates it")(MISSING)
-    precision: Precision = Key(
-        "dtypes of the model, gradients and traffic", deepspeed="`bf16.enabled`, `fp16.enabled`",
-        torch="`MixedPrecisionPolicy(param_dtype)`",
-        transformers="`bf16`, `fp16`",
-    )(MISSING)  # fmt: skip
+    precision: Precision = Key("dtypes of the model, gradients and traffic")(MISSING)
     measure: Measure = Key("number of measured steps, and what is recorded").made(Measure)
     offload: schema_memory.OffloadConfig = Key(
-        "where model states live: ZeRO-Offload (cpu), ZeRO-Infinity (nvme)", omitted=True,
-        deepspeed="`offload_optimizer.device`, `offload_param.device`", torch="`CPUOffloadPolicy`",
-        transformers="`fsdp`",
-    ).made(schema_memory.OffloadConfig)  # fmt: skip
+        "where model states live: ZeRO-Offload (cpu), ZeRO-Infinity (nvme)", omitted=True
+    ).made(schema_memory.OffloadConfig)
     activation: schema_memory.Activation = Key(
-        "whether activations are kept, recomputed or offloaded", omitted=True,
-        deepspeed="`activation_checkpointing.cpu_checkpointing`",
-        torch="`torch.utils.checkpoint`, `torch.autograd.graph.save_on_cpu`", transformers="`gradient_checkpointing`",
-    ).made(schema_memory.Activation)  # fmt: skip
+        "whether activations are kept, recomputed or offloaded", omitted=True
+    ).made(schema_memory.Activation)
     buffers: schema_memory.Buffers = Key(
         "constant-size buffers, or one fused buffer that grows with the model", omitted=True
     ).made(schema_memory.Buffers)
@@ -318,7 +298,7 @@ class Config(Section):
     huggingface: Huggingface = Key("the shape of model=huggingface").made(Huggingface)
     world_size: int | None = Key(
         "number of ranks N; null: all of a joined job (torchrun), else one per GPU if there are several, else 2",
-        unit="ranks", limits=(1, 2**10), deepspeed="`deepspeed --num_gpus`", torch="`torchrun --nproc-per-node`",
+        unit="ranks", limits=(1, 2**10),
     )(None)  # fmt: skip
     node_size: int | None = Key(
         "ranks of a node; collectives then take two hops; null: all ranks are one node", unit="ranks",
@@ -326,42 +306,34 @@ class Config(Section):
     )(None)  # fmt: skip
     shard_group: int | None = Key(
         "ranks that share a shard, a divisor of world_size (hybrid sharding, MiCS); null: all", unit="ranks",
-        rule="a divisor of `world_size`", omitted=True, deepspeed="`mics_shard_size` (removed in 0.19.8)",
-        torch="`fully_shard(mesh=)`, 2-D: HSDP", transformers="`fsdp`",
+        rule="a divisor of `world_size`", omitted=True,
     )(None)  # fmt: skip
     tensor_parallel: int = Key(
         "ranks that share one model's matrices (Megatron); the strategy's N is world_size over it", unit="ranks",
-        limits=(1, 2**10), omitted=True, deepspeed="an `mpu`, or `tensor_parallel.autotp_size`",
-        torch="`parallelize_module`",
+        limits=(1, 2**10), omitted=True,
     )(1)  # fmt: skip
     rank: int | None = Key(
         "rank of a simulated world to run; null: the rank with the most bytes", unit="number",
         rule="0 to `world_size` - 1", omitted=True,
     )(None)  # fmt: skip
-    arena: bool = Key(
-        "activations kept for backward, and gradients, in slots that are allocated once", omitted=True,
-        deepspeed="`activation_checkpointing.contiguous_memory_optimization`",
-    )(False)  # fmt: skip
+    arena: bool = Key("activations kept for backward, and gradients, in slots that are allocated once", omitted=True)(
+        False
+    )
     compile: str = Key(
         "none, or blocks: torch.compile makes one graph of each block, before the strategy wraps the model",
-        words=("none", "blocks"), omitted=True, torch="`torch.compile`", transformers="`torch_compile`",
+        words=("none", "blocks"), omitted=True,
     )("none")  # fmt: skip
     device: str = Key("auto, cpu or cuda; auto: cuda if each rank has its own GPU", words=("auto", "cpu", "cuda"))(
         "auto"
     )
     backend: str = Key(
         "auto, gloo, nccl, or simulated: one rank of world_size alone, without times and losses",
-        words=("auto", "gloo", "nccl", "simulated"), deepspeed="`init_distributed(dist_backend)`",
-        torch="`init_process_group(backend)`", transformers="`ddp_backend`",
-    )("auto")  # fmt: skip
-    seed: int = Key(
-        "seed of initial weights and of the order of data", limits=(0, 2**31), torch="`torch.manual_seed`",
-        transformers="`seed`",
-    )(0)  # fmt: skip
-    deterministic: bool = Key(
-        "deterministic kernels only; an operation without one raises an error", omitted=True,
-        torch="`torch.use_deterministic_algorithms`", transformers="`full_determinism`",
-    )(False)  # fmt: skip
+        words=("auto", "gloo", "nccl", "simulated"),
+    )("auto")
+    seed: int = Key("seed of initial weights and of the order of data", limits=(0, 2**31))(0)
+    deterministic: bool = Key("deterministic kernels only; an operation without one raises an error", omitted=True)(
+        False
+    )
     draw_on: str = Key(
         "draws initial values: cpu, or device, which is quicker on a GPU, with other values", words=("cpu", "device"),
         omitted=True,
@@ -373,35 +345,25 @@ class Config(Section):
     micro_batch: int | None = Key(
         "size of a micro-batch, per rank in one forward; null: follows from batch, else 4", unit="samples",
         rule="at least 1",
-        deepspeed="`train_micro_batch_size_per_gpu`", transformers="`per_device_train_batch_size`",
     )(None)  # fmt: skip
-    accumulation: int = Key(
-        "micro-batches of a step, per rank", unit="micro-batches", limits=(1, 1e6),
-        deepspeed="`gradient_accumulation_steps`",
-        transformers="`gradient_accumulation_steps`",
-    )(1)  # fmt: skip
+    accumulation: int = Key("micro-batches of a step, per rank", unit="micro-batches", limits=(1, 1e6))(1)
     batch: int | None = Key(
         "batch of a step over all ranks, instead of micro_batch", unit="samples",
-        rule="a multiple of `world_size` · `accumulation`", deepspeed="`train_batch_size`",
+        rule="a multiple of `world_size` · `accumulation`",
     )(None)  # fmt: skip
     sequence: int = Key("length of a sequence", unit="tokens", limits=(1, 1e9))(128)
     clip: float | None = Key(
         "gradients are scaled down to this norm before each update; null: no clipping", unit="global norm",
         rule="above 0",
-        deepspeed="`gradient_clipping`", torch="`clip_grad_norm_(max_norm)`", transformers="`max_grad_norm`",
     )(None)  # fmt: skip
-    clip_norm: str = Key("norm to clip at: 2 or inf", words=("2", "inf"), torch="`clip_grad_norm_(norm_type)`")("2")
-    search: Search = Key(
-        "look for the fastest micro-batch that fits a memory limit", volatile=True, deepspeed="`autotuning`"
-    ).made(Search)
-    results_dir: str = Key(
-        "folder of the runs, each a folder in it", rule="a folder", volatile=True, transformers="`output_dir`"
-    )("results/runs")
+    clip_norm: str = Key("norm to clip at: 2 or inf", words=("2", "inf"))("2")
+    search: Search = Key("look for the fastest micro-batch that fits a memory limit", volatile=True).made(Search)
+    results_dir: str = Key("folder of the runs, each a folder in it", rule="a folder", volatile=True)("results/runs")
     rerun: bool = Key("measure again what an earlier run of the same cell and code has measured", volatile=True)(False)
     fail_fast: bool = Key("stop at the first cell that fails", volatile=True)(False)
     objective: str | None = Key(
-        "column of the table of runs that a Hydra sweeper optimizes, such as hydra/sweeper=optuna",
-        rule="columns of numbers, with commas between them",
+        "column of the table of runs that a Hydra sweeper minimizes, such as hydra/sweeper=optuna",
+        rule="columns of numbers, each with a minus before it if larger is better, with commas between them",
     )(None)  # fmt: skip
 
 

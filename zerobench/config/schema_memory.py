@@ -24,16 +24,10 @@ from .axis import CellKeys, Choice
 MIB = 2**20
 
 
-OPTIMIZER = Key(
-    "masters and optimizer states leave the device", deepspeed="`offload_optimizer`", torch="`CPUOffloadPolicy`"
-)
-GRADIENTS = Key("gradient shards leave the device", deepspeed="with `offload_optimizer`", torch="`CPUOffloadPolicy`")
-PARAMETERS = Key(
-    "parameter shards leave the device; null: under zero3", deepspeed="`offload_param`", torch="`CPUOffloadPolicy`"
-)
-FRACTION = Key(
-    "part of the optimizer's shard that leaves", unit="of 1", limits=(1e-9, 1), deepspeed="`offload_optimizer.ratio`"
-)
+OPTIMIZER = Key("masters and optimizer states leave the device")
+GRADIENTS = Key("gradient shards leave the device")
+PARAMETERS = Key("parameter shards leave the device; null: under zero3")
+FRACTION = Key("part of the optimizer's shard that leaves", unit="of 1", limits=(1e-9, 1))
 
 
 @dataclass
@@ -132,23 +126,16 @@ class NvmeOffloadConfig(OffloadConfig):
     """
 
     name: str = "nvme"
-    path: str | None = Key(
-        "folder of the files; null: the run's own", rule="a folder", deepspeed="`offload_optimizer.nvme_path`"
-    )(None)
+    path: str | None = Key("folder of the files; null: the run's own", rule="a folder")(None)
     optimizer: bool = OPTIMIZER(True)
     gradients: bool = GRADIENTS(True)
     parameters: bool | None = PARAMETERS(None)
     fraction: float = FRACTION(1.0)
-    block_bytes: int = Key(
-        "size of one read or write", unit="bytes", limits=(4096, 2**30), deepspeed="`aio.block_size`"
-    )(4 * MIB)
+    block_bytes: int = Key("size of one read or write", unit="bytes", limits=(4096, 2**30))(4 * MIB)
     buffers: int = Key(
-        "size of the pool in host memory through which files are read and written", unit="blocks", limits=(8, 65536),
-        deepspeed="`offload_optimizer.buffer_count`",
-    )(16)  # fmt: skip
-    depth: int = Key(
-        "blocks that are read or written at a time", unit="blocks", limits=(1, 256), deepspeed="`aio.queue_depth`"
-    )(8)
+        "size of the pool in host memory through which files are read and written", unit="blocks", limits=(8, 65536)
+    )(16)
+    depth: int = Key("blocks that are read or written at a time", unit="blocks", limits=(1, 256))(8)
     direct: bool = Key("bypass the page cache if the file system can")(True)
     checksums: bool = Key("blocks are checked as they are read")(True)
 
@@ -317,16 +304,13 @@ class FusedBuffers(Buffers):
         return [f"buffers=fused: {words}; use precision=bf16"]
 
 
-QUANTIZE_WEIGHTS = Key("parameters are gathered in int8", deepspeed="`zero_quantized_weights`")
-SECONDARY_SHARDS = Key(
-    "backward gathers from secondary shards inside a node", deepspeed="`zero_hpz_partition_size`",
-    torch="`fully_shard(reshard_after_forward=int)`",
-)  # fmt: skip
+QUANTIZE_WEIGHTS = Key("parameters are gathered in int8")
+SECONDARY_SHARDS = Key("backward gathers from secondary shards inside a node")
 DIFFERENCES = Key("secondary shards stay; differences from them go between nodes in int4", omitted=True)
 BITS_WITHIN = Key(
     "bits of quantized gradients within a node, 4 or 8; between nodes 4", unit="bits", limits=(4, 8), omitted=True
 )
-QUANTIZE_GRADIENTS = Key("gradients are reduced in int4, in two hops", deepspeed="`zero_quantized_gradients`")
+QUANTIZE_GRADIENTS = Key("gradients are reduced in int4, in two hops")
 
 
 @dataclass

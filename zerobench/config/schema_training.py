@@ -73,18 +73,10 @@ KINDS: dict[str, Kind] = {
 }
 
 
-LR = Key(
-    "learning rate", limits=(0, 1e6), deepspeed="`optimizer.params.lr`", torch="`lr`", transformers="`learning_rate`"
-)
-WEIGHT_DECAY = Key(
-    "torch's weight_decay", limits=(0, 1e6), deepspeed="`optimizer.params.weight_decay`", torch="`weight_decay`",
-    transformers="`weight_decay`",
-)  # fmt: skip
+LR = Key("learning rate", limits=(0, 1e6))
+WEIGHT_DECAY = Key("torch's weight_decay", limits=(0, 1e6))
 MOMENTUM = Key("torch's momentum; 0: no state is kept for it", limits=(0, 1))
-EPS = Key(
-    "added to the denominator", limits=(0, 1e6), deepspeed="`optimizer.params.eps`", torch="`eps`",
-    transformers="`adam_epsilon`",
-)  # fmt: skip
+EPS = Key("added to the denominator", limits=(0, 1e6))
 DECOUPLED_WEIGHT_DECAY = Key("decoupled weight decay, as in AdamW")
 ALPHA = Key("RMSprop's smoothing, ASGD's power of the learning rate", limits=(0, 1e6))
 
@@ -98,9 +90,8 @@ class Optimizer(Axis):
     name: str = MISSING
     lr: float = LR(3e-4)
     implementation: str = Key(
-        "fused, foreach, loop, or auto: fused if torch has it", words=("auto", "fused", "foreach", "loop"),
-        torch="`fused=`, `foreach=`", transformers="`optim`",
-    )("auto")  # fmt: skip
+        "fused, foreach, loop, or auto: fused if torch has it", words=("auto", "fused", "foreach", "loop")
+    )("auto")
 
     @property
     def states(self) -> int:
@@ -201,14 +192,8 @@ class Sgd(Decaying):
 class Betas(Decaying):
     """Options of the Adam family, whose members have two tensors of states each."""
 
-    beta1: float = Key(
-        "decay of the first moment", limits=(0, 1), deepspeed="`optimizer.params.betas`", torch="`betas[0]`",
-        transformers="`adam_beta1`",
-    )(0.9)  # fmt: skip
-    beta2: float = Key(
-        "decay of the second moment", limits=(0, 1), deepspeed="`optimizer.params.betas`", torch="`betas[1]`",
-        transformers="`adam_beta2`",
-    )(0.999)  # fmt: skip
+    beta1: float = Key("decay of the first moment", limits=(0, 1))(0.9)
+    beta2: float = Key("decay of the second moment", limits=(0, 1))(0.999)
     eps: float = EPS(1e-8)
 
 
@@ -450,15 +435,13 @@ class Precision(Axis):
     gradient_dtype: str | None = Key(
         "dtype in which gradients are accumulated: fp32, bf16 or fp16; null: the model's",
         words=("fp32", "bf16", "fp16"),
-        deepspeed="`data_types.grad_accum_dtype`",
-    )(None)  # fmt: skip
+    )(None)
     wire_dtype: str | None = Key(
-        "dtype in which gradients are reduced; null: gradient_dtype", words=("fp32", "bf16", "fp16"),
-        deepspeed="`communication_data_type`", torch="`MixedPrecisionPolicy(reduce_dtype)`",
-    )(None)  # fmt: skip
+        "dtype in which gradients are reduced; null: gradient_dtype", words=("fp32", "bf16", "fp16")
+    )(None)
     tile_bytes: int | None = Key(
         "limit of the fp32 gradients that an update makes at a time; null: 4 MiB; on a GPU 0 or 256 MiB", unit="bytes",
-        limits=(2**10, 2**40), deepspeed="`sub_group_size` (elements)",
+        limits=(2**10, 2**40),
     )(None)  # fmt: skip
     masters: bool = Key(
         "fp32 master weights and states; false, with fsdp2: all states in the model's dtype", omitted=True
@@ -605,22 +588,11 @@ class Fp16(Bf16):
     """
 
     name: str = "fp16"
-    initial_scale: float | None = Key(
-        "initial factor of fp16 losses", limits=(2**-24, 2**100),
-        deepspeed="`fp16.initial_scale_power` (of 2)", torch="`GradScaler(init_scale)`",
-    )(65536.0)  # fmt: skip
-    growth: float = Key(
-        "factor of the scale after `interval` steps without overflow", limits=(1, 1e6),
-        torch="`GradScaler(growth_factor)`",
-    )(2.0)  # fmt: skip
-    backoff: float = Key(
-        "factor of the scale after a step that overflowed", limits=(1e-6, 1), torch="`GradScaler(backoff_factor)`"
-    )(0.5)
-    interval: int = Key(
-        "steps without overflow after which the scale grows", unit="steps", limits=(1, 1e9),
-        deepspeed="`fp16.loss_scale_window`", torch="`GradScaler(growth_interval)`",
-    )(2000)  # fmt: skip
-    minimum_scale: float = Key("least scale", limits=(2**-24, 2**100), deepspeed="`fp16.min_loss_scale`")(1.0)
+    initial_scale: float | None = Key("initial factor of fp16 losses", limits=(2**-24, 2**100))(65536.0)
+    growth: float = Key("factor of the scale after `interval` steps without overflow", limits=(1, 1e6))(2.0)
+    backoff: float = Key("factor of the scale after a step that overflowed", limits=(1e-6, 1))(0.5)
+    interval: int = Key("steps without overflow after which the scale grows", unit="steps", limits=(1, 1e9))(2000)
+    minimum_scale: float = Key("least scale", limits=(2**-24, 2**100))(1.0)
 
     @property
     def scales(self) -> bool:

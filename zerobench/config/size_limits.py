@@ -1,6 +1,6 @@
 """Handles words of a command line before Hydra parses them: limits, sizes in bytes, lists.
 
-limits   too long, too deep, too many cells: rejected before anything is parsed or listed
+limits   integers that no column holds, too many cells: rejected before anything is listed
 sizes    the value of a key that ends in _bytes may be 25MiB, and is converted to bytes here
 lists    `launch.retry=crash,oom` is one value, which Hydra would parse as a sweep over two
 """
@@ -18,10 +18,6 @@ from hydra.core.override_parser.types import Override, RangeSweep
 
 from ..sizes import parse_bytes
 
-MOST_CHARACTERS = 20_000
-DEEPEST = 50
-"""Maximum nesting of brackets; parsers need a few calls for each level."""
-
 MOST_DIGITS = 18
 """Maximum digits of an integer, more than any table column supports."""
 
@@ -34,15 +30,7 @@ _WHOLE = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
 def problem_of(argument: str) -> str:
-    """Returns an error message for a word that must not reach a parser, else ""."""
-    if len(argument) > MOST_CHARACTERS:
-        return f"{argument[:60]}…: it has {len(argument)} characters; at most {MOST_CHARACTERS} are read"
-    deepest = depth = 0
-    for letter in argument:
-        depth += (letter in "([{") - (letter in ")]}")
-        deepest = max(deepest, depth)
-    if deepest > DEEPEST:
-        return f"{argument[:60]}…: it has {deepest} brackets within one another; at most {DEEPEST} are read"
+    """Returns an error message for an override with an integer that no column of a table holds, else ""."""
     longest = max(map(len, _WHOLE.findall(argument)), default=0)
     if longest > MOST_DIGITS:
         return f"{argument[:60]}…: a number of {longest} digits; the largest that any key takes has {MOST_DIGITS}"

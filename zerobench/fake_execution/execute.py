@@ -25,7 +25,6 @@ from .. import strategies
 from ..config.cell import CellConfig
 from ..config.schema import Measure
 from ..config.schema_memory import CpuOffload
-from ..config.schema_training import default_implementation
 from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, DeviceMemory, as_gpu
 from ..fake.as_gpu.kernels import fused_rms_norms
 from ..host.environment import FAKE, SIMULATED
@@ -62,19 +61,6 @@ class Target:
         if self.architecture not in BLAS_WORKSPACE:
             raise ValueError(f"architecture={self.architecture}: use one of {', '.join(BLAS_WORKSPACE)}")
 
-    def defaults(self, config: CellConfig) -> CellConfig:
-        """Returns a cell that was resolved for a CPU with this device's defaults. Values that were given stay, even if
-        they equal the CPU's default.
-        """
-        if self.kind == "cpu" or config.offload.updates_on_host:
-            return config
-        optimizer, precision = config.optimizer, config.precision
-        if "optimizer.implementation" in config.left_open:
-            optimizer = replace(optimizer, implementation=default_implementation(optimizer.name, self.kind))
-        if "precision.tile_bytes" in config.left_open:
-            precision = replace(precision, tile_bytes=None).resolved(config.strategy.name, self.kind, optimizer)
-        return replace(config, optimizer=optimizer, precision=precision)
-
     @contextmanager
     def stands_in(self) -> Iterator[Allocations | None]:
         """Makes fake CPU tensors act as this device's; yields the allocations of a GPU, None for a CPU."""
@@ -102,12 +88,6 @@ def settled(config: CellConfig) -> CellConfig:
         config = replace(config, offload=replace(config.offload, delayed_after=1))
     warmup = max(strategies.spec_of(config.strategy.name).settles_after, config.offload.settles_after)
     return replace(config, measure=Measure(steps=1, warmup=warmup, passes="both", events=config.measure.events))
-
-
-def steps_of(config: CellConfig) -> int:
-    """Returns the number of steps in an execution of the cell."""
-    measure = settled(config).measure
-    return measure.warmup + measure.steps
 
 
 # -- the execution ---------------------------------------------------------------------------------
@@ -139,24 +119,24 @@ class Execution:
     @property
     def allocated_bytes(self) -> int | None:
         """The peak in a GPU's allocator: in blocks of 512 bytes, with cuBLAS workspaces; None for a CPU."""
-        sizes = [one.memory.allocated_bytes for one in (self, *self.others) if one.memory is not None]
+        sizes = [rank.memory.allocated_bytes for rank in (self, *self.others) if rank.memory is not None]
         return max(sizes, default=None)
 
     @property
     def reserved_bytes(self) -> tuple[int, int] | None:
         """Bytes that a GPU's allocator reserves, by default and with expandable segments, smaller first; CPU: None."""
-        sizes = [one.memory.reserved_bytes for one in (self, *self.others) if one.memory is not None]
+        sizes = [rank.memory.reserved_bytes for rank in (self, *self.others) if rank.memory is not None]
         return max(sizes, key=lambda size: size[::-1], default=None)
 
     @property
     def peak_bytes(self) -> int:
         """The largest sum of live bytes on the device in a step."""
-        return self._of("total").max_bytes
+        return self._step["total"].max_bytes
 
     @property
     def states_bytes(self) -> int:
         """The largest sum of states on the device: parameters, gradients, masters, optimizer, communication."""
-        return self._fullest._of("states").max_bytes
+        return self._fullest._step["states"].max_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -171,12 +151,12 @@ class Execution:
     @property
     def at_peak(self) -> dict[str, int]:
         """Category -> its bytes at the peak instant; they add up to `peak_bytes`."""
-        return {category: self._of(category).at_peak_bytes or 0 for category in CATEGORIES}
+        return {category: self._step[category].at_peak_bytes or 0 for category in CATEGORIES}
 
     @property
     def at_most_states(self) -> dict[str, int]:
         """Category of states -> its bytes when their sum is largest; they add up to `states_bytes`."""
-        return {category: self._fullest._of(category).at_states_peak_bytes or 0 for category in STATES}
+        return {category: self._fullest._step[category].at_states_peak_bytes or 0 for category in STATES}
 
     @property
     def tensors(self) -> list[TensorRow]:
@@ -206,14 +186,11 @@ class Execution:
 
     @property
     def _fullest(self) -> Execution:
-        return max((self, *self.others), key=lambda one: one._of("states").max_bytes)
+        return max((self, *self.others), key=lambda execution: execution._step["states"].max_bytes)
 
     def _largest_in(self, tier: str) -> int:
         rows = [row for row in self.known.memory if (row.phase, row.tier, row.category) == ("step", tier, "total")]
         return max((row.max_bytes for row in rows), default=0)
-
-    def _of(self, category: str) -> MemoryRow:
-        return self._step[category]
 
 
 def execute(
@@ -223,8 +200,8 @@ def execute(
     message in the result. `tell` takes progress. `operators`: whether its events include every compute operator, for
     times; then the rank is the one with the largest states.
     """
-    config = replace(settled(target.defaults(config)), backend=SIMULATED, device="cpu", tensors=FAKE)
-    facts, found = facts_if_any(config), list[Execution]()
+    config = replace(settled(config), backend=SIMULATED, device="cpu", tensors=FAKE)
+    facts, executions = facts_if_any(config), list[Execution]()
     for rank in simulated_ranks(config, facts)[: 1 if operators else None]:
         begun, record, memory, problem = time.perf_counter(), None, None, ""
         with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
@@ -233,20 +210,17 @@ def execute(
                     record = run_rank(RankJob(config, "accounted", rank, "", folder, operators=operators), tell)
                 memory = None if allocations is None else allocations.memory()
             except Exception as error:  # a model may be any code: the other cells are executed all the same
-                problem = sentence_of(error)
+                problem = (str(error).strip() or "no message").splitlines()[0]
+                if not type(error).__module__.startswith("zerobench"):
+                    problem = f"{type(error).__name__}: {problem}"
             finally:
                 if dist.is_initialized():
                     dist.destroy_process_group()
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        found.append(Execution(config, rank, time.perf_counter() - begun, record, problem, memory, resident, facts))
-        if found[-1].problem:
-            return found[-1]
-    peak = max(found, key=lambda one: one.peak_bytes)
-    seconds = sum(one.seconds for one in found)
-    return replace(peak, seconds=seconds, others=tuple(one for one in found if one is not peak))
-
-
-def sentence_of(error: BaseException) -> str:
-    """Returns an error as one line: its message, and its type unless that is defined here."""
-    words = (str(error).strip() or "no message").splitlines()[0]
-    return words if type(error).__module__.startswith("zerobench") else f"{type(error).__name__}: {words}"
+        seconds = time.perf_counter() - begun
+        executions.append(Execution(config, rank, seconds, record, problem, memory, resident, facts))
+        if problem:
+            return executions[-1]
+    peak = max(executions, key=lambda execution: execution.peak_bytes)
+    seconds = sum(execution.seconds for execution in executions)
+    return replace(peak, seconds=seconds, others=tuple(other for other in executions if other is not peak))

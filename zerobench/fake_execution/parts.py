@@ -8,7 +8,6 @@ activations, temporary
 
 from __future__ import annotations
 
-from ..config.cell import CellConfig
 from ..records import CATEGORIES, LineRow, TensorRow
 from .execute import Execution
 
@@ -21,33 +20,24 @@ PARTS = (*(name for name in CATEGORIES if name not in ("inputs", "temporary")), 
 """The parts, in display order."""
 
 
-class Parts:
-    """Assigns rows of an execution's tables to parts. If modules are unknown (the model cannot be built on the meta
+def part_of(row: LineRow | TensorRow, execution: Execution) -> str:
+    """Returns the part of a row of an execution's tables. If modules are unknown (the model cannot be built on the meta
     device), logits count as loss.
     """
-
-    def __init__(self, execution: Execution) -> None:
-        self._execution, self._wide = execution, str(vocabulary_of(execution.config))
-        self._weighted = execution.facts.weighted if execution.facts else frozenset()
-
-    def of(self, row: LineRow | TensorRow) -> str:
-        """Returns the part of a row."""
-        if row.category not in FLEETING or row.shape.split("x")[-1] != self._wide:
-            return row.category
-        return LOGITS if row.module in self._weighted else LOSS
-
-    def at_peak(self) -> dict[str, int]:
-        """Returns part -> its bytes at the peak instant; they add up to the peak."""
-        execution = self._execution
-        parts = dict.fromkeys(PARTS, 0) | execution.at_peak
-        for row in execution.record.lines if execution.record else []:
-            if row.at == "peak" and (part := self.of(row)) != row.category:
-                parts[row.category] -= row.bytes
-                parts[part] += row.bytes
-        return parts
+    if row.category not in FLEETING:
+        return row.category
+    vocabulary = execution.config.model_options.get("vocabulary")
+    width = vocabulary if isinstance(vocabulary, int) else execution.config.vocabulary or None
+    if row.shape.split("x")[-1] != str(width):
+        return row.category
+    return LOGITS if execution.facts and row.module in execution.facts.weighted else LOSS
 
 
-def vocabulary_of(config: CellConfig) -> int | None:
-    """Returns the number of different tokens that the model predicts; None if it has no such option."""
-    found = config.model_options.get("vocabulary")
-    return found if isinstance(found, int) else config.vocabulary or None
+def parts_at_peak(execution: Execution) -> dict[str, int]:
+    """Returns part -> its bytes at the peak instant; they add up to the peak."""
+    parts = dict.fromkeys(PARTS, 0) | execution.at_peak
+    for row in execution.known.lines:
+        if row.at == "peak" and (part := part_of(row, execution)) != row.category:
+            parts[row.category] -= row.bytes
+            parts[part] += row.bytes
+    return parts

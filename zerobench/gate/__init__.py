@@ -6,7 +6,7 @@
             train()
 
 plugin.py has pytest's hooks and imports lazily, limits.py reads a marker and its limits, records.py reads recorded
-limits, watches.py is the fixture, verdict.py judges, ranks.py runs a test in several ranks.
+limits, verdict.py makes the test's watches and judges them, ranks.py runs a test in several ranks.
 """
 
 from __future__ import annotations

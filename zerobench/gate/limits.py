@@ -84,22 +84,20 @@ def parse_hand(argument: str, value: Any) -> HandLimit:
     written = f'{argument}="{value}"' if isinstance(value, str) else f"{argument}={value!r:.60}"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise GateError(f"zerobench: {written} is no limit; write a number or words, as {_FORMS}")
-    found = _LIMIT.fullmatch(str(value).strip())
-    if found is None:
+    match = _LIMIT.fullmatch(str(value).strip())
+    if match is None:
         raise GateError(f"zerobench: {written} is no limit; write <=, >= or nothing and a size, as {_FORMS}")
-    terms = tuple(_term(written, metric, part) for part in found[2].split("+"))
-    bound = found[1] or ("<=" if metric == "growth_bytes" else "")
-    return HandLimit(metric, written, bound.replace("==", ""), terms, float(found[3] or 0) / 100)
+    terms = tuple(_term(written, metric, part.strip()) for part in match[2].split("+"))
+    bound = match[1] or ("<=" if metric == "growth_bytes" else "")
+    return HandLimit(metric, written, bound.replace("==", ""), terms, float(match[3] or 0) / 100)
 
 
 def _term(written: str, metric: str, text: str) -> tuple[float, str]:
-    found = _TERM.fullmatch(text.strip())
-    factor = float(found[1]) / float(found[2] or 1) if found and float(found[2] or 1) else math.nan
-    if found is None or not math.isfinite(factor):
-        raise GateError(
-            f"zerobench: {written}: {text.strip()!r:.40} is no size; write a number and a unit, as {_FORMS}"
-        )
-    unit = found[3].lower()
+    match = _TERM.fullmatch(text)
+    factor = float(match[1]) / float(match[2] or 1) if match and float(match[2] or 1) else math.nan
+    if match is None or not math.isfinite(factor):
+        raise GateError(f"zerobench: {written}: {text!r:.40} is no size; write a number and a unit, as {_FORMS}")
+    unit = match[3].lower()
     unit = "psi" if unit in _PSI else "unit" if unit in _UNIT else unit
     if metric.endswith("_psi"):
         if unit not in ("", "psi"):
@@ -108,7 +106,7 @@ def _term(written: str, metric: str, text: str) -> tuple[float, str]:
             )
         return factor, "psi"
     if unit not in ("", "psi", "unit") and unit not in SIZES:
-        raise GateError(f"zerobench: {written}: {found[3]} is no unit; it is {_BYTES}")
+        raise GateError(f"zerobench: {written}: {match[3]} is no unit; it is {_BYTES}")
     return factor, unit or "b"
 
 
@@ -120,11 +118,13 @@ OPTIONS = ("ranks", "timeout_s", "recorded")
 
 @dataclass(frozen=True)
 class Request:
-    """Limits and options of a test. `ranks`: None for a test in this process; `recorded`: compared with its record."""
+    """Limits and options of a test."""
 
     limits: tuple[HandLimit, ...]
     recorded: bool
+    """If true, the test is compared with its record."""
     ranks: int | None = None
+    """None for a test in this process."""
     timeout_s: float = 300.0
 
 

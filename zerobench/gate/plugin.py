@@ -20,7 +20,7 @@ from . import FIXTURE, IN_RANK, MARKER
 
 if TYPE_CHECKING:
     from .limits import Request
-    from .watches import Watches
+    from .verdict import Watches
 
 HELP = (
     "zerobench(LIMITS..., ranks=None, timeout_s=300, recorded=None): hold the memory and traffic of the loops that the"
@@ -32,7 +32,7 @@ USED: pytest.StashKey[bool] = pytest.StashKey()
 """Key of a test's stash: if it takes the fixture; a test in ranks loses its list of fixtures at its first setup."""
 REQUEST: pytest.StashKey[Request] = pytest.StashKey()
 WATCHES: pytest.StashKey[Watches] = pytest.StashKey()
-TOLD: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
+OUTCOME: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
 """Key of a test's stash: its recorded values and notes, as plain values."""
 
 
@@ -57,42 +57,33 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Reads the marker, and fails a test that has only one of marker and fixture."""
     used = item.stash.setdefault(USED, FIXTURE in getattr(item, "fixturenames", ()))
-    marked = item.get_closest_marker(MARKER)
+    marked, kind = item.get_closest_marker(MARKER), getattr(item, "cls", None)
     if not marked and not used:
         return
-    problem = _problem(item, bool(marked), used)
-    if problem:
-        pytest.fail(problem, pytrace=False)
+    if not marked:
+        problem = f"takes {FIXTURE} and has no limits; add @pytest.mark.{MARKER}(leaks=0), or others"
+        pytest.fail(f"zerobench: {item.name} {problem}", pytrace=False)
+    if not used and kind is not None and any(base.__module__ == "unittest.case" for base in kind.__mro__):
+        problem = (
+            "a method of unittest.TestCase takes no fixtures; write it as a function, or in a class without a base"
+        )
+        pytest.fail(f"zerobench: {item.name}: {problem}", pytrace=False)
+    if not used:
+        problem = f"is marked and takes no {FIXTURE}, so nothing would be measured; add the argument"
+        pytest.fail(f"zerobench: {item.name} {problem}", pytrace=False)
     from .limits import read
 
-    if TOLD in item.stash:  # of an attempt before, under a plugin that reruns failed tests
-        del item.stash[TOLD]
+    if OUTCOME in item.stash:  # of an attempt before, under a plugin that reruns failed tests
+        del item.stash[OUTCOME]
     try:
         item.stash[REQUEST] = read(item.iter_markers(MARKER))
     except ValueError as error:
         pytest.fail(str(error), pytrace=False)
-    if _runs_elsewhere(item):
+    if _runs_in_ranks(item):
         item.fixturenames = []  # type: ignore[attr-defined]  # its ranks set them up
 
 
-def _problem(item: pytest.Item, marked: bool, used: bool) -> str:
-    """Returns an error message for a test that lacks something; else empty."""
-    kind = getattr(item, "cls", None)
-    if not used and kind is not None and any(base.__module__ == "unittest.case" for base in kind.__mro__):
-        words = "a method of unittest.TestCase takes no fixtures; write it as a function, or in a class without a base"
-        return f"zerobench: {item.name}: {words}"
-    if not used:
-        return (
-            f"zerobench: {item.name} is marked and takes no {FIXTURE}, so nothing would be measured; add the argument"
-        )
-    if not marked:
-        return (
-            f"zerobench: {item.name} takes {FIXTURE} and has no limits; add @pytest.mark.{MARKER}(leaks=0), or others"
-        )
-    return ""
-
-
-def _runs_elsewhere(item: pytest.Item) -> bool:
+def _runs_in_ranks(item: pytest.Item) -> bool:
     return item.stash[REQUEST].ranks is not None and IN_RANK not in item.config.stash
 
 
@@ -100,8 +91,8 @@ def _runs_elsewhere(item: pytest.Item) -> bool:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Excludes tensors that already exist from a test's watches: its figures do not depend on earlier tests."""
     marker = item.get_closest_marker(MARKER)
-    elsewhere = marker is not None and marker.kwargs.get("ranks") is not None and IN_RANK not in item.config.stash
-    if FIXTURE not in getattr(item, "fixturenames", ()) or elsewhere:
+    in_ranks = marker is not None and marker.kwargs.get("ranks") is not None and IN_RANK not in item.config.stash
+    if FIXTURE not in getattr(item, "fixturenames", ()) or in_ranks:
         return (yield)
     from ..watching.held_tensors import leave_out
 
@@ -112,7 +103,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 @pytest.fixture(name=FIXTURE)
 def zerobench_watch(request: pytest.FixtureRequest) -> Iterator[Watches]:
     """Watches training loops as `zerobench.watch` does; the limits are checked once the test's body has passed."""
-    from .watches import Watches
+    from .verdict import Watches
 
     item = request.node
     if REQUEST not in item.stash:
@@ -129,7 +120,7 @@ def zerobench_watch(request: pytest.FixtureRequest) -> Iterator[Watches]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
     """Judges, or records, the watches of a test whose body has passed."""
-    if REQUEST not in pyfuncitem.stash or _runs_elsewhere(pyfuncitem):
+    if REQUEST not in pyfuncitem.stash or _runs_in_ranks(pyfuncitem):
         return (yield)
     from ..watching import WatchError
     from . import verdict
@@ -141,15 +132,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         result = yield
         watches, record = pyfuncitem.stash[WATCHES], bool(pyfuncitem.config.getoption("--zerobench-record"))
         home = Home.of(pyfuncitem.path, pyfuncitem.nodeid)
-        found = verdict.judge(list(watches.made.values()), pyfuncitem.stash[REQUEST], home, record)
+        judged = verdict.judge(list(watches.made.values()), pyfuncitem.stash[REQUEST], home, record)
     except (GateError, WatchError) as error:
         problem = str(error)
-    if problem:  # outside of the block, so that the report has the sentence alone
+    if problem:  # outside of the block, so that the report has the message alone
         pytest.fail(problem, pytrace=False)
-    recorded = [] if found.failures else [(str(home.path), row) for row in found.recorded]
-    pyfuncitem.stash[TOLD] = {"recorded": recorded, "notes": found.notes}
-    if found.failures:
-        pytest.fail("\n".join(found.failures), pytrace=False)
+    recorded = [] if judged.failures else [(str(home.path), row) for row in judged.recorded]
+    pyfuncitem.stash[OUTCOME] = {"recorded": recorded, "notes": judged.notes}
+    if judged.failures:
+        pytest.fail("\n".join(judged.failures), pytrace=False)
     return result
 
 
@@ -157,8 +148,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """Adds a test's recorded values and notes to its report."""
     report = yield
-    if call.when == "call" and TOLD in item.stash:
-        report.zerobench = item.stash[TOLD]
+    if call.when == "call" and OUTCOME in item.stash:
+        report.zerobench = item.stash[OUTCOME]
     return report
 
 
@@ -173,25 +164,24 @@ class Session:
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """Runs a test of `ranks=N` in its ranks."""
-        if REQUEST not in pyfuncitem.stash or not _runs_elsewhere(pyfuncitem):
+        if REQUEST not in pyfuncitem.stash or not _runs_in_ranks(pyfuncitem):
             return None
         from .ranks import run
 
-        asked = pyfuncitem.stash[REQUEST]
-        report = run(pyfuncitem, asked.ranks or 1, asked.timeout_s)
-        pyfuncitem.stash[TOLD] = report.told
+        options = pyfuncitem.stash[REQUEST]
+        report = run(pyfuncitem, options.ranks or 1, options.timeout_s)
+        pyfuncitem.stash[OUTCOME] = report.recorded_and_notes
         if report.outcome == "failed":
-            pytest.fail(report.words, pytrace=False)
+            pytest.fail(report.message, pytrace=False)
         if report.outcome == "skipped":
-            pytest.skip(report.words)
+            pytest.skip(report.message)
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collects a test's recorded values, from this process or from a worker."""
-        told = getattr(report, "zerobench", None)
-        if told:
-            self._recorded += [(path, row) for path, row in told["recorded"]]
-            self._notes += told["notes"]
+        if outcome := getattr(report, "zerobench", None):
+            self._recorded += [(path, row) for path, row in outcome["recorded"]]
+            self._notes += outcome["notes"]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Writes records, in the process that has all reports."""

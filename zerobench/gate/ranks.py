@@ -51,19 +51,20 @@ def run(item: pytest.Function, ranks: int, timeout_s: float) -> RankReport:
     if outcome.status == "ok":
         first = outcome.results[0]
         return first
-    died = [one for one in outcome.failures if one.rank not in {report.rank for report in failed}]
-    if failed and all(one.status == "timeout" for one in died):
+    reported = {report.rank for report in failed}
+    died = [failure for failure in outcome.failures if failure.rank not in reported]
+    if failed and all(failure.status == "timeout" for failure in died):
         first = min(failed, key=lambda report: report.at)
         output = [f"-- {title}, rank {first.rank} --\n{text.rstrip()[-LAST:]}" for title, text in first.sections]
-        head = "" if first.told else f"on rank {first.rank} of {ranks}:\n"  # a verdict is on all ranks
-        return replace(first, words="\n".join([f"{head}{first.words}", *output]))
+        head = "" if first.recorded_and_notes else f"on rank {first.rank} of {ranks}:\n"  # a verdict is on all ranks
+        return replace(first, message="\n".join([f"{head}{first.message}", *output]))
     if outcome.status == "timeout":
-        late = ", ".join(str(one.rank) for one in died)
-        words = f"zerobench: timeout_s={timeout_s:g} was over and rank {late} of {ranks} still ran"
+        running = ", ".join(str(failure.rank) for failure in died)
+        message = f"zerobench: timeout_s={timeout_s:g} was over and rank {running} of {ranks} still ran"
     else:
-        words = f"zerobench: rank {died[0].rank} {died[0].text}" if died else f"zerobench: {outcome.reason}"
+        message = f"zerobench: rank {died[0].rank} {died[0].text}" if died else f"zerobench: {outcome.reason}"
     shown = [f"-- end of the output of rank {rank} --\n{log}" for rank, log in logs.items() if log]
-    return RankReport(0, "failed", "\n".join([words, *shown]))
+    return RankReport(0, "failed", "\n".join([message, *shown]))
 
 
 def _jobs(item: pytest.Function, ranks: int, folder: Path, timeout_s: float) -> list[GateRank]:
@@ -104,16 +105,17 @@ LOST_S = 3.0
 
 @dataclass(frozen=True)
 class GateRank:
-    """Input of a rank. `place`: the test's file, classes and function; `arguments`: of the test's session; `folder`:
-    for the rendezvous and temporary files.
-    """
+    """Input of a rank."""
 
     rank: int
     ranks: int
     folder: str
-    place: str
+    """For the rendezvous and temporary files."""
+    target: str
+    """The test's file, classes and function."""
     nodeid: str
     arguments: tuple[str, ...]
+    """Arguments of the test's session."""
     working: str
     environment: dict[str, str]
     path: tuple[str, ...]
@@ -131,15 +133,14 @@ class GateRank:
 
 @dataclass(frozen=True)
 class RankReport:
-    """How the test ended on a rank. `outcome`: passed, failed or skipped; `told`: its recorded values and notes; `at`:
-    the time by the machine's monotonic clock.
-    """
+    """How the test ended on a rank."""
 
     rank: int
     outcome: str
-    words: str
+    """passed, failed or skipped."""
+    message: str
     sections: list[list[str]] = field(default_factory=list)
-    told: dict[str, Any] = field(default_factory=dict)
+    recorded_and_notes: dict[str, Any] = field(default_factory=dict)
     at: float = field(default_factory=time.monotonic)
 
 
@@ -147,7 +148,7 @@ class FailedError(Exception):
     """Raised if the test failed on this rank, which has written its report."""
 
 
-def run_rank(job: GateRank, _tell: Any) -> RankReport:
+def run_rank(job: GateRank, _report: Any) -> RankReport:
     """Runs the test as one rank. Returns its report; a failure's goes to a file, and its error ends the others."""
     os.environ.clear()
     os.environ.update(job.environment)
@@ -163,7 +164,7 @@ def run_rank(job: GateRank, _tell: Any) -> RankReport:
         report = plugin.report(int(code))
         if report.outcome == "failed":
             replace_text(Path(job.folder) / f"failure{job.rank}.json", json.dumps(asdict(report)))
-            if any(words in report.words for words in LOST):
+            if any(part in report.message for part in LOST):
                 time.sleep(LOST_S)  # until the launcher has seen the other rank's end, which is the cause
             raise FailedError(f"the test failed on rank {job.rank}")
         return report
@@ -175,7 +176,7 @@ class OneTest:
     def __init__(self, job: GateRank) -> None:
         self._job = job
         self._reports: list[Any] = []
-        self._found = False
+        self._is_collected = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
@@ -183,7 +184,7 @@ class OneTest:
         for name, value in QUIET.items():
             setattr(config.option, name, value)
         config.option.basetemp = f"{self._job.folder}/tmp{self._job.rank}"
-        config.args = [self._job.place]
+        config.args = [self._job.target]
         config.stash[IN_RANK] = self._job.rank
         # By these names, plugins recognize a process that reports to another one.
         names = {"workerid": f"rank{self._job.rank}", "workercount": self._job.ranks, "testrunuid": self._job.folder}
@@ -196,7 +197,7 @@ class OneTest:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Deselects all other tests."""
         items[:] = [item for item in items if item.nodeid == self._job.nodeid]
-        self._found = bool(items)
+        self._is_collected = bool(items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keeps the report of a file that cannot be collected."""
@@ -210,17 +211,16 @@ class OneTest:
     def report(self, code: int) -> RankReport:
         """Summarizes the test on this rank; `code`: the session's exit code."""
         rank = self._job.rank
-        failed = next((one for one in self._reports if one.failed), None)
-        if failed is not None:
-            sections = [[title, text] for title, text in failed.sections if text.strip()]
-            return RankReport(rank, "failed", failed.longreprtext, sections, getattr(failed, "zerobench", {}))
-        if not self._found:
-            return RankReport(
-                rank, "failed", f"zerobench: {self._job.nodeid} was not found there; pytest ended with {code}"
-            )
-        skipped = next((one for one in self._reports if one.skipped), None)
-        if skipped is not None:
-            reason = skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else skipped.longreprtext
-            return RankReport(rank, "skipped", str(reason).removeprefix("Skipped: "))
-        told: dict[str, Any] = next((one.zerobench for one in self._reports if hasattr(one, "zerobench")), {})
-        return RankReport(rank, "passed", "", [], told)
+        for report in self._reports:
+            if report.failed:
+                sections = [[title, text] for title, text in report.sections if text.strip()]
+                return RankReport(rank, "failed", report.longreprtext, sections, getattr(report, "zerobench", {}))
+        if not self._is_collected:
+            message = f"zerobench: {self._job.nodeid} was not found there; pytest ended with {code}"
+            return RankReport(rank, "failed", message)
+        for report in self._reports:
+            if report.skipped:
+                reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+                return RankReport(rank, "skipped", str(reason).removeprefix("Skipped: "))
+        outcomes = (report.zerobench for report in self._reports if hasattr(report, "zerobench"))
+        return RankReport(rank, "passed", "", [], next(outcomes, {}))

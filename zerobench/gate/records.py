@@ -64,30 +64,29 @@ def recorded_budget(home: Home, name: str, environment: str) -> CellBudget:
     if not home.path.is_file():
         raise GateError(f"zerobench: {name} has no limit and no record; give its marker a limit, or {home.how}")
     file = read_budget(home.path)
-    found = [cell for cell_name, cell in file.of(environment) if cell_name == name]
-    if found:
-        limits = {metric: limit for cell in found for metric, limit in cell.limits.items()}
-        return CellBudget(None, limits, lines=found[-1].lines)
-    others = [one for one in file.environments if name in file.environments[one].cells]
+    cells = [cell for cell_name, cell in file.of(environment) if cell_name == name]
+    if cells:
+        limits = {metric: limit for cell in cells for metric, limit in cell.limits.items()}
+        return CellBudget(None, limits, lines=cells[-1].lines)
+    others = [other for other, budgets in file.environments.items() if name in budgets.cells]
     where = f"for {environment}; there is one for: {', '.join(others)}" if others else f"in {home.path.name}"
     raise GateError(f"zerobench: {name} has no record {where}; {home.how}")
 
 
 def write(recorded: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
     """Writes rows to the budget files at their paths, keeping manual ceilings and tolerances. Returns messages."""
-    told: list[str] = []
+    messages: list[str] = []
     by_path: dict[str, list[dict[str, Any]]] = {}
     for path, row in recorded:
         by_path.setdefault(path, []).append(row | {"lines": lines.parse_lines(row["lines"])})
     for path, rows in sorted(by_path.items()):
-        where = Path(path)
-        file = read_budget(where) if where.is_file() else BudgetFile(where)
+        file = read_budget(Path(path)) if Path(path).is_file() else BudgetFile(Path(path))
         names = {str(row["name"]) for row in rows}
-        for row in sorted(rows, key=lambda one: str(one["name"])):
+        for row in sorted(rows, key=lambda row: str(row["name"])):
             changes, _ = record_cell(file, row, Wanted((*MEMORY, *TRAFFIC)), names)
-            for cell, metric, before, now, by, part, line in (change.row for change in changes if change.metric):
-                moved = "; ".join(filter(None, [part, line]))
-                told.append(f"{cell}: {metric}: {before} before, {now} now: {by}{f' ({moved})' if moved else ''}")
+            for cell, metric, before, now, by, *cause in (change.row for change in changes if change.metric):
+                moved = "; ".join(filter(None, cause))
+                messages.append(f"{cell}: {metric}: {before} before, {now} now: {by}{f' ({moved})' if moved else ''}")
         write_budget(file)
-        told.append(f"{where}: {show_count(len(rows), 'record')} written")
-    return told
+        messages.append(f"{path}: {show_count(len(rows), 'record')} written")
+    return messages

@@ -1,4 +1,4 @@
-"""The verdict on a test: its watches' tables compared with recorded and manual limits, and the text of a failure.
+"""The watches of a test, and the verdict: their tables compared with recorded and manual limits, and a failure's text.
 
 test_step: 1 of 2 limits does not hold (zero2, 2 ranks on gloo)
   peak_bytes is 3,150,848 B (3.0 MiB): 53,248 B (52.0 KiB), 1.72% above its ceiling of 3,097,600 B (3.0 MiB)
@@ -9,24 +9,88 @@ test_step: 1 of 2 limits does not hold (zero2, 2 ranks on gloo)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import nn
 
-from ..judging import github, lines
+from ..judging import lines, reports
+from ..judging.budget_file import CellBudget
 from ..judging.judge import Finding, Limit, beyond_psi, judge_cell, show_value
 from ..records import COLLECTIVES
 from ..results.tables import Results
 from ..sizes import show_count
-from ..watching.watch import STOPPED
-from .limits import GateError, HandLimit, Request, Sizes
+from ..watching import Watch
+from ..watching.watch import NEW, STOPPED
+from ..zero.modules.wrapping import default_units, unit_of_parameters
+from .limits import GateError, HandLimit, Request, Sizes, hand_limits
 from .records import Home, measured, recorded_budget
-from .watches import WatchedByTest
 
 MOST_LINES = 4
 """Most lines of code that a failure names per limit."""
+
+
+@dataclass(frozen=True)
+class WatchedByTest:
+    """A watch of a test."""
+
+    name: str
+    """The name of its cell."""
+    watch: Watch
+    unit: int
+    """Bytes of the model's largest unit."""
+    limits: tuple[HandLimit, ...] | None
+    """None for the marker's."""
+
+
+class Watches:
+    """Makes the watches of a test: `zerobench.watch` with the test's name. Called once, or several times by name."""
+
+    def __init__(self, test: str, prefix: str, to: Path | None) -> None:
+        self._test, self._prefix, self._to = test, prefix, to
+        self.made: dict[str, WatchedByTest] = {}
+
+    def __call__(
+        self, model: Any, optimizer: Any = None, *, name: str = "", limits: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Watch:  # fmt: skip
+        """Returns a watch; `options` are those of `zerobench.watch`.
+
+        name     distinguishes several watches of a test
+        limits   of this watch, instead of the marker's, such as {"peak": "<= 24 GiB"}
+
+        Raises GateError if the name is taken, and the errors of Watch.
+        """
+        cell = f"{self._test} {name}".strip()
+        if cell in self.made:
+            raise GateError(f"zerobench_watch: {cell} has been watched; give each watch of a test a name= of its own")
+        hand = None if limits is None else hand_limits(limits)
+        watch = Watch(model, optimizer, name=f"{self._prefix}{cell}", **({"to": self._to} | options))
+        self.made[cell] = WatchedByTest(cell, watch, largest_unit_bytes(watch.model), hand)
+        return watch
+
+    def end(self) -> None:
+        """Removes the hooks of watches that the test left running."""
+        for watched in self.made.values():
+            if watched.watch.state not in (NEW, STOPPED):
+                watched.watch.stop(GateError("the test has ended"))
+
+
+def largest_unit_bytes(model: nn.Module) -> int:
+    """Returns the bytes of the largest group of parameters that FSDP2 gathers at a time; for other models, of the
+    largest unit of stage 3: a block, or all parameters outside of blocks.
+    """
+    modules = [(name, m, [kind.__name__ for kind in type(m).__mro__]) for name, m in model.named_modules()]
+    grouped = [(name, m) for name, m, kinds in modules if "FSDPModule" in kinds]
+    units = [(name, m) for name, m in grouped if m is not model] if grouped else default_units(model)
+    sums: dict[str, int] = {}
+    for parameter, unit in unit_of_parameters(model, units).items():
+        numel = getattr(parameter, "ds_numel", None) or parameter.numel()
+        sums[unit] = sums.get(unit, 0) + numel * parameter.element_size()
+    return max(sums.values(), default=0)
 
 
 @dataclass
@@ -50,47 +114,46 @@ def judge(made: Sequence[WatchedByTest], request: Request, home: Home, record: b
             "zerobench: the test did not call zerobench_watch; write: with zerobench_watch(model, optimizer):"
         )
     verdict = GateVerdict()
-    for one in made:
-        if one.watch.state != STOPPED:
-            words = f"zerobench: the watch of {one.name} is {one.watch.state}; leave it: write it as a with statement"
-            raise GateError(words)
-        if one.watch.results is not None:
-            _judge_watch(one, one.watch.results, request, home, record, verdict)
+    for watched in made:
+        watch = watched.watch
+        if watch.state != STOPPED:
+            raise GateError(
+                f"zerobench: the watch of {watched.name} is {watch.state}; leave it: write it as a with statement"
+            )
+        if watch.results is not None:
+            _judge_watch(watched, watch.results, request, home, record, verdict)
     return verdict
 
 
 def _judge_watch(
-    one: WatchedByTest, results: Results, request: Request, home: Home, record: bool, verdict: GateVerdict
-) -> None:  # fmt: skip
-    row = measured(results, one.name)
-    hand = request.limits if one.limits is None else one.limits
+    watched: WatchedByTest, results: Results, request: Request, home: Home, record: bool, verdict: GateVerdict
+) -> None:
+    row, name = measured(results, watched.name), watched.name
     sections = _Sections(results, lines.lines_of(results.lines))
-    total = sections.hold_hand(one, hand)
-    if request.recorded and one.limits is None:
-        if record:
-            if row["status"] != "ok":
-                raise GateError(f"zerobench: {one.name}: {row['status']}: {row['reason']}; nothing was recorded")
+    total = sections.check_hand(watched, request.limits if watched.limits is None else watched.limits)
+    if request.recorded and watched.limits is None:
+        if not record:
+            total += sections.check_recorded(name, recorded_budget(home, name, row["environment"]), verdict)
+        elif row["status"] == "ok":
             verdict.recorded.append(row)
         else:
-            total += sections.hold_recorded(one.name, recorded_budget(home, one.name, row["environment"]), verdict)
+            raise GateError(f"zerobench: {name}: {row['status']}: {row['reason']}; nothing was recorded")
     if sections.texts:
         failed = ", ".join(finding.metric for finding in sections.findings)
-        world = sections.row["world_size"]
+        world, broken = sections.row["world_size"], f"{len(sections.texts)} of {total} limits broken"
         where = f"{world} ranks on {sections.row['backend']}" if world > 1 else f"one rank on {sections.row['device']}"
-        words = f"{len(sections.texts)} of {total} limits broken ({sections.row['strategy']}, {where})"
-        head = f"{one.name}: {failed}: {words}"
+        head = f"{name}: {failed}: {broken} ({sections.row['strategy']}, {where})"
         verdict.failures.append("\n".join([head, *sections.texts]))
-        if github.is_github():
-            verdict.notes += github.commands_of(sections.findings, github.repository_root())
+        if reports.is_github():
+            verdict.notes += reports.commands_of(sections.findings, reports.repository_root())
 
 
 def _net(growth: lines.LineTable | None) -> lines.LineTable:
     """Returns the lines that have grown, without lines that only replace others, such as rebuilt buckets."""
-    sums: Counter[tuple[str, str]] = Counter()
-    table = growth or lines.LineTable()
-    for one in table.lines:
-        sums[one.category, one.name] += one.bytes
-    return replace(table, lines=tuple(one for one in table.lines if sums[one.category, one.name] > 0))
+    table, sums = growth or lines.LineTable(), Counter[tuple[str, str]]()
+    for line in table.lines:
+        sums[line.category, line.name] += line.bytes
+    return replace(table, lines=tuple(line for line in table.lines if sums[line.category, line.name] > 0))
 
 
 class _Sections:
@@ -102,57 +165,48 @@ class _Sections:
         self.texts: list[str] = []
         self.findings: list[Finding] = []
 
-    def hold_hand(self, one: WatchedByTest, limits: Iterable[HandLimit]) -> int:
+    def check_hand(self, watched: WatchedByTest, limits: Iterable[HandLimit]) -> int:
         """Checks manual limits; returns their number."""
-        limits = tuple(limits)
-        sizes = Sizes(int(self.row["psi"] or 0), one.unit)
-        for limit in limits:
-            parsed = limit.of(sizes)
-            for finding in judge_cell(one.name, {limit.metric: parsed}, self.row):
-                if finding.kind != "improvement" or not limit.bound:
-                    self._tell(finding, [f"written as {limit.written}", *self._most_grown(limit.metric)], {}, parsed)
+        limits, sizes = tuple(limits), Sizes(int(self.row["psi"] or 0), watched.unit)
+        for hand in limits:
+            limit = hand.of(sizes)
+            for finding in judge_cell(watched.name, {hand.metric: limit}, self.row):
+                if finding.kind != "improvement" or not hand.bound:
+                    self._add(finding, [f"written as {hand.written}"], {}, limit)
         return len(limits)
 
-    def hold_recorded(self, name: str, budget: Any, verdict: GateVerdict) -> int:
+    def check_recorded(self, name: str, budget: CellBudget, verdict: GateVerdict) -> int:
         """Checks recorded limits; values below them become notes. Returns the number of limits."""
         for finding in judge_cell(name, budget.limits, self.row):
             if finding.kind == "improvement":
                 verdict.notes.append(finding.sentence)
             else:
-                limit = budget.limits[finding.metric]
-                self._tell(finding, self._most_grown(finding.metric), budget.lines, limit)
+                self._add(finding, [], budget.lines, budget.limits[finding.metric])
         return len(budget.limits)
 
-    def _tell(self, finding: Finding, about: list[str], before: lines.Lines, limit: Limit) -> None:
-        sentence = finding.sentence.removeprefix(f"{finding.cell}: ")
-        places = self._places(finding.metric, before, limit)
-        details = [
-            *["; ".join(about)] * bool(about),
-            *(place.sentence for place in places),
-            *self._traffic(finding.metric),
-        ]
-        self.findings.append(replace(finding, places=tuple(places)))
-        self.texts.append("\n".join([f"  {sentence}", *(f"    {line}" for line in details)]))
-
-    def _most_grown(self, metric: str) -> list[str]:
-        """Names the category that has grown most; for growth alone."""
-        sizes = Counter[str]()
-        for one in _net(self.now.get("growth")).lines if metric == "growth_bytes" else ():
-            sizes[one.category] += one.bytes
-        largest = sizes.most_common(1)
-        return [f"of the growth most is {name}: {show_value('peak_bytes', size)}" for name, size in largest]
-
-    def _places(self, metric: str, before: lines.Lines, limit: Limit) -> list[lines.Place]:
-        """Returns the lines of code that changed since the record, or else those with the most bytes of what exceeds
-        the limit.
+    def _add(self, finding: Finding, about: list[str], before: lines.Lines, limit: Limit) -> None:
+        """Adds a broken limit, with the lines of code that changed since the record, or else those with the most bytes
+        of the categories that exceed it.
         """
-        if pd.isna(self.row[metric]):
-            return []
-        by = float(self.row[metric]) - limit.value
-        if moved := lines.lines_behind(metric, by, before, self.now, MOST_LINES):
-            return [one.place for one in moved]
-        beyond = beyond_psi(metric, by, self.row)
-        return lines.largest_lines(metric, self.now | {"growth": _net(self.now.get("growth"))}, beyond, MOST_LINES)
+        metric, growth, code_lines = finding.metric, _net(self.now.get("growth")), list[lines.CodeLine]()
+        if metric == "growth_bytes":
+            sizes = Counter[str]()
+            for line in growth.lines:
+                sizes[line.category] += line.bytes
+            about += [
+                f"of the growth most is {n}: {show_value('peak_bytes', size)}" for n, size in sizes.most_common(1)
+            ]
+        if not pd.isna(self.row[metric]):
+            by = float(self.row[metric]) - limit.value
+            code_lines = [line.code_line for line in lines.lines_behind(metric, by, before, self.now, MOST_LINES)]
+            code_lines = code_lines or lines.largest_lines(
+                metric, self.now | {"growth": growth}, beyond_psi(metric, by, self.row), MOST_LINES
+            )
+        details = ["; ".join(about)] if about else []
+        details += [*(line.sentence for line in code_lines), *self._traffic(metric)]
+        self.findings.append(replace(finding, code_lines=tuple(code_lines)))
+        sentence = finding.sentence.removeprefix(f"{finding.cell}: ")
+        self.texts.append("\n".join([f"  {sentence}", *(f"    {detail}" for detail in details)]))
 
     def _traffic(self, metric: str) -> list[str]:
         """Returns the collectives of a step that make up a metric of traffic, the largest first."""
@@ -166,11 +220,11 @@ class _Sections:
         keys = ["by", "phase", "unit", "group_size", "dtype"]
         sums = table.groupby(keys)[["calls", "volume_elements", "payload_bytes"]].sum()
         largest: Any = sums.sort_values("payload_bytes", ascending=False).head(MOST_LINES).reset_index()
-        lines = []
+        messages = []
         for row in largest.itertuples():
             psi = row.volume_elements / self.row["psi"] if self.row["psi"] else 0.0
-            what = f"{row.by} in {row.phase}" + (f" of {row.unit}" if row.unit else "")
+            title = f"{row.by} in {row.phase}" + (f" of {row.unit}" if row.unit else "")
             payload = f"{show_value('payload_bytes', row.payload_bytes)} of {row.dtype}"
             calls = f"{show_count(int(row.calls), 'call')} in a group of {row.group_size}"
-            lines.append(f"{what}: {psi:.4g} ψ, {payload}, {calls}")
-        return lines
+            messages.append(f"{title}: {psi:.4g} ψ, {payload}, {calls}")
+        return messages

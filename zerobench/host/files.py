@@ -20,13 +20,9 @@ import stat
 import time
 import uuid
 from pathlib import Path
-from typing import TextIO
 
 LARGEST_BYTES = 2**28
 """Largest file that is read, in bytes: a sparse file may claim any size."""
-
-SMALL_BYTES = 2**16
-"""Largest size of a small file, in bytes."""
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
@@ -37,30 +33,16 @@ def read_text(path: Path, errors: str = "strict") -> str:
         raise ValueError(f"{path}: it is no file")
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8", errors=errors) as file:
-            if problem := _problem(os.fstat(file.fileno()), LARGEST_BYTES):
-                raise ValueError(f"{path}: {problem}")
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError(f"{path}: it is no file")
+            if status.st_size > LARGEST_BYTES:
+                raise ValueError(f"{path}: it has {status.st_size:,} bytes; at most {LARGEST_BYTES:,} are read")
             return file.read()
     except OSError as error:  # in the midst of reading, which names no file
         raise OSError(error.errno, error.strerror, str(path)) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: it is no text: {error}") from error
-
-
-def open_small(path: Path | str, folder: int | None = None) -> TextIO:
-    """Opens a small file for reading; `folder`: descriptor of the folder that `path` is relative to. Raises OSError for
-    a link, for anything but a regular file, and for a file of more than SMALL_BYTES.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
-    if problem := _problem(os.fstat(descriptor), SMALL_BYTES):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, problem, str(path))
-    return os.fdopen(descriptor, encoding="utf-8", errors="replace")
-
-
-def _problem(found: os.stat_result, most: int) -> str:
-    if not stat.S_ISREG(found.st_mode):
-        return "it is no file"
-    return f"it has {found.st_size:,} bytes; at most {most:,} are read" if found.st_size > most else ""
 
 
 SEEN_WITHIN_S = 60.0
@@ -73,10 +55,6 @@ LATE = (errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EIO, errno.ETIMEDOUT,
 def is_ours(path: Path) -> bool:
     """Returns True if the name ends in a number, as those of our temporary files and folders: others are a user's."""
     return re.search(r"[-.][0-9a-f]{8,16}\Z", path.name) is not None
-
-
-PROBE = ".now-"
-"""Prefix of a short-lived file whose time is the file system's."""
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -131,17 +109,3 @@ def is_there(target: Path, error: OSError) -> bool:
             os.listdir(target.parent)  # makes a client ask again for what is in the folder
         time.sleep(0.2)
     return True
-
-
-def clock_of(folder: Path) -> float | None:
-    """Returns the time, in seconds, by the file system's clock; None if nothing can be written there."""
-    probe = folder / f"{PROBE}{uuid.uuid4().hex[:12]}"
-    try:
-        probe.touch()
-        try:
-            os.utime(probe)
-            return probe.stat().st_mtime
-        finally:
-            probe.unlink(missing_ok=True)
-    except OSError:
-        return None

@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import SoftFileLease
 
 from .files import is_ours
-from .leases import is_held, take
+from .leases import acquire, is_held, lease_at
 
 TEMPORARY = "zerobench-temp-"
 """Prefix of our folders in the system's temporary directory."""
@@ -48,12 +48,12 @@ def temporary_folder(parent: str | None = None) -> Iterator[Path]:
     """Yields a temporary folder, removed at the end; first removes those of killed commands. `parent`: default, the
     system's temporary directory.
     """
-    mine = os.getpid()
-    aside = claim(Path(parent or tempfile.gettempdir()), TEMPORARY, str(mine))
+    owner = os.getpid()
+    aside = claim(Path(parent or tempfile.gettempdir()), TEMPORARY, str(owner))
     try:
         yield aside.path
     finally:
-        if os.getpid() == mine:  # a fork of this process ends the block, too, when its copy is collected
+        if os.getpid() == owner:  # a fork of this process ends the block, too, when its copy is collected
             shutil.rmtree(aside.path, ignore_errors=True)
             aside.release()
 
@@ -68,8 +68,8 @@ def claim(parent: Path, marker: str, name: str, mode: int = 0o700) -> Aside:
         if is_ours(folder) and not folder.is_symlink() and not is_claimed(folder):
             remove(folder)
     folder = parent / f"{marker}{name}-{uuid.uuid4().hex[:8]}"
-    lease = take(lease_of(folder))
-    if lease is None:
+    lease = lease_at(lease_of(folder))
+    if not acquire(lease):
         raise FileExistsError(f"{folder}: another process has its lease")
     aside = Aside(folder, lease)
     try:

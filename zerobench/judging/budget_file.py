@@ -25,12 +25,15 @@ from typing import Any
 
 import yaml
 
-from ..config.safe_yaml import read_yaml
+from ..config.yaml_file import read_yaml
 from ..results.provenance import torch_minor
 from .judge import METRICS, Limit, parse_limit, show_limit
 from .lines import Lines, parse_lines, plain
 
 DEFAULT_FOLDER = Path("results/budgets")
+
+REMOVED = ("heap_bytes",)
+"""Metrics of older files that are no longer measured: their limits are not checked."""
 
 ANY = "any"
 """An environment whose limits apply everywhere."""
@@ -38,13 +41,13 @@ ANY = "any"
 
 @dataclass
 class CellBudget:
-    """A cell's budget. `work`: identity of the measured work (resolve.work_id), or None if only the name was given.
-    `lines`: the recorded lines of code; empty in files that are manual or older than this field.
-    """
+    """A cell's budget."""
 
     work: str | None
+    """Identity of the measured work (resolve.work_id); None if only the name was given."""
     limits: dict[str, Limit]
     lines: Lines = field(default_factory=dict)
+    """The recorded lines of code; empty in files that are manual or older than this field."""
 
 
 @dataclass
@@ -72,8 +75,8 @@ class BudgetFile:
         """
         if environment not in self.environments and set(self.environments) != {ANY}:
             return []
-        found = [self.environments[name] for name in (ANY, environment) if name in self.environments]
-        return [cell for one in found for cell in one.cells.items()]
+        names = [name for name in (ANY, environment) if name in self.environments]
+        return [cell for name in names for cell in self.environments[name].cells.items()]
 
 
 def environment_of(device_class: str, torch_version: str) -> str:
@@ -130,62 +133,57 @@ def _environment(path: Path, name: str, content: Any) -> Environment:
 def _cell(path: Path, name: str, content: Any) -> CellBudget:
     _check_keys(path, name, content, ("work", "limits", "lines"))
     limits = content.get("limits") or {}
+    if isinstance(limits, dict):
+        limits = {metric: text for metric, text in limits.items() if metric not in REMOVED}
     _check_keys(path, f"{name}: limits", limits, METRICS)
     if not limits:
         raise ValueError(f"{path}: {name} has no limits; give it one, as peak_bytes: <= 24 GiB, or remove it")
     try:
-        held = {metric: parse_limit(metric, text) for metric, text in limits.items()}
-        return CellBudget(content.get("work"), held, parse_lines(content.get("lines") or {}))
+        parsed = {metric: parse_limit(metric, text) for metric, text in limits.items()}
+        return CellBudget(content.get("work"), parsed, parse_lines(content.get("lines") or {}))
     except ValueError as error:
         raise ValueError(f"{path}: {name}: {error}") from error
 
 
 def check_command(command: list[str]) -> None:
-    """Raises ValueError for a part of a command that must not come from an external file: Hydra's imports, and folders
-    to read or write. Those belong on the command line of the check.
-    """
+    """Raises ValueError for a part of a command that belongs on the command line of the check: a flag or a folder."""
     for part in command:
-        key = part.lstrip("+~").partition("=")[0]
-        flag = part.startswith("-") and part not in ("-m", "--multirun")
-        if (
-            flag
-            or key.partition(".")[0].partition("/")[0] in ("hydra", "results_dir")
-            or "_target_" in part
-            or "${" in part
-        ):
-            raise ValueError(
-                f"command has {part!r:.80}; a budget's command is -m and KEY=VALUE, none of hydra's or of a folder, "
-                "without ${...}, which may read the environment"
-            )
+        is_flag = part.startswith("-") and part not in ("-m", "--multirun")
+        if is_flag or part.startswith("results_dir="):
+            raise ValueError(f"command has {part!r:.80}; a budget's command is -m and KEY=VALUE, without a folder")
 
 
-def _check_keys(path: Path, where: str, content: Any, known: tuple[str, ...] | None) -> None:
+def _check_keys(path: Path, where: str, content: Any, keys: tuple[str, ...] | None) -> None:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: {where} is {content!r:.80}; it must be a mapping")
     for key in content:
-        if known is not None and key not in known:
-            near = get_close_matches(str(key), known, n=1, cutoff=0.5)
+        if keys is not None and key not in keys:
+            near = get_close_matches(str(key), keys, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{path}: {where}: {key} is none of {', '.join(known)}{hint}")
+            raise ValueError(f"{path}: {where}: {key} is none of {', '.join(keys)}{hint}")
 
 
 def write_budget(budget: BudgetFile) -> None:
     """Writes the file atomically."""
-    content = {
-        "command": budget.command,
-        **({"results_dir": budget.results_dir} if budget.results_dir else {}),
-        "environments": {
-            name: {"about": one.about, "cells": {k: _plain(v) for k, v in one.cells.items()}}
-            for name, one in budget.environments.items()
-        },
-    }
+    content: dict[str, Any] = {"command": budget.command}
+    if budget.results_dir:
+        content["results_dir"] = budget.results_dir
+    content["environments"] = {}
+    for name, environment in budget.environments.items():
+        cells: dict[str, Any] = {}
+        for cell_name, cell in environment.cells.items():
+            shown = cells[cell_name] = {"work": cell.work} if cell.work else {}
+            shown["limits"] = {metric: show_limit(metric, limit) for metric, limit in cell.limits.items()}
+            if cell.lines:
+                shown["lines"] = {at: list(map(_Row, rows)) for at, rows in plain(cell.lines).items()}
+        content["environments"][name] = {"about": environment.about, "cells": cells}
     budget.path.parent.mkdir(parents=True, exist_ok=True)
     head = "# A budget: `zerobench budget check` holds runs against it, `budget record` writes it again.\n"
     head += "# Limits: a value (exact), `value ± 2 %`, or `<= 24 GiB` by hand, which recording keeps.\n"
-    aside = budget.path.with_name(f".{budget.path.name}.{os.getpid()}")
+    draft = budget.path.with_name(f".{budget.path.name}.{os.getpid()}")
     text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
-    aside.write_text(head + text, encoding="utf-8")
-    aside.replace(budget.path)
+    draft.write_text(head + text, encoding="utf-8")
+    draft.replace(budget.path)
 
 
 class _Row(list[Any]):
@@ -197,11 +195,3 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(_Row, lambda dumper, row: dumper.represent_sequence("tag:yaml.org,2002:seq", row, True))
-
-
-def _plain(cell: CellBudget) -> dict[str, Any]:
-    shown: dict[str, Any] = {"work": cell.work} if cell.work else {}
-    shown["limits"] = {metric: show_limit(metric, limit) for metric, limit in cell.limits.items()}
-    if cell.lines:
-        shown["lines"] = {at: [_Row(row) for row in rows] for at, rows in plain(cell.lines).items()}
-    return shown

@@ -29,8 +29,7 @@ from ..results.frames import records_of
 from ..results.selection import latest
 from ..results.summary import summarize
 from .lines import Lines, lines_by_cell
-from .noise_floor import NoiseFloor, environment_of, lookup
-from .paired import Effect, Pair, effects, pair_up
+from .paired import Effect, NoiseFloor, Pair, effects, environment_of, lookup, pair_up
 
 WORK = ("model.", "huggingface.", "data.name", "data.vocabulary", "world_size", "batch", "sequence", "precision.name")
 """Keys, or prefixes of keys, that determine the training, in addition to `device_class` and `device`."""
@@ -55,7 +54,7 @@ SINCE = ("growth_bytes", *BETWEEN_STEPS, *PHASE_PEAKS)
 
 ROUGH = (
     "allocator_peak_bytes", "timed_allocator_peak_bytes", "resident_bytes", "allocated_bytes", "reserved_bytes",
-    "outside_ledger_bytes", "kept_bytes", "heap_bytes", "pinned_bytes",
+    "outside_ledger_bytes", "kept_bytes", "pinned_bytes",
 )  # fmt: skip
 ROUGH_NOISE = 0.05
 """Relative change of a rough metric below which it is noise."""
@@ -108,7 +107,7 @@ class Compared:
     @property
     def failed(self) -> dict[str, Row]:
         """The sides whose cell is not ok, with its row."""
-        return {side: one.row for side, one in (("A", self.a), ("B", self.b)) if one.row["status"] != "ok"}
+        return {side: cell.row for side, cell in (("A", self.a), ("B", self.b)) if cell.row["status"] != "ok"}
 
     @property
     def worse(self) -> bool:
@@ -140,39 +139,40 @@ def compare_runs(
     matched = match(ours, theirs)
     taken = {id(cell) for pair in matched for cell in pair}
     return Comparison(
-        [compare_cells(one, other, minimum_effect, floors) for one, other in matched],
+        [compare_cells(*pair, minimum_effect, floors) for pair in matched],
         [cell for cell in ours if id(cell) not in taken],
         [cell for cell in theirs if id(cell) not in taken],
     )
 
 
 def compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[NoiseFloor]) -> Compared:
-    """Compares a pair of cells. `minimum_effect`: smallest relevant change of a time; `floors`: all known records."""
+    """Compares a pair of cells. `minimum_effect`: smallest relevant change of a time; `floors`: all records."""
     differing = differences(a.config, b.config) | {
         name: (a.row[name], b.row[name]) for name in ORIGIN if a.row[name] != b.row[name]
     }
-    said = {
+    messages = {
         key: f"{key} is {show_value(ours)} in A and {show_value(theirs)} in B"
         for key, (ours, theirs) in differing.items()
     }
-    refused = tuple(words for key, words in said.items() if is_work(key))
-    found = Compared(a, b, tuple(words for key, words in said.items() if not is_work(key)), refused)
-    if refused or found.failed:
-        return found
+    refused = tuple(message for key, message in messages.items() if is_work(key))
+    differs = tuple(message for key, message in messages.items() if not is_work(key))
+    compared = Compared(a, b, differs, refused)
+    if refused or compared.failed:
+        return compared
     moved, equal, unsteady = _exact(EXACT, a, b)
     parts = tuple(f"peak_{name}_bytes" for name in CATEGORIES)
-    time_refused = tuple(said[key] for key in TIME_CONDITIONS if key in said) + _sides(
-        a, b, lambda row: pd.isna(row["step_s"]), "has no times"
-    )
+    time_refused = tuple(messages[key] for key in TIME_CONDITIONS if key in messages)
+    time_refused += _sides(a, b, lambda row: pd.isna(row["step_s"]), "has no times")
+    loss_refused = tuple(messages[key] for key in LOSS_CONDITIONS if key in messages)
+    loss_refused += _sides(a, b, lambda row: row["backend"] == SIMULATED, "is simulated")
     pairs = pair_up(a.launches, b.launches)
-    known = list[NoiseFloor]()
+    applicable = list[NoiseFloor]()
     if a.config.nodes == 1:  # a floor is of one machine; with another torch there is another
         of_sides = (lookup(floors, environment_of(row)) for row in (a.row, b.row))
-        known = list({id(floor): floor for floor in of_sides if floor is not None}.values())
+        applicable = list({id(floor): floor for floor in of_sides if floor is not None}.values())
     return replace(
-        found,
-        loss_refused=tuple(said[key] for key in LOSS_CONDITIONS if key in said)
-        + _sides(a, b, lambda row: row["backend"] == SIMULATED, "is simulated"),
+        compared,
+        loss_refused=loss_refused,
         time_refused=time_refused,
         moved=moved,
         equal=equal,
@@ -181,14 +181,14 @@ def compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[
         rough=tuple(change for name in ROUGH if (change := _change(name, a.row, b.row))),
         losses=tuple(change for name in LOSSES if (change := _change(name, a.row, b.row))),
         pairs=tuple(pairs),
-        effects=tuple(effects(pairs, minimum_effect, known)) if not time_refused else (),
-        floors=tuple(known),
+        effects=tuple(effects(pairs, minimum_effect, applicable)) if not time_refused else (),
+        floors=tuple(applicable),
     )
 
 
-def _sides(a: Measured, b: Measured, of: Callable[[Any], bool], words: str) -> tuple[str, ...]:
-    """Returns, for example, "A has no times" for each side whose row satisfies `of`."""
-    return tuple(f"{name} {words}" for name, side in (("A", a), ("B", b)) if of(side.row))
+def _sides(a: Measured, b: Measured, is_so: Callable[[Any], bool], predicate: str) -> tuple[str, ...]:
+    """Returns, for example, "A has no times" for each side whose row satisfies `is_so`."""
+    return tuple(f"{name} {predicate}" for name, side in (("A", a), ("B", b)) if is_so(side.row))
 
 
 def is_work(key: str) -> bool:
@@ -265,19 +265,17 @@ def match(a: list[Measured], b: list[Measured]) -> list[tuple[Measured, Measured
         lambda cell: work_id(cell.config),
         lambda cell: base_name(cell.config),
     ]
-    found: dict[int, tuple[Measured, Measured]] = {}
+    matched: dict[int, tuple[Measured, Measured]] = {}
     left_a, left_b = list(a), list(b)
     for key in keys:
         ours, theirs = _unique(left_a, key), _unique(left_b, key)
         for value in ours.keys() & theirs.keys():
-            one, other = ours[value], theirs[value]
-            found[id(one)] = one, other
-            left_a = [cell for cell in left_a if cell is not one]
-            left_b = [cell for cell in left_b if cell is not other]
-    return [found[id(cell)] for cell in a if id(cell) in found]
+            matched[id(ours[value])] = ours[value], theirs[value]
+            left_a = [cell for cell in left_a if cell is not ours[value]]
+            left_b = [cell for cell in left_b if cell is not theirs[value]]
+    return [matched[id(cell)] for cell in a if id(cell) in matched]
 
 
 def _unique(cells: list[Measured], key: Callable[[Measured], str]) -> dict[str, Measured]:
-    values = [key(cell) for cell in cells]
-    counts = Counter(values)
-    return {value: cell for value, cell in zip(values, cells, strict=True) if counts[value] == 1}
+    counts = Counter(map(key, cells))
+    return {key(cell): cell for cell in cells if counts[key(cell)] == 1}

@@ -22,7 +22,7 @@ import pandas as pd
 from ..config.cell import CellConfig
 from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, PHASE_PEAKS, STATES
 from ..sizes import parse_bytes, show_bytes
-from .lines import SHARE, Lines, Place, categories_of, largest_lines, lines_behind
+from .lines import SHARE, CodeLine, Lines, categories_of, largest_lines, lines_behind
 
 MAXIMA = tuple(f"max_{category}_bytes" for category in CATEGORIES)
 PARTS = tuple(f"volume_{collective}_psi" for collective in COLLECTIVES)
@@ -31,7 +31,7 @@ FILES = ("read_bytes", "write_bytes")
 BETWEEN = ("within_nodes_bytes", "between_nodes_bytes")
 SHARES = ("quantized_gather_share", "quantized_reduction_share")
 RECORDED = (
-    "peak_bytes", "growth_bytes", "allocator_peak_bytes", "outside_ledger_bytes", "heap_bytes", "states_bytes", *MAXIMA,
+    "peak_bytes", "growth_bytes", "allocator_peak_bytes", "outside_ledger_bytes", "states_bytes", *MAXIMA,
     *BETWEEN_STEPS, *PHASE_PEAKS, *ELSEWHERE, *FILES,
     "volume_psi", *PARTS, "wire_bytes", *BETWEEN, "control_bytes", *SHARES,
 )  # fmt: skip
@@ -64,7 +64,7 @@ DEFAULT_TOLERANCE = {
 WHERE_READABLE = ("loopback_bytes",)
 """Metrics that some systems do not report; a missing value is then not a failure."""
 
-SLACK = {"allocator_peak_bytes": 64 * 1024, "outside_ledger_bytes": 64 * 1024, "heap_bytes": 2 * 2**20}
+SLACK = {"allocator_peak_bytes": 64 * 1024, "outside_ledger_bytes": 64 * 1024}
 """Absolute slack in bytes: threads of libraries allocate at varying times."""
 
 DIFFERENCES = ("growth_bytes", "outside_ledger_bytes")
@@ -80,7 +80,6 @@ METER = "the meter: "
 """Beginning of a message in `unexplained` on the meter of traffic itself."""
 
 NOT_TENSORS = {
-    "heap_bytes": "memory of malloc's that torch did not ask for: NumPy's, a library's or Python's objects",
     "outside_ledger_bytes": "memory of torch's allocator that no tensor has: scratch of kernels",
 }
 """Metric -> its meaning, where no line of code and no category can explain a difference."""
@@ -128,19 +127,20 @@ OK = "ok"
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on a limit, or on a whole cell that could not be judged, whose `metric` is empty. `kind`: ok,
-    regression, improvement, missing or unjudged. `sentence`: the complete message. `places`: the lines of code that
-    changed the metric, the largest first. `limits`: the number of limits that it is about.
-    """
+    """The verdict on a limit, or on a whole cell that could not be judged, whose `metric` is empty."""
 
     kind: str
+    """ok, regression, improvement, missing or unjudged."""
     cell: str
     metric: str
     sentence: str
-    places: tuple[Place, ...] = ()
+    """The complete message."""
+    code_lines: tuple[CodeLine, ...] = ()
+    """The lines of code that changed the metric, the largest first."""
     limit: Limit | None = None
     value: float | None = None
     limits: int = 1
+    """The number of limits that the verdict is about."""
 
 
 def recorded(config: CellConfig) -> list[str]:
@@ -150,20 +150,20 @@ def recorded(config: CellConfig) -> list[str]:
 
 def parse_limit(metric: str, text: Any) -> Limit:
     """Parses a limit of a budget file. Raises ValueError that names valid forms."""
-    found = _LIMIT.fullmatch(str(text).strip())
-    wrong = f"{metric}: {text!r} is no limit; write a value, a value ± 2 %, or <= with a ceiling, as in <= 24 GiB"
-    if found is None or isinstance(text, bool):
-        raise ValueError(wrong)
+    match = _LIMIT.fullmatch(str(text).strip())
+    problem = f"{metric}: {text!r} is no limit; write a value, a value ± 2 %, or <= with a ceiling, as in <= 24 GiB"
+    if match is None or isinstance(text, bool):
+        raise ValueError(problem)
     try:
-        is_below_zero = metric in DIFFERENCES and found[2].startswith("-")
-        size = parse_bytes(found[2].removeprefix("-" * is_below_zero)) if metric.endswith("_bytes") else float(found[2])
-        value = -float(size) if is_below_zero else float(size)
-        tolerance = float(found[3] or 0) / 100
+        is_below_zero = metric in DIFFERENCES and match[2].startswith("-")
+        size = match[2].removeprefix("-") if is_below_zero else match[2]
+        value = float(parse_bytes(size) if metric.endswith("_bytes") else size) * (-1 if is_below_zero else 1)
+        tolerance = float(match[3] or 0) / 100
     except ValueError as error:
-        raise ValueError(wrong) from error
+        raise ValueError(problem) from error
     if not math.isfinite(value):
-        raise ValueError(wrong)
-    return Limit(value, found[1] or "", tolerance)
+        raise ValueError(problem)
+    return Limit(value, match[1] or "", tolerance)
 
 
 def held_elsewhere(limits: dict[str, Limit]) -> dict[str, Limit]:
@@ -207,36 +207,37 @@ def judge_limits(
     if known; None if there is none; `lines`: recorded with the limits.
     """
     if row is None:
-        words = f"{cell}: the budget has it, the runs do not"
-        return [Finding("missing", cell, "", words, limits=len(limits))]
+        return [Finding("missing", cell, "", f"{cell}: the budget has it, the runs do not", limits=len(limits))]
     if row["status"] != "ok":
-        words = f"{cell}: it could not be measured ({row['status']}: {row['reason']})"
-        return [Finding("unjudged", cell, "", words, limits=len(limits))]
+        message = f"{cell}: it could not be measured ({row['status']}: {row['reason']})"
+        return [Finding("unjudged", cell, "", message, limits=len(limits))]
     return [_judge_limit(cell, metric, limits, row, lines or {}) for metric in limits]
 
 
 def _judge_limit(cell: str, metric: str, limits: dict[str, Limit], row: dict[str, Any], lines: Lines) -> Finding:
     limit, measured = limits[metric], row.get(metric)
     if measured is None or pd.isna(measured):
-        words = f"{cell}: {metric} is in the budget and was not measured"
-        return Finding(OK, cell, metric, "") if metric in WHERE_READABLE else Finding("missing", cell, metric, words)
+        if metric in WHERE_READABLE:
+            return Finding(OK, cell, metric, "")
+        return Finding("missing", cell, metric, f"{cell}: {metric} is in the budget and was not measured")
     value = float(measured)
     verdict, reason = limit.judge(metric, value), contradiction(metric, row)
     if reason and metric in PEAKS and (limit.bound or verdict == "improvement"):
         verdict = "regression"
     if verdict == OK:
         return Finding(OK, cell, metric, "", (), limit, value)
-    by_line, places = _by_line(metric, limit, row, lines)
-    moved = f"; {reason}" if reason else what_moved(metric, limits, row) + by_line
-    moved = moved or (f"; {NOT_TENSORS[metric]}" if metric in NOT_TENSORS else "")
-    where = "above" if value > limit.value else "below"
+    by_line, code_lines = _by_line(metric, limit, row, lines)
+    cause = f"; {reason}" if reason else what_moved(metric, limits, row) + by_line
+    if not cause and metric in NOT_TENSORS:
+        cause = f"; {NOT_TENSORS[metric]}"
     off = abs(value / limit.value - 1) if limit.value else 0.0
-    share = f", {off:.2%}" if LEAST_SHARE <= off < MOST_SHARE else ""
-    kind = {"<=": "its ceiling", ">=": "its floor"}.get(limit.bound, "its budget")
     by = show_value(metric, abs(value - limit.value))
+    by += f", {off:.2%}" if LEAST_SHARE <= off < MOST_SHARE else ""
+    side = "above" if value > limit.value else "below"
+    kind = {"<=": "its ceiling", ">=": "its floor"}.get(limit.bound, "its budget")
     budget = f"{kind} of {show_value(metric, limit.value)}{show_tolerance(limit)}"
-    words = f"{cell}: {metric} is {show_value(metric, value)}: {by}{share} {where} {budget}{moved}"
-    return Finding(verdict, cell, metric, words, places, limit, value)
+    message = f"{cell}: {metric} is {show_value(metric, value)}: {by} {side} {budget}{cause}"
+    return Finding(verdict, cell, metric, message, code_lines, limit, value)
 
 
 def contradiction(metric: str, row: dict[str, Any]) -> str:
@@ -246,27 +247,27 @@ def contradiction(metric: str, row: dict[str, Any]) -> str:
         return f"less than the {states:,.0f} B of states, which cannot be: it was reset, or not read on every rank"
     if metric in IMPOSSIBLE and value < 0:
         return IMPOSSIBLE[metric]
-    said = str(row.get("unexplained") or "").split("; ")
-    of_traffic = metric.startswith(("volume", "wire", "payload", "control"))
-    return "; ".join(one for one in said if of_traffic and one.startswith(METER))
+    if not metric.startswith(("volume", "wire", "payload", "control")):
+        return ""
+    messages = str(row.get("unexplained") or "").split("; ")
+    return "; ".join(message for message in messages if message.startswith(METER))
 
 
-def _by_line(metric: str, limit: Limit, row: dict[str, Any], before: Lines) -> tuple[str, tuple[Place, ...]]:
-    """Returns the end of a message on the lines that changed a metric, and their places; for a manual limit that they
-    do not explain, the lines with the most bytes of what exceeds it.
+def _by_line(metric: str, limit: Limit, row: dict[str, Any], before: Lines) -> tuple[str, tuple[CodeLine, ...]]:
+    """Returns the end of a message on the lines that changed a metric, and these lines; for a manual limit that they do
+    not explain, the lines with the most bytes of the categories that exceed it.
     """
     above, now = float(row[metric]) - limit.value, row.get("lines") or {}
-    by = above
-    where = categories_of(metric)
-    if limit.bound and where and where[0] in before and where[0] in now:
-        by = max(now[where[0]].bytes - before[where[0]].bytes, 0) if above > 0 else 0
+    by, table = above, categories_of(metric)
+    if limit.bound and table and table[0] in before and table[0] in now:
+        by = max(now[table[0]].bytes - before[table[0]].bytes, 0) if above > 0 else 0
     moved = lines_behind(metric, by, before, now)
-    places = [one.place for one in moved]
-    if places or not limit.bound:
-        category = f"; {moved[0].category} moved most" if moved and metric == "growth_bytes" else ""
-        return category + "".join(f"; {place.sentence}" for place in places), tuple(places)
-    places = largest_lines(metric, now, beyond_psi(metric, above, row))
-    return "".join(f"; {place.sentence}" for place in places), tuple(places)
+    code_lines, category = [line.code_line for line in moved], ""
+    if moved and metric == "growth_bytes":
+        category = f"; {moved[0].category} moved most"
+    if not moved and limit.bound:
+        code_lines = largest_lines(metric, now, beyond_psi(metric, above, row))
+    return category + "".join(f"; {line.sentence}" for line in code_lines), tuple(code_lines)
 
 
 def what_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any]) -> str:
@@ -291,8 +292,8 @@ def most_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any]) -> st
     exact = {p: row[p] - limits[p].value for p in parts if p in limits and not limits[p].bound and pd.notna(row[p])}
     grown = float(row[metric]) > limits[metric].value
     # A deviation in the other direction explains nothing.
-    alike = {p: by for p, by in exact.items() if by and (by > 0) == grown}
-    return max(alike, key=lambda p: abs(alike[p]), default=None)
+    same_way = {p: by for p, by in exact.items() if by and (by > 0) == grown}
+    return max(same_way, key=lambda p: abs(same_way[p]), default=None)
 
 
 ONCE = ("parameters", "gradients")
@@ -304,24 +305,27 @@ def beyond_psi(metric: str, by: float, row: dict[str, Any]) -> dict[str, str]:
     bytes above its limit, the largest first. If no category is considerably above a multiple of ψ, or of a rank's
     share of it, in elements of the model's dtype, all categories of states have their multiples: "gradients 8ψ".
     """
-    where = categories_of(metric)
-    if not by > 0 or metric == "growth_bytes" or where is None or pd.isna(row.get("psi")) or not row["psi"]:
+    table = categories_of(metric)
+    if not by > 0 or metric == "growth_bytes" or table is None or pd.isna(row.get("psi")) or not row["psi"]:
         return {}
     element, at = 4 if str(row.get("precision")).startswith("fp32") else 2, "peak" if "peak" in metric else "max"
     ranks = row.get("world_size") or 1
-    found: dict[str, tuple[float, float]] = {}
-    for name in where[1]:
-        size = 0 if pd.isna(known := row.get(f"{at}_{name}_bytes")) else float(known)
+    excess: dict[str, float] = {}  # category -> bytes above its multiple of ψ
+    multiples: dict[str, float] = {}
+    for name in table[1]:
+        measured = row.get(f"{at}_{name}_bytes")
+        size = 0 if pd.isna(measured) else float(measured)
         shares = size * ranks // (element * row["psi"]) if name in STATES and name != "communication" else 0
-        shares = shares if name not in ONCE else ranks if shares >= ranks else min(shares, 1)
-        found[name] = size - shares * element * row["psi"] / ranks, shares * element / ranks
-    rest = sorted((name for name in found if found[name][0] >= SHARE * by), key=lambda name: -found[name][0])
-    if len(found) == 1 and not any(multiple for _, multiple in found.values()):
+        if name in ONCE:
+            shares = ranks if shares >= ranks else min(shares, 1)
+        excess[name], multiples[name] = size - shares * element * row["psi"] / ranks, shares * element / ranks
+    if len(excess) == 1 and not any(multiples.values()):
         return {}
-    if not rest:
-        return {name: f"{name} {multiple:g}ψ" for name, (_, multiple) in found.items() if multiple}
-    above = {name: f" above {found[name][1]:g}ψ" if found[name][1] else "" for name in rest}
-    return {name: f"{name} {show_bytes(found[name][0])}{above[name]}" for name in rest}
+    largest = sorted((name for name in excess if excess[name] >= SHARE * by), key=lambda name: -excess[name])
+    if not largest:
+        return {name: f"{name} {multiple:g}ψ" for name, multiple in multiples.items() if multiple}
+    above = {name: f" above {multiples[name]:g}ψ" if multiples[name] else "" for name in largest}
+    return {name: f"{name} {show_bytes(excess[name])}{above[name]}" for name in largest}
 
 
 def part_name(part: str) -> str:
@@ -339,10 +343,10 @@ def shares_cause(finding: Finding, first: Finding) -> bool:
         return False
     if first.metric == "volume_psi":
         return finding.metric in (*PARTS, "wire_bytes", "payload_bytes", *BETWEEN)
-    if finding.places:
-        own, others = ({(one.file, one.line) for one in side.places} for side in (finding, first))
+    if finding.code_lines:
+        own, others = ({(line.file, line.line) for line in side.code_lines} for side in (finding, first))
         return bool(own & others)
-    return bool(first.places) and finding.metric in (*BETWEEN_STEPS, *PHASE_PEAKS, *PEAKS)
+    return bool(first.code_lines) and finding.metric in (*BETWEEN_STEPS, *PHASE_PEAKS, *PEAKS)
 
 
 class UnjudgedError(ValueError):

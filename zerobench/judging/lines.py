@@ -59,14 +59,14 @@ class Line:
     @property
     def function(self) -> tuple[str, str, str]:
         """The line without its number: "backward of " or empty, file, function."""
-        found = _SOURCE.fullmatch(self.source)
-        return (found["backward"] or "", found["file"], found["function"]) if found else ("", "", self.source)
+        match = _SOURCE.fullmatch(self.source)
+        return (match["backward"] or "", match["file"], match["function"]) if match else ("", "", self.source)
 
     @property
     def number(self) -> int:
         """The line's number in its file; 0 if there is none."""
-        found = _SOURCE.fullmatch(self.source)
-        return int(found["number"]) if found else 0
+        match = _SOURCE.fullmatch(self.source)
+        return int(match["number"]) if match else 0
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,15 @@ def lines_of(lines: pd.DataFrame) -> Lines:
             sums = rows.groupby(["run_id", "rank"], sort=True)["bytes"].sum()
             run_id, rank = sums.index[int(sums.to_numpy().argmax())]
             rows = rows[(rows["run_id"] == run_id) & (rows["rank"] == rank)]
-        tables[at] = LineTable(ordered(map(_line, rows.itertuples())))
+        records: Any = rows.itertuples()
+        tables[at] = LineTable(ordered(
+            Line(
+                row.category, row.module or "", row.source or "", int(row.bytes), int(row.storages), row.name or "",
+                row.kept_by or "",
+            )
+            for row in records
+        ))  # fmt: skip
     return tables
-
-
-def _line(row: Any) -> Line:
-    words = (row.category, row.module or "", row.source or "", int(row.bytes), int(row.storages), row.name or "")
-    return Line(*words, kept_by=row.kept_by or "")
 
 
 def ordered(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -146,9 +148,10 @@ def fold(lines: Iterable[Line]) -> tuple[Line, ...]:
 def _named(line: Line, depth: int, part: str) -> Line:
     """Returns the line with this part at this depth of its module, and of its label if it begins like the module."""
     module, name = line.module.split("."), line.name.split(".")
-    alike = not line.module or name[: depth + 1] == module[: depth + 1]
-    for words in [module] * bool(line.module) + [name] * alike:
-        words[depth] = part
+    if not line.module or name[: depth + 1] == module[: depth + 1]:
+        name[depth] = part
+    if line.module:
+        module[depth] = part
     return replace(line, module=".".join(module), name=".".join(name))
 
 
@@ -158,26 +161,25 @@ def unfold(lines: Iterable[Line], most: int = 100_000) -> tuple[Line, ...]:
     for depth in range(max((line.path.count(".") for line in unfolded), default=-1) + 1):
         rows: list[Line] = []
         for line in unfolded:
-            rows += _modules_of(line, depth, most)
+            parts = line.path.split(".")
+            span = _RANGE.fullmatch(parts[depth]) if depth < len(parts) else None
+            if span is None:
+                rows.append(line)
+            else:
+                first, last = int(span[1]), int(span[2])
+                count = last - first + 1
+                if not 1 <= count <= most:
+                    raise ValueError(f"{line.path:.80} is no range of modules, as blocks.0–4 is")
+                if line.bytes % count or line.storages % count:
+                    raise ValueError(
+                        f"{line.path:.80} is {count} modules, which do not divide {line.bytes} bytes equally"
+                    )
+                module = replace(line, bytes=line.bytes // count, storages=line.storages // count)
+                rows += [_named(module, depth, str(number)) for number in range(first, last + 1)]
             if len(rows) > most:
                 raise ValueError(f"these lines name more than {most:,} modules")
         unfolded = rows
     return ordered(unfolded)
-
-
-def _modules_of(line: Line, depth: int, most: int) -> list[Line]:
-    parts = line.path.split(".")
-    stretch = _RANGE.fullmatch(parts[depth]) if depth < len(parts) else None
-    if stretch is None:
-        return [line]
-    first, last = int(stretch[1]), int(stretch[2])
-    count = last - first + 1
-    if not 1 <= count <= most:
-        raise ValueError(f"{line.path:.80} is no range of modules, as blocks.0–4 is")
-    if line.bytes % count or line.storages % count:
-        raise ValueError(f"{line.path:.80} is {count} modules, which do not divide {line.bytes} bytes equally")
-    each = replace(line, bytes=line.bytes // count, storages=line.storages // count)
-    return [_named(each, depth, str(number)) for number in range(first, last + 1)]
 
 
 # -- in a budget file ----------------------------------------------------------------------------------
@@ -193,7 +195,8 @@ def plain(lines: Lines, most: int = MOST) -> dict[str, list[list[Any]]]:
         rest = table.rest + sum(row.bytes for row in rows[most:])
         rest_most = max([table.rest_most, *(abs(row.bytes) for row in rows[most:])])
         shown[at] = [[row.bytes, row.storages, row.category, row.module, row.source, row.name] for row in rows[:most]]
-        shown[at] += [[rest, rest_most, REST]] * bool(rest or rest_most)
+        if rest or rest_most:
+            shown[at].append([rest, rest_most, REST])
     return shown
 
 
@@ -213,8 +216,9 @@ def parse_lines(content: Any) -> Lines:
             elif kinds == [int, int, str, str, str, str]:
                 listed.append(Line(row[2], row[3], row[4], row[0], row[1], row[5]))
             else:
-                words = "a row is bytes, storages, category, module, line and label"
-                raise ValueError(f"lines: {at} has {row!r:.80}; {words}")
+                raise ValueError(
+                    f"lines: {at} has {row!r:.80}; a row is bytes, storages, category, module, line and label"
+                )
         tables[at] = LineTable(unfold(listed), *rest)
     return tables
 
@@ -228,7 +232,7 @@ SHARE = 0.05
 
 
 @dataclass(frozen=True)
-class Place:
+class CodeLine:
     """A line of a file, with a message on it. `file` is empty and `line` 0 if no line of Python is known."""
 
     file: str
@@ -238,18 +242,18 @@ class Place:
 
 @dataclass(frozen=True)
 class MovedLine:
-    """A line whose bytes differ, `before` and `after`, summed over the paths at which they do. `paths`: those with a
-    considerable part of the difference. `source`: the line as it is now, or as it was if it is gone. `is_rest`: stands
-    for the lines that a short table does not list.
-    """
+    """A line whose bytes differ, summed over the paths at which they do."""
 
     category: str
     paths: tuple[str, ...]
+    """The paths with a considerable part of the difference."""
     source: str
+    """The line as it is now, or as it was if it is gone."""
     before: int
     after: int
     name: str = ""
     is_rest: bool = False
+    """If true, it stands for the lines that a short table does not list."""
     kept_by: str = ""
 
     @property
@@ -272,17 +276,19 @@ class MovedLine:
         return REST if self.is_rest else self.source or NO_LINE
 
     @property
-    def words(self) -> str:
+    def sentence(self) -> str:
         """The line and its difference: "model.py:31 in forward: +12.0 MiB (blocks.3, logits)"."""
         signed = f"{'+' if self.difference > 0 else '−'}{show_bytes(abs(self.difference))}"
         kept = f", kept by {self.kept_by}" if self.kept_by else ""
         return f"{self.line}: {signed}" + (f" ({self.about})" if self.about else "") + kept
 
     @property
-    def place(self) -> Place:
+    def code_line(self) -> CodeLine:
         """The line in its file, with its message."""
         source = _SOURCE.fullmatch(self.source)
-        return Place(source["file"], int(source["number"]), self.words) if source else Place("", 0, self.words)
+        return (
+            CodeLine(source["file"], int(source["number"]), self.sentence) if source else CodeLine("", 0, self.sentence)
+        )
 
 
 KEYS: tuple[Callable[[Line], Any], ...] = (
@@ -300,12 +306,13 @@ AGREE: tuple[Callable[[Line], Any], ...] = (lambda line: line.bytes, lambda _: (
 def moved_lines(before: LineTable, after: LineTable) -> list[MovedLine]:
     """Returns the lines whose bytes differ, the largest difference first; their differences add up to the tables'."""
     pairs, gone, new = _joined(list(before.lines), list(after.lines))
-    forgotten, absorbed = _within_rest(gone, after), _within_rest(new, before)
-    alone = [(line, None) for line in gone if line not in forgotten]
-    moved = _by_line([*pairs, *alone, *((None, line) for line in new if line not in absorbed)])
-    was, now = before.rest + sum(line.bytes for line in forgotten), after.rest + sum(line.bytes for line in absorbed)
+    in_rest_after, in_rest_before = _in_rest(gone, after), _in_rest(new, before)
+    removed = [(line, None) for line in gone if line not in in_rest_after]
+    moved = _by_line([*pairs, *removed, *((None, line) for line in new if line not in in_rest_before)])
+    was = before.rest + sum(line.bytes for line in in_rest_after)
+    now = after.rest + sum(line.bytes for line in in_rest_before)
     if was != now:
-        largest = max([*absorbed, *forgotten], key=lambda line: abs(line.bytes), default=None)
+        largest = max([*in_rest_before, *in_rest_after], key=lambda line: abs(line.bytes), default=None)
         moved.append(MovedLine("", (), largest.source if largest else "", was, now, is_rest=True))
     return sorted(moved, key=lambda line: (-abs(line.difference), line.source, line.category))
 
@@ -323,8 +330,8 @@ def _joined(before: list[Line], after: list[Line]) -> tuple[list[tuple[Line, Lin
         for was, now in sorted(groups.values(), key=lambda sides: len(sides[0]) != len(sides[1])):
             for line, same in _aligned(was, now, shifts):
                 pairs.append((line, same))
-                for where in (line.function[1:], line.function[1]):
-                    shifts.setdefault(where, Counter())[same.number - line.number] += 1
+                for scope in (line.function[1:], line.function[1]):
+                    shifts.setdefault(scope, Counter())[same.number - line.number] += 1
         paired = {id(line) for pair in pairs for line in pair}
         before, after = ([line for line in side if id(line) not in paired] for side in (before, after))
     return pairs, before, after
@@ -337,23 +344,23 @@ def _aligned(was: list[Line], now: list[Line], shifts: dict[Any, Counter[int]]) 
     if not was or not now:
         return []
     function = was[0].function
-    known = shifts.get(function[1:]) or shifts.get(function[1]) or Counter([0])
-    shift = known.most_common(1)[0][0]
+    votes = shifts.get(function[1:]) or shifts.get(function[1]) or Counter([0])
+    shift = votes.most_common(1)[0][0]
     expected, numbers = [line.number + shift for line in was], [line.number for line in now]
     if len(was) > len(now):
-        return [(was[place], line) for place, line in zip(_nearest(numbers, expected), now, strict=True)]
-    return [(line, now[place]) for place, line in zip(_nearest(expected, numbers), was, strict=True)]
+        return [(was[index], line) for index, line in zip(_nearest(numbers, expected), now, strict=True)]
+    return [(line, now[index]) for index, line in zip(_nearest(expected, numbers), was, strict=True)]
 
 
 def _nearest(few: list[int], many: list[int]) -> list[int]:
-    """Returns for each of `few` the place of its nearest number in `many`, in order and each place once."""
-    places: list[int] = []
+    """Returns for each of `few` the index of its nearest number in `many`, in order and each index once."""
+    indices: list[int] = []
     for left, number in zip(range(len(few), 0, -1), few, strict=True):
-        first, last = len(places) and places[-1] + 1, len(many) - left
-        place = min(bisect_left(many, number, first, last), last)
-        is_below_nearer = place > first and number - many[place - 1] < many[place] - number
-        places.append(place - is_below_nearer)
-    return places
+        first, last = indices[-1] + 1 if indices else 0, len(many) - left
+        index = min(bisect_left(many, number, first, last), last)
+        is_below_nearer = index > first and number - many[index - 1] < many[index] - number
+        indices.append(index - is_below_nearer)
+    return indices
 
 
 def _joinable(lines: list[Line], key: Callable[[Line], Any]) -> list[Line]:
@@ -366,7 +373,7 @@ def _joinable(lines: list[Line], key: Callable[[Line], Any]) -> list[Line]:
     return sorted((line for line in lines if len(files.get(key(line), ())) < 2), key=lambda line: line.number)
 
 
-def _within_rest(lines: list[Line], other: LineTable) -> list[Line]:
+def _in_rest(lines: list[Line], other: LineTable) -> list[Line]:
     """Returns the lines that may be in the rest of `other`, which does not list them."""
     small = set(unfold(row for row in fold(lines) if abs(row.bytes) <= other.rest_most))
     return [line for line in lines if line in small]
@@ -413,22 +420,19 @@ def lines_behind(metric: str, by: float, before: Lines, after: Lines, most: int 
     """Returns the lines that explain a metric's difference of `by` bytes: those with a considerable change in the same
     direction, the largest first.
     """
-    where = categories_of(metric)
-    if where is None or where[0] not in before or where[0] not in after or not by:
+    at, categories = categories_of(metric) or ("", ())
+    if at not in before or at not in after or not by:
         return []
-    at, categories = where
-    alike = [line for line in moved_lines(before[at], after[at]) if (line.difference > 0) == (by > 0)]
-    alike = [line for line in alike if line.category in categories or line.is_rest]
-    return [line for line in alike if abs(line.difference) >= SHARE * abs(by)][:most]
+    same_way = [line for line in moved_lines(before[at], after[at]) if (line.difference > 0) == (by > 0)]
+    lines = [line for line in same_way if line.category in categories or line.is_rest]
+    return [line for line in lines if abs(line.difference) >= SHARE * abs(by)][:most]
 
 
-def largest_lines(metric: str, lines: Lines, categories: Collection[str] = (), most: int = 3) -> list[Place]:
+def largest_lines(metric: str, lines: Lines, categories: Collection[str] = (), most: int = 3) -> list[CodeLine]:
     """Returns the lines with the most bytes of a metric, or of these of its categories, for a limit without an earlier
     measurement.
     """
-    where = categories_of(metric)
-    if where is None or where[0] not in lines:
-        return []
-    moved = moved_lines(LineTable(), lines[where[0]])
-    largest = [line for line in moved if line.category in (categories or where[1])][:most]
-    return [replace(line.place, sentence=line.words.replace(": +", ": ", 1)) for line in largest]
+    at, all_categories = categories_of(metric) or ("", ())
+    moved = moved_lines(LineTable(), lines.get(at, LineTable()))
+    largest = [line for line in moved if line.category in (categories or all_categories)][:most]
+    return [replace(line.code_line, sentence=line.sentence.replace(": +", ": ", 1)) for line in largest]

@@ -29,15 +29,17 @@ HEADER = ["cell", "metric", "before", "now", "difference", "moved most", "line"]
 
 @dataclass(frozen=True)
 class LimitChange:
-    """One limit. `before`: None for a new metric; `metric`: empty for a new cell; `within`: the old limit allows it."""
+    """One limit, or a new cell, whose `metric` is empty."""
 
     cell: str
     metric: str
     before: float | None
+    """None for a new metric."""
     now: float
     part: str = ""
     line: str = ""
-    within: bool = False
+    is_tolerated: bool = False
+    """If true, the old limit allows the value."""
 
     @property
     def row(self) -> list[str]:
@@ -49,7 +51,7 @@ class LimitChange:
             return [self.cell, self.metric, "–", now, "new", "", ""]
         by = self.now - self.before
         signed = f"{'+' if by > 0 else '−'}{judge.show_value(self.metric, abs(by))}"
-        part = self.part or "within its tolerance" * self.within
+        part = self.part or ("within its tolerance" if self.is_tolerated else "")
         return [self.cell, self.metric, judge.show_value(self.metric, self.before), now, signed, part, self.line]
 
 
@@ -68,22 +70,22 @@ def changes_of(row: dict[str, Any], before: CellBudget, after: CellBudget) -> li
             lines = lines_behind(metric, by, before.lines, after.lines, most=1)
             part = judge.part_name(judge.most_moved(metric, before.limits, row) or metric)
             category = part or (lines[0].category if lines else "")
-            within = was.judge(metric, limit.value) == "ok"
-            words = lines[0].words if lines else ""
-            changes.append(LimitChange(name, metric, was.value, limit.value, category, words, within))
+            line, is_tolerated = lines[0].sentence if lines else "", was.judge(metric, limit.value) == judge.OK
+            changes.append(LimitChange(name, metric, was.value, limit.value, category, line, is_tolerated))
     return changes
 
 
 def print_changes(changes: list[LimitChange]) -> None:
     """Prints the changes as a table per cell; nothing if there are none."""
     console = stdout_console()
-    for cell in dict.fromkeys(one.cell for one in changes):
-        mine = [one.row[1:] for one in changes if one.cell == cell]
-        if any(not one.metric for one in changes if one.cell == cell):
-            print_on(console, f"{cell}: new, {mine[0][0]}")
-            continue
-        print_on(console, cell, "bold")
-        console.print(Grid(HEADER[1:], mine, left=("metric", "line")))
+    for cell in dict.fromkeys(change.cell for change in changes):
+        of_cell = [change for change in changes if change.cell == cell]
+        rows = [change.row[1:] for change in of_cell]
+        if not all(change.metric for change in of_cell):
+            print_on(console, f"{cell}: new, {rows[0][0]}")
+        else:
+            print_on(console, cell, "bold")
+            console.print(Grid(HEADER[1:], rows, left=("metric", "line")))
 
 
 PROCESSORS = "; "
@@ -101,7 +103,7 @@ class Wanted:
     def of(self, row: dict[str, Any]) -> list[str]:
         """Returns the metrics of one cell."""
         own = self.metrics or judge.recorded(CellConfig.from_json(row["config"]))
-        return [*own, *(["step_s"] if self.time and "step_s" not in own else [])]
+        return [*own, "step_s"] if self.time and "step_s" not in own else [*own]
 
 
 def record_cell(
@@ -133,21 +135,17 @@ def record_cell(
         )
     after = CellBudget(row["work"], limits, row.get("lines") or {})
     environment.cells[row["name"]] = after
-    environment.about["processor"] = _processors(environment, row, wanted, taken)
-    return changes_of(row, before, after), [*_noisy(row, limits)]
 
-
-def _processors(environment: Environment, row: dict[str, Any], wanted: Wanted, taken: set[str]) -> str:
-    """Returns the processors on which kernels' scratch memory was recorded: the row's, and earlier ones if a value of
-    an earlier recording remains.
-    """
-    named = str(environment.about.get("processor") or "")
-    stay = named and any(
+    # Kernels' scratch memory depends on the processor: earlier processors stay named while one of their values remains.
+    processors, named = {row["processor"]}, str(environment.about.get("processor") or "")
+    if named and any(
         metric in judge.OF_KERNELS and not limit.bound and (name not in taken or metric not in wanted.of(row))
         for name, cell in environment.cells.items()
         for metric, limit in cell.limits.items()
-    )
-    return PROCESSORS.join(sorted({*named.split(PROCESSORS), row["processor"]} if stay else {row["processor"]}))
+    ):
+        processors |= set(named.split(PROCESSORS))
+    environment.about["processor"] = PROCESSORS.join(sorted(processors))
+    return changes_of(row, before, after), _noisy(row, limits)
 
 
 def _limits(before: dict[str, judge.Limit], row: dict[str, Any], wanted: Wanted) -> dict[str, judge.Limit]:
@@ -167,7 +165,7 @@ def _limits(before: dict[str, judge.Limit], row: dict[str, Any], wanted: Wanted)
 
 def _noisy(row: dict[str, Any], limits: dict[str, judge.Limit]) -> list[str]:
     """Returns a message per limit that a launch of its own baseline does not meet; times are checked separately."""
-    said = []
+    messages = []
     for metric, limit in limits.items():
         values = row.get("launched", {}).get(metric, [])
         if limit.bound or metric in ("step_s", "tokens_per_s") or all(limit.judge(metric, v) == "ok" for v in values):
@@ -175,12 +173,12 @@ def _noisy(row: dict[str, Any], limits: dict[str, judge.Limit]) -> list[str]:
         most = max(abs(value - limit.value) for value in values)
         percent = f"{100 * most / limit.value + 0.05:.1f}" if limit.value else "PERCENT"
         shown = ", ".join(judge.show_value(metric, value) for value in sorted(set(values)))
-        said.append(
+        messages.append(
             f"{row['name']}: {metric} differs between {len(values)} launches of the same code: {shown}; nothing was"
             " recorded: find out why, choose one launch (--where run_id=...), or allow it:"
             f" --tolerance {metric}={percent}"
         )
-    return said
+    return messages
 
 
 def _guard_time(row: dict[str, Any], tolerance: float) -> None:
@@ -191,5 +189,7 @@ def _guard_time(row: dict[str, Any], tolerance: float) -> None:
             f"{row['name']}: step_s needs measure.repeats=3 or more, it has {row['launches']} launches"
         )
     if high - middle > tolerance * middle or middle - low > tolerance * middle:
-        words = f"between {judge.show_value('step_s', low)} and {judge.show_value('step_s', high)}"
-        raise judge.UnjudgedError(f"{row['name']}: step_s varies {words}, wider than its tolerance of {tolerance:.0%}")
+        raise judge.UnjudgedError(
+            f"{row['name']}: step_s varies between {judge.show_value('step_s', low)} and"
+            f" {judge.show_value('step_s', high)}, wider than its tolerance of {tolerance:.0%}"
+        )

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from ..calibrate.collectives import calibrate_rank
 from ..cluster.job import TORCHRUN, Job, JobContext, JobError, current_job, joined
 from ..cluster.serialize import rebuild, to_plain
-from ..cluster.store import SILENCE_S, LostError
+from ..cluster.store import LostError
 from ..host.pipes import print_note
 from ..host.signals import HANG_UP, INTERRUPT, TERMINATE, end_with_parent, interrupt_on, interrupted_by
 from ..host.temporary import temporary_folder
@@ -54,8 +54,8 @@ def in_job(job: Job, act: Callable[[JobContext], int]) -> int:
     if job.launched_by == TORCHRUN:
         end_with_parent()
     try:
-        with joined(job, source_hash("")) as mine, interrupt_on([INTERRUPT, TERMINATE]):
-            return act(mine)
+        with joined(job, source_hash("")) as context, interrupt_on([INTERRUPT, TERMINATE]):
+            return act(context)
     except (JobError, LostError) as error:
         speaker = f"rank {job.rank} of the job: " if job.rank else ""
         print_note(f"zerobench: {speaker}{error}")
@@ -76,19 +76,19 @@ def tell_torchrun(error: Exception) -> None:
 def follow(job: Job) -> int:
     """Runs this process's rank of each pass that rank 0 publishes, until the last. Returns the exit code."""
 
-    def act(mine: JobContext) -> int:
+    def act(context: JobContext) -> int:
         reason = "is gone: its process failed"
         try:
-            while (order := _next_order(mine)) is not None:
-                if job.rank in crew_of(order):
-                    mine.store.post(f"end/{mine.passes}/{job.rank}", to_plain(_end_of(mine, order)))
+            while (order := _next_order(context)) is not None:
+                if job.rank < len(order["jobs"]):
+                    context.store.post(f"end/{context.passes}/{job.rank}", to_plain(_end_of(context, order)))
             reason = "is done"
         except KeyboardInterrupt:
             reason = f"was {interruption()}"
             raise
         finally:  # rank 0 should know that this process leaves, whatever the reason
             with contextlib.suppress(LostError):
-                mine.leave(reason)
+                context.leave(reason)
         return 0
 
     try:
@@ -99,64 +99,56 @@ def follow(job: Job) -> int:
 
 def interruption() -> str:
     """Returns the cause of the interruption of this command, as far as it is known."""
-    number, mine = interrupted_by(), current_job()
+    number, context = interrupted_by(), current_job()
     if number == INTERRUPT:
         return "stopped by the user"
     if number == HANG_UP:
         return "stopped by SIGHUP: its terminal was closed"
-    return f"stopped by SIGTERM, from {SENDERS.get(mine.job.launched_by if mine else '', 'kill or a scheduler')}"
+    return f"stopped by SIGTERM, from {SENDERS.get(context.job.launched_by if context else '', 'kill or a scheduler')}"
 
 
-def _next_order(mine: JobContext) -> dict[str, Any] | None:
+def _next_order(context: JobContext) -> dict[str, Any] | None:
     """Waits for the next order; returns None if the command is over. Raises LostError if rank 0 is lost."""
-    mine.passes += 1
-    key = f"order/{mine.passes}"
-    while not mine.store.has(key):
-        if mine.monitor.silent(0):
+    context.passes += 1
+    key = f"order/{context.passes}"
+    while not context.store.has(key):
+        if context.monitor.silent(0):
             raise LostError("rank 0 is lost: its process says nothing")
         time.sleep(POLL_S)
-    order: dict[str, Any] | None = mine.store.read(key)
+    order: dict[str, Any] | None = context.store.read(key)
     if order is None:
         return None
-    if mine.job.rank not in order["living"]:
-        raise LostError(f"rank 0 counts this process as lost: it was silent for {SILENCE_S:.0f} s")
-    heard = f"heard/{mine.passes}"
-    if mine.store.increment(heard, 1) == len(order["living"]) - 1:  # the last process to read it
-        mine.store.drop(key)
-        mine.store.drop(heard)
+    heard = f"heard/{context.passes}"
+    if context.store.increment(heard, 1) == context.job.world_size - 1:  # the last process to read it
+        context.store.drop(key)
+        context.store.drop(heard)
     return order
 
 
-def crew_of(order: dict[str, Any]) -> list[int]:
-    """Returns the job ranks of the processes that run an order."""
-    crew: list[int] = order["living"][: len(order["jobs"])]
-    return crew
-
-
-def _end_of(mine: JobContext, order: dict[str, Any]) -> End:
+def _end_of(context: JobContext, order: dict[str, Any]) -> End:
     try:
-        return _take_part(mine, order)
+        return _take_part(context, order)
     except LostError:
         raise
     except Exception as error:  # this process's own, such as a full disk: the pass has failed, rank 0 reports why
         first = (str(error).strip() or "no message").splitlines()[0]
-        words = f"could not run its part: {type(error).__name__}: {first}"
-        return End((Failure(crew_of(order).index(mine.job.rank), "crash", words),), [], traceback.format_exc())
+        reason = f"could not run its part: {type(error).__name__}: {first}"
+        return End((Failure(context.job.rank, "crash", reason),), [], traceback.format_exc())
 
 
-def _take_part(mine: JobContext, order: dict[str, Any]) -> End:
+def _take_part(context: JobContext, order: dict[str, Any]) -> End:
     """Runs this process's rank of a pass. The log is written locally and sent to rank 0."""
-    rank, worker = crew_of(order).index(mine.job.rank), WORKERS[order["worker"]]
+    rank, worker = context.job.rank, WORKERS[order["worker"]]
     job = rebuild(get_type_hints(worker)["job"], order["jobs"][rank])
 
     def called_off() -> str | None:
-        if mine.monitor.silent(0):
+        if context.monitor.silent(0):
             return STOPPED
-        status: str | None = mine.store.read(f"off/{mine.passes}")
+        status: str | None = context.store.read(f"off/{context.passes}")
         return status
 
     with temporary_folder() as folder:
         log = folder / f"rank{rank}.log"
         outcome = here.launch(worker, [job], log.parent, order["timeout_s"], first=rank, watch=called_off)
-        words = log.read_bytes()[-LOG_BYTES:].decode(errors="replace") if log.exists() else ""
-    return End(outcome.failures, to_plain(outcome.results), words)
+        text = log.read_bytes()[-LOG_BYTES:].decode(errors="replace") if log.exists() else ""
+    return End(outcome.failures, to_plain(outcome.results), text)

@@ -1,11 +1,19 @@
-"""Long sequences in parts: head and loss over parts of the tokens, an MLP over parts of the sequence.
+"""Long sequences in parts: head and loss over parts of the tokens, an MLP over parts of the sequence; and the loss as
+fused kernels compute it.
 
-Both are recomputed in backward, a part at a time, so that tensors as wide as the vocabulary, or as the MLP's inner
-layer, never exist for all tokens. Values equal those of the whole up to rounding: gradients of weights are sums over
-the parts in another order, in the dtype of the weights.
+Head and MLP are recomputed in backward, a part at a time, so that tensors as wide as the vocabulary, or as the MLP's
+inner layer, never exist for all tokens. Values equal those of the whole up to rounding: gradients of weights are sums
+over the parts in another order, in the dtype of the weights.
 
 head and loss, T tokens, V words, n parts: 12·T·V bytes in fp32 (logits, log-probabilities, gradient) become 4·T·V/n
 x        (T, H), weight (V, H): kept for backward, with the logarithm of each row's sum of exponentials, (T,) fp32
+
+The fused loss has no logits in fp32, and stores no probabilities:
+logits     (T, V) in the model's dtype; kept for the backward
+lse        (T,) fp32, the logarithm of each row's sum of exponentials; kept
+gradient   (T, V) in the model's dtype, (softmax(logits) - one_hot(targets)) / T, made in the backward
+Its values equal cross_entropy(logits.float(), targets) up to the rounding of the gradient to the logits' dtype. Rows
+are processed in blocks, whose fp32 copies stand for a kernel's registers.
 """
 
 from __future__ import annotations
@@ -49,9 +57,10 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, chunks: int
     ) -> torch.Tensor:  # fmt: skip
         lse, chosen = (torch.empty(len(x), dtype=torch.float32, device=x.device) for _ in range(2))
-        for part, to, total, one in zip(*(whole.chunk(chunks) for whole in (x, targets, lse, chosen)), strict=True):
+        parts = (whole.chunk(chunks) for whole in (x, targets, lse, chosen))
+        for part, target, total, logit in zip(*parts, strict=True):
             logits = F.linear(part, weight, bias)
-            one.copy_(logits.gather(1, to[:, None])[:, 0])
+            logit.copy_(logits.gather(1, target[:, None])[:, 0])
             logits = logits.float()
             most = logits.amax(1, keepdim=True)
             total.copy_(logits.sub_(most).exp_().sum(1).log_().add_(most[:, 0]))
@@ -65,10 +74,8 @@ class _ChunkedLoss(torch.autograd.Function):
         x, weight, bias, targets, lse = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
         of_x = torch.empty_like(x) if to_x else None
-        of_weight, of_bias = (
-            torch.zeros_like(weight) if to_weight else None,
-            torch.zeros_like(bias) if to_bias else None,
-        )
+        of_weight = torch.zeros_like(weight) if to_weight else None
+        of_bias = torch.zeros_like(bias) if to_bias else None
         rows = -(-len(x) // ctx.chunks)  # as Tensor.chunk has them
         for start in range(0, len(x), rows):
             part = slice(start, start + rows)
@@ -95,3 +102,40 @@ def in_chunks(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, chun
     if chunks == 1:
         return run(x)
     return torch.cat([checkpoint(run, part, use_reentrant=False) for part in x.chunk(chunks, dim=1)], dim=1)
+
+
+# -- the fused loss ---------------------------------------------------------------------------------------
+
+BLOCK_NUMEL = 2**22
+"""Elements of logits converted to fp32 at a time."""
+
+
+class _FusedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        lse = torch.cat([block.float().logsumexp(1) for block in logits.split(_rows(logits))])
+        ctx.save_for_backward(logits, targets, lse)
+        chosen = logits.gather(1, targets[:, None])[:, 0].float()
+        return (lse - chosen).mean()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        logits, targets, lse = ctx.saved_tensors
+        rows, count = _rows(logits), len(logits)
+        whole = torch.empty_like(logits)
+        blocks = (tensor.split(rows) for tensor in (whole, logits, lse, targets))
+        for part, block, total, target in zip(*blocks, strict=True):
+            values = block.float().sub_(total[:, None]).exp_()
+            values.scatter_add_(1, target[:, None], values.new_full((len(target), 1), -1.0))
+            part.copy_(values.mul_(gradients[0] / count))
+        return whole, None
+
+
+def _rows(logits: torch.Tensor) -> int:
+    return max(1, BLOCK_NUMEL // logits.shape[1])
+
+
+def fused_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Returns the mean cross-entropy, fp32, of predicting `targets`, (T,) int64, from `logits`, (T, V)."""
+    loss: torch.Tensor = _FusedCrossEntropy.apply(logits, targets)
+    return loss

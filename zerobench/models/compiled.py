@@ -44,8 +44,10 @@ class CompiledForward(Wrapped):
             return self._graph(*inputs, **named_inputs)
         except TorchDynamoException as error:
             reason = " ".join(str(error).split("\n\n")[0].split())
-            words = "torch.compile cannot make one graph of this block; use compile=none"
-            raise RuntimeError(f"compile=blocks: {self._name}: {words} ({reason})") from error
+            raise RuntimeError(
+                f"compile=blocks: {self._name}: torch.compile cannot make one graph of this block; use compile=none"
+                f" ({reason})"
+            ) from error
 
 
 def _compiled(forward: Forward) -> Forward:

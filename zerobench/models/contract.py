@@ -34,8 +34,8 @@ def loss_of(engine: Any, batch: Any, called: Called) -> torch.Tensor:
             error.add_note(_terms(batch, called))
         raise
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise TypeError(f"forward returned {found}; {_terms(batch, called)}")
+        result = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise TypeError(f"forward returned {result}; {_terms(batch, called)}")
     if not loss.requires_grad:
         raise TypeError(f"forward returned a loss that depends on no trainable parameter; {_terms(batch, called)}")
     return loss

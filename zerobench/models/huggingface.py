@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .chunks import LossHead, in_chunks
-from .fused_loss import fused_cross_entropy
+from .chunks import LossHead, fused_cross_entropy, in_chunks
 from .lora import add_adapters_of_peft
 
 
@@ -81,42 +80,42 @@ def problems_of(architecture: str, options: dict[str, Any]) -> list[str]:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     except ImportError:
         return ["model=huggingface: transformers is not installed; pip install transformers"]
-    known = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    if architecture not in known:
-        hint = _nearest(architecture, known)
+    architectures = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    if architecture not in architectures:
+        hint = _nearest(architecture, architectures)
         return [f"huggingface.architecture={architecture}: no causal language model of that name{hint}"]
     plain = CONFIG_MAPPING[architecture]()
     aliases = getattr(plain, "attribute_map", {})
     ours = {alias: SHAPE_KEYS[name] for name, alias in aliases.items() if name in SHAPE_KEYS} | SHAPE_KEYS
-    strange = [name for name in options if not hasattr(plain, name) and name not in (*ours, *UNLISTED)]
+    unknown = [name for name in options if not hasattr(plain, name) and name not in (*ours, *UNLISTED)]
     attention = options.get(ATTENTION, ATTENTIONS[0])
     if attention not in ATTENTIONS:
-        words = f"must be one of {', '.join(ATTENTIONS)}, which need no other package"
-        return [f"huggingface.options.{ATTENTION}={attention}: {words}"]
+        choices = f"{', '.join(ATTENTIONS)}, which need no other package"
+        return [f"huggingface.options.{ATTENTION}={attention}: must be one of {choices}"]
     return [f"huggingface.options.{name}: set {ours[name]} instead" for name in options if name in ours] + [
         f"huggingface.options.{name}: {architecture} has no such setting{_nearest(name, list(plain.to_dict()))}"
-        for name in strange
+        for name in unknown
     ]
 
 
 def problems_of_chunks(chunks: int, of_mlp: int, architecture: str, loss: str, balances: bool) -> list[str]:
     """Returns the reasons why the loss of `architecture`, or its MLPs, cannot be computed in parts."""
     if of_mlp > 1 and architecture not in MLP_ALONE:
-        words = f"the MLP of {architecture}'s blocks is no module `mlp` alone; known: {', '.join(MLP_ALONE)}"
-        return [f"model.mlp_chunks={of_mlp}: {words}"]
+        problem = f"the MLP of {architecture}'s blocks is no module `mlp` alone; known: {', '.join(MLP_ALONE)}"
+        return [f"model.mlp_chunks={of_mlp}: {problem}"]
     if chunks > 1 and architecture not in HEAD_ALONE:
-        words = f"{architecture} may scale or cap what its head makes; known not to: {', '.join(HEAD_ALONE)}"
-        return [f"model.loss_chunks={chunks}: {words}"]
+        problem = f"{architecture} may scale or cap what its head makes; known not to: {', '.join(HEAD_ALONE)}"
+        return [f"model.loss_chunks={chunks}: {problem}"]
     if chunks > 1 and loss != "plain":
         return [f"model.loss_chunks={chunks}: the parts have a loss of their own; leave out huggingface.loss={loss}"]
     if chunks > 1 and balances:
-        words = "the loss that balances the experts is computed with whole logits; leave one of the two out"
-        return [f"model.loss_chunks={chunks}: huggingface.options.output_router_logits=true: {words}"]
+        problem = "the loss that balances the experts is computed with whole logits; leave one of the two out"
+        return [f"model.loss_chunks={chunks}: huggingface.options.output_router_logits=true: {problem}"]
     return []
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.4)
+def _nearest(name: str, names: list[str]) -> str:
+    near = get_close_matches(name, names, n=1, cutoff=0.4)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -150,8 +149,10 @@ def build(
         add_adapters_of_peft(model, lora)
     if loss_chunks > 1:
         model.set_output_embeddings(LossHead.of(model.get_output_embeddings(), loss_chunks))
-    for mlp in [one for name, one in model.named_modules() if name.endswith(".mlp")] if mlp_chunks > 1 else ():
-        mlp.forward = partial(_mlp_in_parts, mlp.forward, mlp_chunks)
+    if mlp_chunks > 1:
+        for name, module in model.named_modules():
+            if name.endswith(".mlp"):
+                module.forward = partial(_mlp_in_parts, module.forward, mlp_chunks)
     return CausalLM(model, loss)
 
 

@@ -60,9 +60,7 @@ def read_config(path: str, more: dict[str, Any]) -> Shape:
     """Reads a config.json, or the one in a folder. `more`: settings that replace the file's. Raises ValueError, with an
     error message, for a file that is not a config, needs external code, or is not for a causal language model.
     """
-    where = Path(path).expanduser()
-    where = where / NAME if where.is_dir() else where
-    settings = _parsed(where, path)
+    settings = _parsed(path)
     for key in REFUSED.keys() & (settings.keys() | more.keys()):
         raise ValueError(f"huggingface.config={path}: {key} {REFUSED[key]}")
     kind = _check_kind(path, settings.get("model_type"))
@@ -83,11 +81,13 @@ def read_config(path: str, more: dict[str, Any]) -> Shape:
     return Shape(kind, layers, hidden, heads, vocabulary, positions, options)
 
 
-def _parsed(where: Path, path: str) -> dict[str, Any]:
+def _parsed(path: str) -> dict[str, Any]:
+    file = Path(path).expanduser()
+    file = file / NAME if file.is_dir() else file
     try:
-        if where.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it has {where.stat().st_size} bytes; at most {MOST_BYTES} are read")
-        settings = json.loads(read_text(where))
+        if file.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has {file.stat().st_size} bytes; at most {MOST_BYTES} are read")
+        settings = json.loads(read_text(file))
     except FileNotFoundError:
         raise ValueError(f"huggingface.config={path}: there is no such file; nothing is downloaded") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -109,8 +109,8 @@ def _check_kind(path: str, kind: Any) -> str:
     if kind in KNOWN:
         return kind
     if kind in transformers.CONFIG_MAPPING:
-        words = "is no causal language model; register the module in your own script"
-        raise ValueError(f"huggingface.config={path}: model_type {kind} {words}")
+        problem = "is no causal language model; register the module in your own script"
+        raise ValueError(f"huggingface.config={path}: model_type {kind} {problem}")
     near = get_close_matches(kind, list(KNOWN), n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "a newer one may, or register the model in your own script"
     raise ValueError(

@@ -65,8 +65,8 @@ def add_adapters_of_peft(model: nn.Module, rank: int) -> None:
 def problems_of(rank: int, hidden: int, where: str, by_peft: bool) -> list[str]:
     """Returns an error message if `rank` exceeds the width `hidden`, or if peft is needed but not installed."""
     if rank > hidden:
-        words = f"an adapter's rank is at most the width, {where}.hidden={hidden}; use 1 to {hidden}, or 0 for none"
-        return [f"model.lora={rank}: {words}"]
+        width = f"{where}.hidden={hidden}; use 1 to {hidden}, or 0 for none"
+        return [f"model.lora={rank}: an adapter's rank is at most the width, {width}"]
     if rank > 0 and by_peft and installed_version("peft") is None:
         return [f"model.lora={rank}: with model=huggingface it needs peft, which is not installed; pip install peft"]
     return []

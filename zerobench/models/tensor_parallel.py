@@ -15,7 +15,7 @@ rank's own part; DTensors are used only at the borders of a pair, where they det
     entered         the tensor itself              all-reduce of the gradient's parts
     left            all-reduce of the sum's parts  the gradient itself
 
-Two all-reduces of (B, S, H) in forward, two in backward. The ranks of a pair are consecutive; ranks with the same place
+Two all-reduces of (B, S, H) in forward, two in backward. The ranks of a pair are consecutive; ranks with the same index
 form the data-parallel group that an engine gets.
 """
 
@@ -34,12 +34,12 @@ from ..sections import known
 
 @dataclass(frozen=True)
 class TensorAxis:
-    """The ranks that share a block's matrices, and this rank's place among them. `mesh`: these ranks; `data_group`: the
-    ranks with the same part of the model. Both are None in a model that is built only for its shapes.
+    """The ranks that share a block's matrices, and this rank's index among them. `mesh` has these ranks, `data_group`
+    the ranks with the same part of the model. Both are None in a model that is built only for its shapes.
     """
 
     ranks: int
-    place: int = 0
+    index: int = 0
     mesh: DeviceMesh | None = None
     data_group: dist.ProcessGroup | None = None
 
@@ -48,8 +48,8 @@ class TensorAxis:
         """Creates the groups of both axes. Collective over all ranks."""
         world = dist.get_world_size()
         models = [[*range(first, first + ranks)] for first in range(0, world, ranks)]
-        places = [[*range(place, world, ranks)] for place in range(ranks)]
-        group, data_group = (dist.new_subgroups_by_enumeration(parts)[0] for parts in (models, places))
+        replicas = [[*range(index, world, ranks)] for index in range(ranks)]
+        group, data_group = (dist.new_subgroups_by_enumeration(groups)[0] for groups in (models, replicas))
         assert group is not None
         # a mesh that makes its own groups might choose NCCL over gloo
         return TensorAxis(ranks, dist.get_rank() % ranks, DeviceMesh.from_group(group, device), data_group)
@@ -99,5 +99,5 @@ class InputsCut(nn.Module):
 
 def _part(whole: torch.Tensor, axis: TensorAxis, dim: int, parts: int = 1) -> nn.Parameter:
     """Returns this rank's part of each of the `parts` of `whole` along `dim`, in its own memory."""
-    mine = whole.detach().unflatten(dim, (parts, axis.ranks, -1)).select(dim + 1, axis.place)
-    return nn.Parameter(mine.flatten(dim, dim + 1).clone(memory_format=torch.contiguous_format))
+    own = whole.detach().unflatten(dim, (parts, axis.ranks, -1)).select(dim + 1, axis.index)
+    return nn.Parameter(own.flatten(dim, dim + 1).clone(memory_format=torch.contiguous_format))

@@ -44,9 +44,9 @@ class Plots:
         """
         from .page import POINTS, WIDTHS
 
-        for name, value, known in (("width", width, WIDTHS), ("style", style, POINTS)):
-            if value not in known:
-                raise ValueError(f"plot: {name}={value!r} is none of {', '.join(known)}")
+        for name, value, choices in (("width", width, WIDTHS), ("style", style, POINTS)):
+            if value not in choices:
+                raise ValueError(f"plot: {name}={value!r} is none of {', '.join(choices)}")
         return replace(self, width=width, style=style)
 
     def memory(self, capacity: int | str | None = None, **options: Any) -> Drawn:

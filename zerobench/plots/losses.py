@@ -35,71 +35,65 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     ]
     curves = []
     for cells in settings:
-        found: Curves = {str(cell.label): losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
-        curves.append(dict(sorted(found.items(), key=lambda item: item[0].split()[0] != reference().name)))
-    both = any(_differ(found) for found in curves[:panels])
-    figure, places = sheet(settings, panels, (3.2, 2.2), CAPTION, across=1 + both)
-    for (place, cells), found in zip(places, curves, strict=False):
-        left = place[0] if both else place
-        _draw_losses(left, cells, found)
-        if both:
-            _draw_differences(place[1], found)
+        own: Curves = {str(cell.label): losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
+        curves.append(dict(sorted(own.items(), key=lambda item: item[0].split()[0] != reference().name)))
+    has_differences = any(len(_distinct(own)) > 1 for own in curves[:panels])
+    figure, grid = sheet(settings, panels, (3.2, 2.2), CAPTION, across=1 + has_differences)
+    for (axes, cells), own in zip(grid, curves, strict=False):
+        left = axes[0] if has_differences else axes
+        _draw_losses(left, cells, own)
+        if has_differences:
+            _draw_differences(axes[1], own)
         left.set_title(title(cells, settings), loc="left")
     return figure
 
 
-def _distinct(found: Curves) -> Curves:
+def _distinct(curves: Curves) -> Curves:
     """Merges curves that are equal to the bit into one, under all their labels."""
-    names: dict[str, list[str]] = {}
-    for label, curve in found.items():
-        same = next((one for one in names if found[one].equals(curve)), label)
-        names.setdefault(same, []).append(label)
-    ending = {True: ", to the bit", False: ""}
-    return {" = ".join(all_) + ending[len(all_) > 1]: found[one] for one, all_ in names.items()}
+    groups: dict[str, list[str]] = {}
+    for label, curve in curves.items():
+        same = next((first for first in groups if curves[first].equals(curve)), label)
+        groups.setdefault(same, []).append(label)
+    return {
+        " = ".join(labels) + (", to the bit" if len(labels) > 1 else ""): curves[first]
+        for first, labels in groups.items()
+    }
 
 
-def _differ(found: Curves) -> bool:
-    return len(_distinct(found)) > 1
-
-
-def _draw_losses(axes: Axes, cells: pd.DataFrame, found: Curves) -> None:
-    distinct = _distinct(found)
+def _draw_losses(axes: Axes, cells: pd.DataFrame, curves: Curves) -> None:
+    distinct = _distinct(curves)
     for number, (label, curve) in enumerate(distinct.items()):
         _curve(axes, label, curve, number, len(distinct))
     _scale_steps(axes)
     axes.set_ylabel("loss, mean over ranks (nats per token)")
-    if found:
+    if curves:
         axes.legend()
     failed = [f"× {cell.label}: {cell.status}" for cell in cells.itertuples() if cell.status != "ok"]
     axes.text(0.02, 0.13, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize="small")
 
 
-def _draw_differences(axes: Axes, found: Curves) -> None:
+def _draw_differences(axes: Axes, curves: Curves) -> None:
     """Draws the differences, with zero in the middle; a message instead of axes if all are zero."""
-    if not _differ(found):
+    distinct = _distinct(curves)
+    if len(distinct) <= 1:
         axes.set_axis_off()
-        equal = f"all equal to the bit at each of {len(next(iter(found.values())))} steps" if found else ""
-        words = equal if len(found) > 1 else "no other losses"
-        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center")
+        message = "no other losses"
+        if len(curves) > 1:
+            message = f"all equal to the bit at each of {len(next(iter(curves.values())))} steps"
+        axes.text(0.5, 0.5, message, transform=axes.transAxes, ha="center", va="center")
         return
-    first, distinct = next(iter(found)), _distinct(found)
+    first = next(iter(curves))
     for number, (label, curve) in enumerate(distinct.items()):
-        _curve(axes, label, curve - found[first], number, len(distinct))
-    curves = [line for line in axes.lines if line.get_linestyle() == "-"]
-    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in curves])
+        _curve(axes, label, curve - curves[first], number, len(distinct))
+    lines = [line for line in axes.lines if line.get_linestyle() == "-"]
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in lines])
     largest = float(np.nanmax(np.abs(values), initial=0.0))
     _scale_steps(axes)
-    if largest:  # else they differ in what is not finite
+    if largest:  # else they differ in values that are not finite
         axes.set_ylim(-1.3 * largest, 1.3 * largest)
         axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     axes.set_ylabel(f"loss − loss of {first} (nats per token)")
     axes.set_title(f"largest difference: {largest:.2g}", loc="left")
-
-
-def _scale_steps(axes: Axes) -> None:
-    axes.set_xlabel("step")
-    axes.margins(x=0.02)
-    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def losses(results: Results, cell: Any) -> pd.Series:
@@ -117,3 +111,9 @@ def _curve(axes: Axes, label: str, curve: pd.Series, number: int, count: int) ->
     gaps = curve.index[curve.isna()].astype(int)
     if len(gaps):
         axes.plot(gaps, np.zeros(len(gaps)), "x", color=color, transform=axes.get_xaxis_transform(), clip_on=False)
+
+
+def _scale_steps(axes: Axes) -> None:
+    axes.set_xlabel("step")
+    axes.margins(x=0.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)

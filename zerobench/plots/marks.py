@@ -21,34 +21,26 @@ from .style import look
 def bars(
     axes: Axes, cells: pd.DataFrame, draw_cell: Callable[[Axes, int, Any], None], rows: Rows | None = None
 ) -> None:
-    """Draws a place on the x axis for each cell: with `draw_cell` if it is ok, else its status.
+    """Draws each cell at its position on the x axis: with `draw_cell` if it is ok, else its status.
 
     `rows`: the differences between cells of a strategy, by their name; by default those in their labels.
     """
-    for place, cell in enumerate(cells.itertuples()):
+    for x, cell in enumerate(cells.itertuples()):
         if cell.status == "ok":
-            draw_cell(axes, place, cell)
+            draw_cell(axes, x, cell)
         else:
-            absent(axes, place, str(cell.status))
+            absent(axes, x, str(cell.status))
     labels = [str(label) for label in cells["label"]]
     name_cells(axes, [label.split()[0] for label in labels], rows_of_labels(labels) if rows is None else rows)
     axes.set_xlim(-0.5, len(cells) - 0.5)
 
 
-def absent(axes: Axes, place: float, word: str, color: str = "black", number: int = 0) -> None:
-    """Writes a word, vertically at the axis, in place of a missing value; `number` offsets several at one place."""
+def absent(axes: Axes, x: float, word: str, color: str = "black", number: int = 0) -> None:
+    """Writes a word, vertically at the axis, in place of a missing value; `number` offsets several at one position."""
     axes.annotate(
-        f"× {word}",
-        (place, 0),
-        (-4 + 9 * number, 4),
-        xycoords=axes.get_xaxis_transform(),
-        textcoords="offset points",
-        rotation=90,
-        color=color,
-        style="italic",
-        fontsize="small",
-        annotation_clip=False,
-    )
+        f"× {word}", (x, 0), (-4 + 9 * number, 4), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
+        rotation=90, color=color, style="italic", fontsize="small", annotation_clip=False,
+    )  # fmt: skip
 
 
 def unit_of(largest: Any) -> tuple[str, int]:
@@ -74,15 +66,15 @@ def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: 
 
     Yields each label's cells and its look, for drawing more of it.
     """
-    there: Counter[int] = Counter()
-    for label, mine in cells.groupby("label", sort=False):
-        how = style_of(cells, str(label))
-        y = mine[values].astype("float64") / unit
-        axes.plot(mine["world_size"], y, linestyle=line, label=label, **how)
-        for cell in mine[mine["status"] != "ok"].itertuples():
-            absent(axes, cell.world_size, f"{label}: {cell.status}", how["color"], there[cell.world_size])
-            there[cell.world_size] += 1
-        yield mine, how
+    absences: Counter[int] = Counter()  # at each N
+    for label, group in cells.groupby("label", sort=False):
+        style = style_of(cells, str(label))
+        y = group[values].astype("float64") / unit
+        axes.plot(group["world_size"], y, linestyle=line, label=label, **style)
+        for cell in group[group["status"] != "ok"].itertuples():
+            absent(axes, cell.world_size, f"{label}: {cell.status}", style["color"], absences[cell.world_size])
+            absences[cell.world_size] += 1
+        yield group, style
     ticks = sorted({int(n) for n in cells["world_size"]})
     low, high = ticks[0], ticks[-1]
     if high > 8:
@@ -106,10 +98,10 @@ def style_of(cells: pd.DataFrame, label: str) -> dict[str, Any]:
 
 def entries(panels: Iterable[pd.DataFrame], line: str = "-") -> list[Line2D]:
     """A legend entry for every label of the panels."""
-    found: dict[str, dict[str, Any]] = {}
+    styles: dict[str, dict[str, Any]] = {}
     for cells in panels:
-        found |= {str(label): style_of(cells, str(label)) for label in cells["label"] if label not in found}
-    return [Line2D([], [], linestyle=line, label=label, **how) for label, how in found.items()]
+        styles |= {str(label): style_of(cells, str(label)) for label in cells["label"] if label not in styles}
+    return [Line2D([], [], linestyle=line, label=label, **style) for label, style in styles.items()]
 
 
 Rows = Mapping[str, Sequence[str]]
@@ -119,8 +111,8 @@ NONE = "–"
 
 
 def name_cells(axes: Axes, strategies: Sequence[str], rows: Rows) -> None:
-    """Names the places 0, 1 ... of the x axis by their differences, one per line, and below them their strategies; the
-    axis names the lines.
+    """Names the positions 0, 1 ... of the x axis by their differences, one per line, and below them their strategies;
+    the axis names the lines.
     """
     shown = {key: values for key, values in rows.items() if len(set(values)) > 1}
     axes.set_xticks(
@@ -132,10 +124,9 @@ def name_cells(axes: Axes, strategies: Sequence[str], rows: Rows) -> None:
 
 def rows_of_labels(labels: Sequence[str]) -> Rows:
     """Rows of the differences between labels; a flag is a key with the value "yes"."""
-    words = [words_of(label) for label in labels]
-    rows = {
-        key: [mine.get(key, NONE) for mine in words] for key in dict.fromkeys(key for mine in words for key in mine)
-    }
+    options = [words_of(label) for label in labels]
+    keys = dict.fromkeys(key for own in options for key in own)
+    rows = {key: [own.get(key, NONE) for own in options] for key in keys}
     for key in (key for key in rows if key.endswith("_bytes")):
         rows[key] = [show_bytes(int(value)) if value.isdecimal() else value for value in rows[key]]
     return rows

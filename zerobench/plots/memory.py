@@ -56,9 +56,9 @@ def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = Non
     name, unit = unit_of(largest)
     drawn = (cell for cells in settings[:panels] for cell in cells[cells["status"] == "ok"].itertuples())
     is_beyond = any(_outside(cell) for cell in drawn)
-    figure, places = sheet(settings, panels, (3.2, 2.5), CAPTION + (CAPTION_OUTSIDE if is_beyond else ""))
-    for axes, cells in places:
-        bars(axes, cells, lambda axes, place, cell: _draw_cell(axes, place, cell, results, unit))
+    figure, grid = sheet(settings, panels, (3.2, 2.5), CAPTION + (CAPTION_OUTSIDE if is_beyond else ""))
+    for axes, cells in grid:
+        bars(axes, cells, lambda axes, x, cell: _draw_cell(axes, x, cell, results, unit))
         axes.set_ylabel(f"{name}, largest rank")
         axes.set_title(title(cells, settings), loc="left")
         if capacity is not None:
@@ -69,30 +69,30 @@ def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = Non
     ]
     if capacity is not None:
         lines.append(rule(f"capacity of a rank: {show_bytes(capacity)}", "--", lw=1.4, color=VERMILION))
-    beside = [Patch(label="outside the ledger", **OUTSIDE)] if is_beyond else []
-    key(figure, [*patches(seen(figure, CATEGORIES)), *beside, *lines])
+    outside = [Patch(label="outside the ledger", **OUTSIDE)] if is_beyond else []
+    key(figure, [*patches(seen(figure, CATEGORIES)), *outside, *lines])
     return figure
 
 
-def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -> None:
+def _draw_cell(axes: Axes, x: int, cell: Any, results: Results, unit: int) -> None:
     memory = rows_of(results, "memory", cell)
     memory = memory[(memory["phase"] == "step") & (memory["tier"] == "device")]
     if memory.empty:
-        absent(axes, place, "no memory table")
+        absent(axes, x, "no memory table")
         return
     for shift, total, column in ((-0.2, "states", "at_states_peak_bytes"), (0.2, "total", "at_peak_bytes")):
         most = memory[memory["category"] == total].sort_values("max_bytes").iloc[-1]
         rank = memory[(memory["run_id"] == most["run_id"]) & (memory["rank"] == most["rank"])]
         sizes = rank.set_index("category")[column]
         parts = {name: int(sizes[name]) / unit for name in (STATES if total == "states" else CATEGORIES)}
-        height, above = stack(axes, place + shift, parts, CATEGORIES, 0.36), 0.0
+        height, above = stack(axes, x + shift, parts, CATEGORIES, 0.36), 0.0
         if total == "total" and (outside := _outside(cell)):
             above = outside / unit
-            axes.bar(place + shift, above, 0.36, bottom=height, **OUTSIDE)
-        number(axes, place + shift, height + above, show(height))  # of the ledger, as in tables
-    for states, line, wide in ((cell.predicted_states_bytes, "-", 1.8), (cell.floor_states_bytes, ":", 1.4)):
+            axes.bar(x + shift, above, 0.36, bottom=height, **OUTSIDE)
+        number(axes, x + shift, height + above, show(height))  # of the ledger, as in tables
+    for states, line, width in ((cell.predicted_states_bytes, "-", 1.8), (cell.floor_states_bytes, ":", 1.4)):
         if not pd.isna(states):  # theory predicts no states of a peer
-            axes.hlines(states / unit, place - 0.4, place, color="black", lw=wide, linestyles=line)
+            axes.hlines(states / unit, x - 0.4, x, color="black", lw=width, linestyles=line)
 
 
 def _outside(cell: Any) -> float:

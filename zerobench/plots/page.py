@@ -63,21 +63,23 @@ class Page:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Draws everything inside the block for this page."""
-        with mpl.rc_context({**SETTINGS, **self._rc()}):
+        with mpl.rc_context({**SETTINGS, **self._settings()}):
             yield
 
-    def _rc(self) -> dict[str, Any]:
-        wide, high = WIDTHS[self.width], 3.0
-        return {"font.size": POINTS[self.style], "savefig.dpi": DOTS[self.style], "figure.figsize": (wide, high)}
+    def _settings(self) -> dict[str, Any]:
+        size = (WIDTHS[self.width], 3.0)
+        return {"font.size": POINTS[self.style], "savefig.dpi": DOTS[self.style], "figure.figsize": size}
 
     def save(self, figure: Figure, out: Path, name: str) -> None:
         """Settles a figure, writes NAME in every format to `out` and its caption as NAME.txt, and prints the paths."""
         settle(figure)
         out.mkdir(parents=True, exist_ok=True)
-        words = figure.caption if isinstance(figure, Sheet) else figure.get_suptitle()
-        caption = escape_control(" ".join(words.split()))
+        text = figure.caption if isinstance(figure, Sheet) else figure.get_suptitle()
+        caption = escape_control(" ".join(text.split()))
         for ending in self.formats:
-            above(figure, ending in CAPTIONED)
+            if figure._suptitle is not None:  # without the caption, the axes get its room
+                figure._suptitle.set_visible(ending in CAPTIONED)
+                figure._suptitle.set_in_layout(ending in CAPTIONED)
             write(figure, out / f"{name}.{ending}", caption)
             print_line(f"figure: {out / f'{name}.{ending}'}")
         (out / f"{name}.txt").write_text(caption + "\n", encoding="utf-8")
@@ -87,12 +89,12 @@ class Page:
 def add_page_options(parser: argparse.ArgumentParser) -> None:
     """Adds --format, --width and --style, which `page_of` reads."""
     add = parser.add_argument
-    words = f"{', '.join(FORMATS)}; several: pdf,png (default: {','.join(CAPTIONED)})"
-    add("--format", type=_formats, default=CAPTIONED, metavar="FORMAT", help=words)
+    formats = f"{', '.join(FORMATS)}; several: pdf,png (default: {','.join(CAPTIONED)})"
+    add("--format", type=_formats, default=CAPTIONED, metavar="FORMAT", help=formats)
     inches = ", ".join(f"{name} {size:g} in" for name, size in WIDTHS.items())
     add("--width", choices=tuple(WIDTHS), default="page", help=f"{inches} (default: %(default)s)")
-    words = "paper: text of 7 pt and more as printed; slides: larger text, PNG of 300 dots an inch"
-    add("--style", choices=tuple(POINTS), default="paper", help=f"{words} (default: %(default)s)")
+    styles = "paper: text of 7 pt and more as printed; slides: larger text, PNG of 300 dots an inch"
+    add("--style", choices=tuple(POINTS), default="paper", help=f"{styles} (default: %(default)s)")
 
 
 def page_of(options: dict[str, Any]) -> Page:
@@ -101,15 +103,15 @@ def page_of(options: dict[str, Any]) -> Page:
 
 
 def _formats(text: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    for one in found:
-        if one not in FORMATS:
-            raise argparse.ArgumentTypeError(f"{one!r} is no format of figures; there are {', '.join(FORMATS)}")
-    return found
+    formats = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in formats:
+        if name not in FORMATS:
+            raise argparse.ArgumentTypeError(f"{name!r} is no format of figures; there are {', '.join(FORMATS)}")
+    return formats
 
 
 SETTINGS: dict[str, Any] = {
-    **Page()._rc(),
+    **Page()._settings(),
     "figure.dpi": 150,
     "axes.titlesize": "medium",
     **dict.fromkeys(("axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), "small"),
@@ -136,9 +138,8 @@ class Sheet(Figure):
     """A figure as wide as the page. `high`: height of each of its axes, in inches of a paper; `rows`: rows of axes."""
 
     def __init__(self, rows: int, high: float, caption: str) -> None:
-        scale, wide = mpl.rcParams["font.size"] / POINTS["paper"], mpl.rcParams["figure.figsize"][0]
-        room = rows * (high + ABOUT) * scale + ABOUT
-        super().__init__(figsize=(wide, room), layout="constrained")
+        scale, width = mpl.rcParams["font.size"] / POINTS["paper"], mpl.rcParams["figure.figsize"][0]
+        super().__init__(figsize=(width, rows * (high + ABOUT) * scale + ABOUT), layout="constrained")
         self.rows, self.high, self.caption = rows, high * scale, caption
         self.suptitle(caption, wrap=False)
 
@@ -164,18 +165,18 @@ def sheet(
     rows = len(shown) * lines if across > 1 else ceil(len(shown) / abreast)
     figure = Sheet(rows, size[1], caption)
     axes = figure.subplots(rows, abreast, squeeze=False)
-    mine = axes.reshape(len(shown), -1) if across > 1 else axes.reshape(-1, 1)
-    for unused in [*mine[:, across:].flat, *mine[len(shown) :].flat]:
+    by_panel = axes.reshape(len(shown), -1) if across > 1 else axes.reshape(-1, 1)
+    for unused in [*by_panel[:, across:].flat, *by_panel[len(shown) :].flat]:
         unused.remove()
-    return figure, list(zip([row[0] if across == 1 else row[:across] for row in mine], shown, strict=False))
+    return figure, list(zip([row[0] if across == 1 else row[:across] for row in by_panel], shown, strict=False))
 
 
 def key(figure: Figure, handles: Iterable[Any], labels: Iterable[str] | None = None, title: str | None = None) -> None:
     """Draws the figure's legend below it, in as many columns as fit the page. `labels`: by default the handles' own."""
     entries = list(handles)
-    words = [one.get_label() for one in entries] if labels is None else list(labels)
+    texts = [entry.get_label() for entry in entries] if labels is None else list(labels)
     for columns in range(len(entries), 0, -1):
-        legend = figure.legend(entries, words, loc="outside lower center", ncols=columns, title=title)
+        legend = figure.legend(entries, texts, loc="outside lower center", ncols=columns, title=title)
         if columns == 1 or legend.get_window_extent().width <= 0.98 * figure.bbox.width:
             return
         legend.remove()
@@ -189,7 +190,17 @@ def settle(figure: Figure) -> None:
             _wrap(title, axes.get_window_extent().width)
     if figure._suptitle is not None:
         _wrap(figure._suptitle, 0.94 * figure.bbox.width)
-    stand_upright(figure)
+    # names below the x axis, and numbers above bars, that would collide are rotated
+    for axes in figure.axes:
+        names = axes.get_xticklabels()
+        if run_together([name for name in names if name.get_text()]):
+            if any("\n" in name.get_text() for name in names):
+                axes.set_xticklabels([name.get_text().replace("\n", " ") for name in names])
+            axes.tick_params(axis="x", labelrotation=90)
+        numbers = [text for text in axes.texts if text.get_gid() == NUMBER]
+        if run_together(numbers):
+            for number in numbers:
+                number.set(rotation=90, text=number.get_text().replace("\n", " "))
     for _ in range(2):
         lay_out(figure)
         for axes in figure.axes:
@@ -211,22 +222,14 @@ def lay_out(figure: Figure) -> None:
         engine.execute(figure)
 
 
-def above(figure: Figure, there: bool) -> None:
-    """Shows the caption above the figure, or gives its room to the axes."""
-    title = figure._suptitle
-    if title is not None:
-        title.set_visible(there)
-        title.set_in_layout(there)
-
-
 def write(figure: Figure, path: Path, caption: str) -> None:
     """Writes one file, with the caption in its metadata; the same figure gives the same bytes."""
-    told = {
+    metadata = {
         "png": {"Description": caption},
         "svg": {"Description": caption, "Date": None},
         "pdf": {"Subject": caption, "CreationDate": None},
     }
-    figure.savefig(path, metadata=told[path.suffix[1:]])
+    figure.savefig(path, metadata=metadata[path.suffix[1:]])
 
 
 NUMBER = "number"
@@ -240,25 +243,11 @@ GAP = 3
 
 
 def _wrap(text: Text, room: float) -> None:
-    words = TOGETHER.sub("\N{NO-BREAK SPACE}", " ".join(text.get_text().split()))
-    text.set_text(words)
-    wide = text.get_window_extent().width if words else 0
-    if wide > room:
-        text.set_text(fill(words, max(8, int(len(words) * room / wide)), break_long_words=False))
-
-
-def stand_upright(figure: Figure) -> None:
-    """Rotates the names below the x axis, and the numbers above bars, if they would collide."""
-    for axes in figure.axes:
-        names = axes.get_xticklabels()
-        if run_together([name for name in names if name.get_text()]):
-            if any("\n" in name.get_text() for name in names):
-                axes.set_xticklabels([name.get_text().replace("\n", " ") for name in names])
-            axes.tick_params(axis="x", labelrotation=90)
-        numbers = [text for text in axes.texts if text.get_gid() == NUMBER]
-        if run_together(numbers):
-            for number in numbers:
-                number.set(rotation=90, text=number.get_text().replace("\n", " "))
+    line = TOGETHER.sub("\N{NO-BREAK SPACE}", " ".join(text.get_text().split()))
+    text.set_text(line)
+    width = text.get_window_extent().width if line else 0
+    if width > room:
+        text.set_text(fill(line, max(8, int(len(line) * room / width)), break_long_words=False))
 
 
 def run_together(labels: Sequence[Text]) -> bool:

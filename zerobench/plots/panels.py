@@ -32,7 +32,7 @@ FAMILY = [key for key in SETTING if key not in ("world_size", "batch")]
 def families(results: Results) -> list[pd.DataFrame]:
     """Labeled cells, grouped by model, sequence, device and the like; strategies in a fixed order."""
     cells = summarize(results.runs).sort_values("strategy", kind="stable")
-    return [_labeled(mine) for _, mine in cells.groupby(FAMILY, sort=False, dropna=False)]
+    return [_labeled(family) for _, family in cells.groupby(FAMILY, sort=False, dropna=False)]
 
 
 def comparisons(results: Results) -> list[pd.DataFrame]:
@@ -40,7 +40,7 @@ def comparisons(results: Results) -> list[pd.DataFrame]:
     panels: list[pd.DataFrame] = []
     for cells in families(results):
         whole = completed(cells, ["label", "strategy"], ["world_size", "batch"])
-        panels += [mine for _, mine in whole.groupby(["world_size", "batch"], dropna=False)]
+        panels += [setting for _, setting in whole.groupby(["world_size", "batch"], dropna=False)]
     return panels
 
 
@@ -48,8 +48,8 @@ def grids(results: Results) -> list[pd.DataFrame]:
     """A panel per family and micro-batch: every label at every N, ordered by N."""
     panels = []
     for cells in families(results):
-        for _, mine in cells.groupby(["micro_batch", "accumulation"], dropna=False):
-            whole = completed(mine, ["label", "strategy"], ["world_size"])
+        for _, setting in cells.groupby(["micro_batch", "accumulation"], dropna=False):
+            whole = completed(setting, ["label", "strategy"], ["world_size"])
             panels.append(whole.sort_values("world_size", kind="stable"))
     return panels
 
@@ -62,17 +62,17 @@ def with_times(settings: list[pd.DataFrame]) -> list[pd.DataFrame]:
     ]
 
 
-def completed(cells: pd.DataFrame, one: list[str], other: list[str]) -> pd.DataFrame:
+def completed(cells: pd.DataFrame, rows: list[str], columns: list[str]) -> pd.DataFrame:
     """The cells of a family, plus a row with the status "missing" for every combination that no cell has of a command's
-    values in `one` with its values in `other`.
+    values in `rows` with its values in `columns`.
     """
     # every combination that a command would have run, over all commands that made these cells
     products = [
-        mine[one].drop_duplicates().merge(mine[other].drop_duplicates(), how="cross")
-        for _, mine in cells.groupby("command", sort=False)
+        same[rows].drop_duplicates().merge(same[columns].drop_duplicates(), how="cross")
+        for _, same in cells.groupby("command", sort=False)
     ]
     every = pd.concat(products, ignore_index=True).drop_duplicates()
-    whole = every.merge(cells, how="left", on=[*one, *other])
+    whole = every.merge(cells, how="left", on=[*rows, *columns])
     whole["status"] = whole["status"].fillna("missing")
     for key in FAMILY:
         whole[key] = cells[key].iloc[0]
@@ -91,9 +91,9 @@ def _labeled(cells: pd.DataFrame) -> pd.DataFrame:
     measurement keys only if nothing else distinguishes two cells.
     """
     choices: tuple[dict[str, Any], ...] = ({"measure": {}}, {})
-    for beside in choices:
-        written = [json.loads(text) | {"world_size": 0, "batch": 0, "threads": 0} | beside for text in cells["config"]]
-        configs = [CellConfig.from_dict(one) for one in written]
+    for more in choices:
+        ignored = {"world_size": 0, "batch": 0, "threads": 0} | more
+        configs = [CellConfig.from_dict(json.loads(text) | ignored) for text in cells["config"]]
         pairs = zip(configs, name_cells(configs), strict=True)
         whole = cells.assign(label=[config.strategy.name + name.split("b=0", 1)[1] for config, name in pairs])
         if not whole.duplicated(["label", "world_size", "batch", "micro_batch"]).any():
@@ -103,14 +103,14 @@ def _labeled(cells: pd.DataFrame) -> pd.DataFrame:
 
 def cores_of(cells: pd.DataFrame) -> float:
     """Total number of cores for all ranks of a panel; infinite if ranks are not processes on one CPU."""
-    known = cells[(cells["device"] == "cpu") & (cells["backend"] != SIMULATED)]["cores"].dropna()
-    return float(known.min()) if len(known) else float("inf")
+    cores = cells[(cells["device"] == "cpu") & (cells["backend"] != SIMULATED)]["cores"].dropna()
+    return float(cores.min()) if len(cores) else float("inf")
 
 
 def on_cores(panels: Sequence[pd.DataFrame]) -> str:
     """Caption text on the cores on which times were measured; empty if not on a CPU."""
-    known = sorted({cores_of(cells) for cells in panels} - {float("inf")})
-    return f", all ranks on {' or '.join(f'{count:.0f}' for count in known)} cores" if known else ""
+    counts = sorted({cores_of(cells) for cells in panels} - {float("inf")})
+    return f", all ranks on {' or '.join(f'{count:.0f}' for count in counts)} cores" if counts else ""
 
 
 def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str] = ("world_size", "batch")) -> str:
@@ -118,19 +118,19 @@ def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str]
     first, psi = cells.iloc[0], cells["psi"].dropna()
     shown = {"world_size": "N = {}", "batch": "batch {}", "micro_batch": "micro-batch {}"}
     parts = [shown[key].format(cells[key].dropna().iloc[0]) for key in of]
-    words = ", ".join([model_of(first.model, first["shape"]), *parts]) + show_length(first.sequence)
-    where = "simulated" if "simulated" in set(cells["backend"].dropna()) else first.device
-    words += f", {where}" + (f", ψ = {psi.iloc[0] / 1e6:.3g} M" if len(psi) else "")
+    parts = [model_of(first.model, first["shape"]), *parts]
+    parts[-1] += show_length(first.sequence)
+    parts.append("simulated" if SIMULATED in set(cells["backend"].dropna()) else first.device)
+    parts += [f"ψ = {psi.iloc[0] / 1e6:.3g} M"] if len(psi) else []
     differing = [k for k in ("precision", "optimizer", "data") if len({panel[k].iloc[0] for panel in panels}) > 1]
-    alike = [panel for panel in panels if panel["model"].iloc[0] == first.model]
-    shapes = [set(panel["shape"].iloc[0].split()) for panel in alike]
+    shapes = [set(panel["shape"].iloc[0].split()) for panel in panels if panel["model"].iloc[0] == first.model]
     own = [option for option in first["shape"].split() if not all(option in shape for shape in shapes)]
-    return words + "".join(f", {word}" for word in [*(first[key] for key in differing), *own])
+    return ", ".join([*parts, *(str(first[key]) for key in differing), *own])
 
 
 def model_of(name: str, shape: str) -> str:
     """A model's name, and the options that differ from the defaults of that name."""
     file, options = config_dir() / "model" / f"{name}.yaml", dict(word.split("=", 1) for word in shape.split())
-    usual = yaml.safe_load(file.read_text()) if file.is_file() else {}
-    others = [f"{key}={options[key]}" for key, value in usual.items() if options.get(key, str(value)) != str(value)]
-    return " ".join([name, *(["with"] if others else []), *others])
+    defaults = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    others = [f"{key}={options[key]}" for key, value in defaults.items() if options.get(key, str(value)) != str(value)]
+    return " ".join([name, "with", *others] if others else [name])

@@ -40,23 +40,27 @@ MOST_LABELS, FRONT = 24, "front"
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One panel per setting: cells with the same number of ranks and sequences."""
     settings = list(_settings(results))
-    figure, places = sheet(settings, panels, (3.2, 2.6), CAPTION.format(on_cores(settings)))
-    for axes, cells in places:
+    figure, grid = sheet(settings, panels, (3.2, 2.6), CAPTION.format(on_cores(settings)))
+    for axes, cells in grid:
         ok = cells[cells["status"] == "ok"]
         unit, busy = _points(axes, ok), busy_words(ok.to_dict("records"))
         _label(axes, ok)
         axes.set_ylabel(f"{counted(cells['sequence'])}/s, all ranks together")
-        more = [f"({len(ok)} cells: only those on the front are labeled)"] * (len(ok) > MOST_LABELS and not busy)
-        more += wrap(f"no front: {busy}", 90) if busy else []
+        lines = [f"peak, largest rank ({unit})"]
+        if busy:
+            lines += wrap(f"no front: {busy}", 90)
+        elif len(ok) > MOST_LABELS:
+            lines.append(f"({len(ok)} cells: only those on the front are labeled)")
         failed = cells[cells["status"] != "ok"].itertuples()
-        words = [f"× {' '.join([cell.strategy, cell.name]).strip()}: {cell.status}" for cell in failed]
-        axes.set_xlabel("\n".join([f"peak, largest rank ({unit})", *more, *wrap("; ".join(words), 90)]))
+        statuses = [f"× {' '.join([cell.strategy, cell.name]).strip()}: {cell.status}" for cell in failed]
+        axes.set_xlabel("\n".join([*lines, *wrap("; ".join(statuses), 90)]))
         axes.set_title(title(cells, settings), loc="left")
         axes.grid(axis="both", alpha=0.3)
     strategies = dict.fromkeys(name for cells in settings for name in cells["strategy"])
     handles = [Line2D([], [], ls="", color=look(s).color, marker=look(s).marker, label=s) for s in strategies]
-    fronts = [rule("Pareto front", lw=1)] * any(line.get_label() == FRONT for axes, _ in places for line in axes.lines)
-    key(figure, [*handles, *fronts])
+    if any(line.get_label() == FRONT for axes, _ in grid for line in axes.lines):
+        handles.append(rule("Pareto front", lw=1))
+    key(figure, handles)
     return figure
 
 
@@ -65,15 +69,16 @@ def _settings(results: Results) -> Iterator[pd.DataFrame]:
     for family in with_times(families(results)):
         cells = completed(family, ["strategy"], VARIANT)
         cells["batch"] = cells["batch"].fillna(cells["world_size"] * cells["micro_batch"] * cells["accumulation"])
-        for _, mine in cells.groupby(["world_size", "batch"]):
-            shown = [key for key in ("micro_batch", "accumulation") if mine[key].nunique() > 1]
+        for _, setting in cells.groupby(["world_size", "batch"]):
+            shown = [key for key in ("micro_batch", "accumulation") if setting[key].nunique() > 1]
             names = []
-            for cell in mine.itertuples():
-                missing = "missing" + " recomputed" * (cell.checkpointing is True)
-                known = cell.label if isinstance(cell.label, str) else missing
+            for cell in setting.itertuples():
+                options = ["recomputed"] if cell.checkpointing is True else []  # of a missing cell
+                if isinstance(cell.label, str):
+                    options = cell.label.split()[1:]
                 parts = [f"{key[0]}={getattr(cell, key)}" for key in shown]
-                names.append(" ".join(dict.fromkeys([*parts, *known.split()[1:]])))
-            yield mine.assign(name=names)
+                names.append(" ".join(dict.fromkeys([*parts, *options])))
+            yield setting.assign(name=names)
 
 
 def front(cells: pd.DataFrame) -> pd.Series:
@@ -84,11 +89,11 @@ def front(cells: pd.DataFrame) -> pd.Series:
         return pd.Series(False, index=cells.index)
     peak, rate = cells["peak_bytes"].astype("float64"), cells["tokens_per_s"]
 
-    def dominated(place: Any) -> bool:
-        p, r = peak[place], rate[place]
+    def is_dominated(index: Any) -> bool:
+        p, r = peak[index], rate[index]
         return bool(((peak <= p) & (rate >= r) & ((peak < p) | (rate > r))).any())
 
-    return pd.Series([not dominated(place) for place in cells.index], index=cells.index, dtype=bool)
+    return pd.Series([not is_dominated(index) for index in cells.index], index=cells.index, dtype=bool)
 
 
 def _points(axes: Axes, cells: pd.DataFrame) -> str:
@@ -96,11 +101,11 @@ def _points(axes: Axes, cells: pd.DataFrame) -> str:
     name, unit = unit_of(cells["peak_bytes"].max())
     cells = cells.assign(x=cells["peak_bytes"].astype("float64") / unit, front=front(cells))
     for cell in cells.itertuples():
-        how = look(cell.strategy)
+        style = look(cell.strategy)
         low, high = cell.tokens_per_s - cell.tokens_per_s_low, cell.tokens_per_s_high - cell.tokens_per_s
         if not pd.isna(low):
-            axes.errorbar([cell.x], [cell.tokens_per_s], [[low], [high]], color=how.color, capsize=2, lw=0.6)
-        axes.plot(cell.x, cell.tokens_per_s, color=how.color, marker=how.marker, ms=7,
+            axes.errorbar([cell.x], [cell.tokens_per_s], [[low], [high]], color=style.color, capsize=2, lw=0.6)
+        axes.plot(cell.x, cell.tokens_per_s, color=style.color, marker=style.marker, ms=7,
                   fillstyle="full" if cell.front else "none", gid=cell.run_id)  # fmt: skip
     best = cells[cells["front"]].sort_values("x")
     if len(best):
@@ -123,6 +128,7 @@ def _label(axes: Axes, cells: pd.DataFrame) -> None:
     shown = cells if len(cells) <= MOST_LABELS else cells[cells["front"]]
     unit = unit_of(cells["peak_bytes"].max())[1]
     for cell in shown[shown["name"] != ""].itertuples():
-        at, height = (cell.peak_bytes / unit, cell.tokens_per_s), "bottom" if cell.front else "top"
-        look_of = {"ha": "right", "va": height, "fontsize": "small", "zorder": 1.5}
-        axes.annotate(cell.name, at, (-5, 0), textcoords="offset points", **look_of)
+        axes.annotate(
+            cell.name, (cell.peak_bytes / unit, cell.tokens_per_s), (-5, 0), textcoords="offset points", ha="right",
+            va="bottom" if cell.front else "top", fontsize="small", zorder=1.5,
+        )  # fmt: skip

@@ -22,12 +22,12 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """Draws two panels per setting: states, peak."""
     settings = grids(results)
     name, unit = unit_of(results.runs["peak_bytes"].max())
-    figure, places = sheet(settings, panels, (3.2, 2.1), CAPTION, across=2)
-    for (states, peak), cells in places:
-        for mine, how in curves(states, cells, "states_bytes", "", unit):
+    figure, grid = sheet(settings, panels, (3.2, 2.1), CAPTION, across=2)
+    for (states, peak), cells in grid:
+        for group, style in curves(states, cells, "states_bytes", "", unit):
             for column, line in (("predicted_states_bytes", "--"), ("floor_states_bytes", ":")):
-                predicted = mine[column].astype("float64") / unit
-                states.plot(mine["world_size"], predicted, color=how["color"], linestyle=line, lw=1.2)
+                predicted = group[column].astype("float64") / unit
+                states.plot(group["world_size"], predicted, color=style["color"], linestyle=line, lw=1.2)
         for _ in curves(peak, cells, "peak_bytes", "-", unit):
             pass
         states.set_ylabel(f"states with buffers in flight ({name})")

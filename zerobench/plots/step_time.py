@@ -32,8 +32,8 @@ SPLIT = "Bars are split in the proportions of the phases' medians."
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """Draws one bar per cell."""
     settings = with_times(comparisons(results))
-    figure, places = sheet(settings, panels, (3.2, 2.4), caption(settings))
-    for axes, cells in places:
+    figure, grid = sheet(settings, panels, (3.2, 2.4), caption(settings))
+    for axes, cells in grid:
         bars(axes, cells, _draw_cell)
         axes.set_ylabel("step on the slowest rank (ms)")
         axes.set_title(title(cells, settings), loc="left")
@@ -53,26 +53,31 @@ def caption(settings: Sequence[pd.DataFrame]) -> str:
     cells = pd.concat(settings)
     cells = cells[cells["status"] == "ok"]
     several, single = cells[cells["launches"] > 1], cells[cells["launches"] == 1]
-    words = []
+    spans = []
     if len(several):
         counts = sorted({int(count) for count in several["launches"]})
-        words.append(f"over {' or '.join(map(str, counts))} launches")
+        spans.append(f"over {' or '.join(map(str, counts))} launches")
     if len(single):
-        words.append(f"over the steps of one launch{' elsewhere' if words else ''}")
-    none = " Without whiskers: too few steps for an interval." * bool(cells["step_s_low"].isna().any())
-    traced = " Right bar: the traced pass, slowed down by the profiler." * bool(is_traced(cells).any())
-    return f"Intervals: {'; '.join(words)}{on_cores(settings)}. {SPLIT}{none}{traced}" if words else "No cell is ok."
+        spans.append(f"over the steps of one launch{' elsewhere' if spans else ''}")
+    if not spans:
+        return "No cell is ok."
+    sentences = [f"Intervals: {'; '.join(spans)}{on_cores(settings)}. {SPLIT}"]
+    if cells["step_s_low"].isna().any():
+        sentences.append("Without whiskers: too few steps for an interval.")
+    if is_traced(cells).any():
+        sentences.append("Right bar: the traced pass, slowed down by the profiler.")
+    return " ".join(sentences)
 
 
-def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
+def _draw_cell(axes: Axes, x: int, cell: Any) -> None:
     traced = is_traced(cell)
-    middle, width = (place - 0.2, 0.36) if traced else (place, 0.6)
+    middle, width = (x - 0.2, 0.36) if traced else (x, 0.6)
     phases = split(cell.step_s * MS, {name: getattr(cell, f"{name}_s") for name in PHASES})
     stack(axes, middle, phases, PHASES, width)
     if traced:
         parts = (cell.traced_step_s - cell.communication_s, cell.communication_s - cell.exposed_s, cell.exposed_s)
         overlap = {name: seconds * MS for name, seconds in zip(OVERLAP, parts, strict=True)}
-        stack(axes, place + 0.2, overlap, OVERLAP, width)
+        stack(axes, x + 0.2, overlap, OVERLAP, width)
     low, step, high = (MS * value for value in (cell.step_s_low, cell.step_s, cell.step_s_high))
     reach = None if pd.isna(low) else [[step - low], [high - step]]
     axes.errorbar([middle], [step], reach, color="black", marker="o", ms=4, capsize=4, lw=1.2)

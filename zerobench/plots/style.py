@@ -34,7 +34,7 @@ _COLORS: dict[str, str] = {}
 def learn_colors(results: Results, folders: Iterable[Path]) -> None:
     """Reads the colors of users' strategies from the provenance of their runs in `folders`."""
     strategies = dict(zip(results.runs["run_id"], results.runs["strategy"], strict=True))
-    for run in (run for where in folders for run in run_folders(where)):
+    for run in (run for folder in folders for run in run_folders(folder)):
         strategy, file = strategies.get(run.name), run / "provenance.json"
         if strategy is None or find(strategy) is not None or not file.is_file():
             continue
@@ -51,12 +51,12 @@ def look(strategy: str) -> Look:
     return row.look if row is not None else spare._replace(color=_COLORS.get(strategy, spare.color))
 
 
-def stack(axes: Axes, place: float, parts: Mapping[str, float], fills: Fills, width: float) -> float:
+def stack(axes: Axes, x: float, parts: Mapping[str, float], fills: Fills, width: float) -> float:
     """Draws the parts as one stacked bar; returns its height."""
     bottom = 0.0
     for name, height in parts.items():
         color, hatch = fills[name]
-        axes.bar(place, height, width, bottom, color=color, hatch=hatch, edgecolor="white", lw=0.4, label=name)
+        axes.bar(x, height, width, bottom, color=color, hatch=hatch, edgecolor="white", lw=0.4, label=name)
         bottom += height
     return bottom
 
@@ -67,12 +67,13 @@ LEAST = 0.002
 
 def seen(figure: Figure, fills: Fills) -> Fills:
     """Returns the `fills` that are visible in a figure's bars (`stack`)."""
-    found: set[object] = set()
+    visible: set[object] = set()
     for axes in figure.axes:
         least = LEAST * axes.get_ylim()[1]
-        of_bars = (one for one in axes.containers if isinstance(one, BarContainer))
-        found |= {bars.get_label() for bars in of_bars if any(bar.get_height() > least for bar in bars)}
-    return {name: how for name, how in fills.items() if name in found}
+        for bars in axes.containers:
+            if isinstance(bars, BarContainer) and any(bar.get_height() > least for bar in bars):
+                visible.add(bars.get_label())
+    return {name: fill for name, fill in fills.items() if name in visible}
 
 
 def patches(fills: Fills) -> list[Patch]:
@@ -85,7 +86,8 @@ def rule(label: str, line: str = "-", **more: object) -> Line2D:
     return Line2D([], [], linestyle=line, label=label, **{"color": "black", **more})
 
 
-def number(axes: Axes, place: float, height: float, words: str, gap: float = 3) -> None:
+def number(axes: Axes, x: float, height: float, text: str, gap: float = 3) -> None:
     """Writes the number of a bar, or of a point, `gap` points above it."""
-    how = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": "small", "gid": NUMBER}
-    axes.annotate(words, (place, height), (0, gap), **how)
+    axes.annotate(
+        text, (x, height), (0, gap), textcoords="offset points", ha="center", va="bottom", fontsize="small", gid=NUMBER
+    )

@@ -12,9 +12,9 @@ cores. A cell that failed, or that has no run although others have, is named at 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -33,8 +33,8 @@ REFERENCES = {DDP: "DDP at the same N", "linear": "N × its own N = 1"}
 
 def add_drop_from(parser: argparse.ArgumentParser) -> None:
     """Adds --drop-from."""
-    words = "throughput: reference of the drop (default: %(default)s)"
-    parser.add_argument("--drop-from", choices=tuple(REFERENCES), default=DDP, help=words)
+    help_text = "throughput: reference of the drop (default: %(default)s)"
+    parser.add_argument("--drop-from", choices=tuple(REFERENCES), default=DDP, help=help_text)
 
 
 def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> Figure:
@@ -43,25 +43,27 @@ def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> F
     name, unit = unit_of(results.runs["peak_bytes"].max())
     caption = f"Left: throughput at a fixed micro-batch{on_cores(settings)}, with 95 % intervals. "
     caption += f"Middle: its loss against {REFERENCES[drop_from]}. Right: the memory that this buys."
-    figure, places = sheet(settings, panels, (2.2, 1.9), caption, across=3)
-    for (rate, lost, peak), cells in places:
+    figure, grid = sheet(settings, panels, (2.2, 1.9), caption, across=3)
+    for (rate, lost, peak), cells in grid:
         cells = cells.assign(drop=drop(cells, drop_from))
-        for mine, how in curves(rate, cells, "tokens_per_s"):
-            known = mine.dropna(subset=["tokens_per_s_low"])
-            middle = known["tokens_per_s"]
-            reach = [middle - known["tokens_per_s_low"], known["tokens_per_s_high"] - middle]
-            at = known["world_size"].astype(int)
-            rate.errorbar(at, middle, reach, color=how["color"], ls="", capsize=3, lw=1)
+        for group, style in curves(rate, cells, "tokens_per_s"):
+            group = group.dropna(subset=["tokens_per_s_low"])
+            middle = group["tokens_per_s"]
+            reach = [middle - group["tokens_per_s_low"], group["tokens_per_s_high"] - middle]
+            rate.errorbar(group["world_size"].astype(int), middle, reach, color=style["color"], ls="", capsize=3, lw=1)
         for _ in curves(lost, cells, "drop"):
             pass
         lacking = cells[(cells["status"] == "ok") & cells["drop"].isna()]
-        words = "\n".join(f"{cell.label}: no reference at N = {cell.world_size}" for cell in lacking.itertuples())
-        lost.text(0.02, 0.98, words, transform=lost.transAxes, va="top", fontsize="small", style="italic")
+        missing = "\n".join(f"{cell.label}: no reference at N = {cell.world_size}" for cell in lacking.itertuples())
+        lost.text(0.02, 0.98, missing, transform=lost.transAxes, va="top", fontsize="small", style="italic")
         for _ in curves(peak, cells, "peak_bytes", "-", unit):
             pass
         lost.axhline(0, color="black", lw=0.8)
-        for axes in (rate, lost):
-            _shade_shared_cores(axes, cells)
+        cores = cores_of(cells)
+        for axes in (rate, lost) if _most_ranks(cells) > cores else ():
+            high = axes.get_xlim()[1]
+            axes.axvspan(cores + 0.5, high, color=GRAY, alpha=SHADE, lw=0, zorder=0)
+            axes.set_xlim(right=high)
         noun = counted(cells["sequence"])
         rate.set_ylabel(f"{noun}/s, all ranks together")
         lost.set_ylabel(f"loss of {noun}/s (%)")
@@ -69,9 +71,10 @@ def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> F
         for axes in (rate, peak):
             axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
         rate.set_title(title(cells, settings, ["micro_batch"]), loc="left")
-    shade = [Patch(color=GRAY, alpha=SHADE, lw=0, label="more ranks than cores")]
-    shaded = any(_most_ranks(cells) > cores_of(cells) for cells in settings)
-    key(figure, [*entries(settings), *shade * shaded])
+    handles: list[Any] = entries(settings)
+    if any(_most_ranks(cells) > cores_of(cells) for cells in settings):
+        handles.append(Patch(color=GRAY, alpha=SHADE, lw=0, label="more ranks than cores"))
+    key(figure, handles)
     return figure
 
 
@@ -80,19 +83,12 @@ def _most_ranks(cells: pd.DataFrame) -> int:
     return int(ran.max()) if len(ran) else 0
 
 
-def _shade_shared_cores(axes: Axes, cells: pd.DataFrame) -> None:
-    cores, high = cores_of(cells), axes.get_xlim()[1]
-    if _most_ranks(cells) > cores:
-        axes.axvspan(cores + 0.5, high, color=GRAY, alpha=SHADE, lw=0, zorder=0)
-        axes.set_xlim(right=high)
-
-
 def drop(cells: pd.DataFrame, drop_from: str) -> pd.Series:
     """A cell's shortfall from the reference, in percent; NaN without a reference or a cell."""
     if drop_from == DDP:
         ok = cells[(cells["strategy"] == DDP) & (cells["status"] == "ok")]
         most = cells["world_size"].map(ok.groupby("world_size")["tokens_per_s"].max())
     else:
-        alone = cells[(cells["world_size"] == 1) & (cells["status"] == "ok")]
-        most = cells["label"].map(alone.groupby("label")["tokens_per_s"].max()) * cells["world_size"]
+        single = cells[(cells["world_size"] == 1) & (cells["status"] == "ok")]
+        most = cells["label"].map(single.groupby("label")["tokens_per_s"].max()) * cells["world_size"]
     return 100 * (1 - cells["tokens_per_s"] / most.astype("float64"))

@@ -32,12 +32,12 @@ LITTLE, NONE = 0.15, 0.05
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """Draws one panel per cell."""
     settings = comparisons(results)
-    singles = [cells.iloc[[place]] for cells in settings for place in range(len(cells))]
+    singles = [cells.iloc[[index]] for cells in settings for index in range(len(cells))]
     scales = [cells["peak_bytes"].max() for cells in settings for _ in range(len(cells))]
-    alike = title(settings[0], settings)
-    figure, places = sheet(singles, panels, (3.2, 1.9), CAPTION + f" All: {alike}." * (len(settings) == 1))
+    caption = f"{CAPTION} All: {title(settings[0], settings)}." if len(settings) == 1 else CAPTION
+    figure, grid = sheet(singles, panels, (3.2, 1.9), caption)
     drawn: set[str] = set()
-    for (axes, cells), most in zip(places, scales, strict=False):
+    for (axes, cells), most in zip(grid, scales, strict=False):
         name, unit = unit_of(most)
         cell: Any = next(cells.itertuples())
         axes.set_title(cell.label if len(settings) == 1 else f"{cell.label}: {title(cells, settings)}", loc="left")
@@ -56,50 +56,45 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
             axes.annotate(f"peak {show(cell.peak_bytes / unit)}", (0.01, cell.peak_bytes / unit), (0, 1),
                           xycoords=axes.get_yaxis_transform(), textcoords="offset points",
                           fontsize="small")  # fmt: skip
-    key(figure, patches({name: how for name, how in CATEGORIES.items() if name in drawn}))
+    key(figure, patches({name: fill for name, fill in CATEGORIES.items() if name in drawn}))
     return figure
 
 
 def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> set[str]:
     """Draws a step function: live bytes stay constant until the next instant. Returns the visible categories."""
-    passed = _passed(rows)
-    low, drawn = 0 * passed, set()
+    seconds = rows["seconds"].to_numpy(dtype="float64")
+    percent = np.asarray(WHOLE * seconds / (seconds[-1] or 1))
+    low, drawn = 0 * percent, set()
     for name, (color, hatch) in CATEGORIES.items():
         high = low + rows[f"{name}_bytes"].to_numpy(dtype="float64") / unit
-        how = {"facecolor": color, "hatch": hatch, "edgecolor": "white", "lw": 0, "label": name}
-        axes.fill_between(passed, low, high, step="post", **how)
+        axes.fill_between(
+            percent, low, high, step="post", facecolor=color, hatch=hatch, edgecolor="white", lw=0, label=name
+        )
         drawn |= {name} if (high - low).max() > LEAST * axes.get_ylim()[1] else set()
         low = high
     axes.set_xlim(0, WHOLE)
-    _mark_phases(axes, rows, WHOLE)
+    _mark_phases(axes, rows["phase"], percent)
     return drawn
 
 
-def _passed(rows: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The instants in percent of the step."""
-    seconds = rows["seconds"].to_numpy(dtype="float64")
-    return np.asarray(WHOLE * seconds / (seconds[-1] or 1))
-
-
-def _mark_phases(axes: Axes, rows: pd.DataFrame, end: float) -> None:
+def _mark_phases(axes: Axes, phases: pd.Series, percent: np.ndarray[Any, np.dtype[np.float64]]) -> None:
     """Draws a line at the beginning of each phase, with its name at the top: rotated if there is little room, and left
     of the line if there is none. Time between two phases counts as data, and is mostly too short for a name.
     """
-    phases = rows["phase"]
     is_first = (phases != phases.shift()).to_numpy()
-    begins, starts = rows[is_first], list(_passed(rows)[is_first])
+    starts = list(percent[is_first])
     free = 0.0
-    for phase, start, stop in zip(begins["phase"], starts, [*starts[1:], end], strict=True):
+    for phase, start, stop in zip(phases[is_first], starts, [*starts[1:], WHOLE], strict=True):
         axes.axvline(start, color="black", lw=0.8, ls="--")
         room = stop - start
-        if (phase == "data" and room < LITTLE * end) or (room < NONE * end and start - free < NONE * end):
+        if (phase == "data" and room < LITTLE * WHOLE) or (room < NONE * WHOLE and start - free < NONE * WHOLE):
             continue
-        place, side = ((start + stop) / 2, "center") if room >= LITTLE * end else (start, "left")
-        if room < NONE * end:
+        x, side = ((start + stop) / 2, "center") if room >= LITTLE * WHOLE else (start, "left")
+        if room < NONE * WHOLE:
             side = "right"
-        free = start if side == "right" else start + NONE * end
+        free = start if side == "right" else start + NONE * WHOLE
         axes.annotate(
-            phase, (place, 1), ({"center": 0, "left": 2, "right": -2}[side], -2), textcoords="offset points",
+            phase, (x, 1), ({"center": 0, "left": 2, "right": -2}[side], -2), textcoords="offset points",
             xycoords=axes.get_xaxis_transform(), ha=side, va="top", fontsize="small",
             rotation=0 if side == "center" else 90, annotation_clip=False,
         )  # fmt: skip

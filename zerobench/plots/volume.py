@@ -24,19 +24,18 @@ CAPTION = "What a rank communicates in one step, by collective."
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """Draws one bar per cell."""
     settings = comparisons(results)
-    figure, places = sheet(settings, panels, (3.2, 2.2), CAPTION)
-    for axes, cells in places:
+    figure, grid = sheet(settings, panels, (3.2, 2.2), CAPTION)
+    for axes, cells in grid:
         bars(axes, cells, _draw_cell)
         axes.set_ylabel("volume of a step (ψ)")
         axes.set_ylim(0, max(1.0, axes.get_ylim()[1]) * 1.08)
         axes.set_title(title(cells, settings), loc="left")
-    handles = [*patches(seen(figure, COLLECTIVES)), rule("predicted", lw=1.8)]
-    key(figure, handles)
+    key(figure, [*patches(seen(figure, COLLECTIVES)), rule("predicted", lw=1.8)])
     return figure
 
 
-def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
+def _draw_cell(axes: Axes, x: int, cell: Any) -> None:
     parts = {name: getattr(cell, f"volume_{name}_psi") for name in COLLECTIVES}
-    height = stack(axes, place, parts, COLLECTIVES, 0.6)
-    number(axes, place, height, f"{height:.3f}")
-    axes.hlines(cell.predicted_volume_psi, place - 0.38, place + 0.38, color="black", lw=1.8)
+    height = stack(axes, x, parts, COLLECTIVES, 0.6)
+    number(axes, x, height, f"{height:.3f}")
+    axes.hlines(cell.predicted_volume_psi, x - 0.38, x + 0.38, color="black", lw=1.8)

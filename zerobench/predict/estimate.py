@@ -11,12 +11,14 @@ from ..config.combinations import activation_policy
 from ..config.schema import Gpt
 from ..strategies import predicts, shape_of, spec_of
 from ..theory.closed_forms import Formula, between_nodes_formula, explained_volume, floor_bytes, state_formulas
+from ..theory.groups import GroupShape
 from ..theory.replay.link_traffic import Links, predict_links
 from ..theory.replay.states import Prediction, explained, fullest_ranks, predict_states
 from ..theory.replay.traffic import predict_traffic
 from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from ..theory.strategy import StrategyShape
 from ..theory.tensor_parallel import TensorParallelShape
+from ..theory.tiers import TierShape
 from . import activations as own_activations
 from .build import ModelFacts, facts_if_any, facts_of, schedule_options
 
@@ -48,21 +50,30 @@ def training_shapes(config: CellConfig) -> tuple[OptimizerShape, PrecisionShape]
     return config.optimizer.theory_shape(), config.precision.theory_shape(config.data_ranks > 1)
 
 
+def theory_of(
+    config: CellConfig,
+) -> tuple[StrategyShape, tuple[GroupShape, OptimizerShape, PrecisionShape, TierShape]]:
+    """Returns theory's view of a resolved cell whose strategy it predicts: the strategy, and the rest of the cell."""
+    rest = (config.groups, *training_shapes(config), config.offload.theory_shape())
+    return shape_of(config.strategy.values()), rest
+
+
 def estimate(config: CellConfig) -> Estimate:
     """Returns the prediction for a resolved cell. Errors of the model's builder propagate."""
     schedule = _schedule_of(config)
-    shapes, ranks = schedule.shapes, config.data_ranks
+    shapes = schedule.shapes
     psi = sum(shape.numel for shape in shapes if shape.trainable)
     frozen = sum(shape.numel for shape in shapes) - psi
     if not predicts(config.strategy.values()):
         return Estimate(psi, frozen)
-    strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
-    trained, states = training_shapes(config), _states_of(config, schedule)
-    moved, links = predict_traffic(strategy, schedule, ranks, groups, trained[1]), links_of(config, schedule)
+    strategy, rest = theory_of(config)
+    groups, _, precision, _ = rest
+    states, links = predict_states(strategy, schedule, *rest), links_of(config, schedule)
+    moved = predict_traffic(strategy, schedule, groups, precision)
     down, up = (links.down, links.up) if links is not None else (None, None)
     return Estimate(
         psi, frozen, states.states_bytes, moved.volume / psi if psi else 0.0, states.host_bytes, states.file_bytes,
-        down, up, round(moved.between), floor_bytes(strategy, shapes, groups, *trained, tiers),
+        down, up, round(moved.between), floor_bytes(strategy, shapes, *rest),
     )  # fmt: skip
 
 
@@ -71,12 +82,13 @@ def formulas_of(config: CellConfig, schedule: Schedule, states: Prediction | Non
     for each category of states and their sum, for the volume, and for the bytes that ZeRO-3 sends between nodes.
     `states`: the replay's prediction, if known.
     """
-    strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
-    trained, states = training_shapes(config), states or _states_of(config, schedule)
-    found = explained(state_formulas(strategy, schedule.shapes, groups, *trained, tiers), states)
+    strategy, rest = theory_of(config)
+    groups, _, precision, _ = rest
+    states = states or predict_states(strategy, schedule, *rest)
+    found = explained(state_formulas(strategy, schedule.shapes, *rest), states)
     found["volume"] = explained_volume(strategy, schedule, groups)
     if strategy.theory.parameters and groups.nodes[1] > 1:
-        found["between nodes"] = between_nodes_formula(strategy, schedule, groups, trained[1])
+        found["between nodes"] = between_nodes_formula(strategy, schedule, groups, precision)
     return found
 
 
@@ -88,18 +100,14 @@ def held_bytes(config: CellConfig) -> tuple[int, int] | None:
     if not predicts(config.strategy.values()):
         formula = closed_form(config, facts_of(config))
         return None if formula is None else (formula, 0)
-    states = _states_of(config, _schedule_of(config))
+    strategy, rest = theory_of(config)
+    states = predict_states(strategy, _schedule_of(config), *rest)
     return states.states_bytes, states.host_bytes
 
 
 def _schedule_of(config: CellConfig, facts: ModelFacts | None = None) -> Schedule:
     shapes = (facts or facts_of(config)).shapes
     return replace(Schedule.sequential(shapes, config.accumulation), **schedule_options(config))
-
-
-def _states_of(config: CellConfig, schedule: Schedule) -> Prediction:
-    strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
-    return predict_states(strategy, schedule, config.data_ranks, *training_shapes(config), groups, tiers)
 
 
 def closed_form(config: CellConfig, facts: ModelFacts) -> int | None:
@@ -128,8 +136,8 @@ def links_of(config: CellConfig, schedule: Schedule) -> Links | None:
 
 def links_of_states(config: CellConfig, schedule: Schedule, rank: int | None = None) -> Links:
     """Returns the bytes of states between tiers in a step, over all ranks or for one."""
-    strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
-    return predict_links(strategy, schedule, groups, *training_shapes(config), tiers, norms_of(config), rank)
+    strategy, rest = theory_of(config)
+    return predict_links(strategy, schedule, *rest, norms_of(config), rank)
 
 
 def simulated_ranks(config: CellConfig, facts: ModelFacts | None = None) -> list[int]:
@@ -142,11 +150,11 @@ def simulated_ranks(config: CellConfig, facts: ModelFacts | None = None) -> list
     facts = facts or facts_if_any(config)
     if facts is None:
         return [0]
-    trained = training_shapes(config)
     if not predicts(config.strategy.values()):
-        return [spec_of(config.strategy.name).fullest_rank(facts.shapes, config.world_size, trained[0])]
-    strategy, tiers = shape_of(config.strategy.values()), config.offload.theory_shape()
-    ranks = fullest_ranks(strategy, _schedule_of(config, facts), config.groups, *trained, tiers)
+        optimizer = config.optimizer.theory_shape()
+        return [spec_of(config.strategy.name).fullest_rank(facts.shapes, config.world_size, optimizer)]
+    strategy, rest = theory_of(config)
+    ranks = fullest_ranks(strategy, _schedule_of(config, facts), *rest)
     return [rank * config.tensor_parallel for rank in ranks]
 
 
@@ -154,15 +162,13 @@ def host_bytes_beyond(config: CellConfig, schedule: Schedule, rank: int) -> int:
     """Returns by how many bytes the rank that uses most host memory exceeds `rank`: the simulated rank is the one that
     uses most device memory, which may be another. 0 if the cell names a rank.
     """
-    tiers = config.offload.theory_shape()
-    if config.rank is not None or tiers.place is None or not predicts(config.strategy.values()):
+    if config.rank is not None or not predicts(config.strategy.values()):
         return 0
-    strategy, trained = shape_of(config.strategy.values()), training_shapes(config)
-    fullest, here = (
-        predict_states(strategy, schedule, config.world_size, *trained, config.groups, tiers, which).host_bytes
-        for which in (None, rank)
-    )
-    return fullest - here
+    strategy, rest = theory_of(config)
+    if rest[-1].place is None:
+        return 0
+    fullest, own = (predict_states(strategy, schedule, *rest, number).host_bytes for number in (None, rank))
+    return fullest - own
 
 
 def norms_of(config: CellConfig) -> int:

@@ -45,19 +45,6 @@ TIMED_SHARE = {True: 0.01, False: 0.15}
 (False), which free memory in threads. FSDP2 over gloo keeps one or two more units' gradients in the timed pass.
 """
 
-HEAP_BYTES = {"fp32": 4 * 2**20}
-HEAP_BYTES_ELSE = 16 * 2**20
-"""Memory that Python and libraries allocate during use; oneDNN keeps its kernels for half precision."""
-
-HEAP_SHARE = 0.05
-"""Fraction of the peak: Python's own memory for a larger model's modules, units and graph."""
-
-COMPILER_HEAP_BYTES = 64 * 2**20
-"""Memory that torch.compile keeps in a rank: graphs, caches, and imported modules."""
-
-OWN_DATA = ("text", "synthetic")
-"""Data that keep no memory outside torch; users' data may."""
-
 
 @dataclass(frozen=True)
 class Accounted:
@@ -224,15 +211,8 @@ def _growth(row: RunRow, lines: list[LineRow], copied: int) -> Iterator[str]:
 
 
 def _witnesses(row: RunRow, kept: str, copied: int) -> Iterator[str]:
-    ours, peak = row.predicted_states_bytes is not None, row.allocator_peak_bytes
     if row.kept_bytes is not None and row.kept_bytes > KEPT_BYTES + copied:
         yield f"kept from step to step: {row.kept_bytes:,} B, {kept}"
-    halves = bool(row.newton_schulz_calls)  # which works in bf16
-    fixed = HEAP_BYTES_ELSE if halves else HEAP_BYTES.get(row.precision, HEAP_BYTES_ELSE)
-    fixed += COMPILER_HEAP_BYTES * ("compile=" in (row.systems or ""))
-    most = fixed + HEAP_SHARE * (peak or 0)
-    if ours and row.data in OWN_DATA and row.heap_bytes is not None and row.heap_bytes > most:
-        yield f"not torch's: {row.heap_bytes:,} B of the heap, numpy's or a library's"
 
 
 def _off(measured: int, predicted: int, unit: str = " B") -> str:

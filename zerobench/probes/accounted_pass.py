@@ -26,7 +26,6 @@ from .fake_ledger import ShapesOnly
 from .intervals import LARGEST, History, StorageRecord, extremes_rows, rows_by_line
 from .labeling import contains_others, label_parts
 from .ledger import Ledger
-from .malloc_heap import HeapGrowth
 from .model_listener import ModelListener
 from .newton_schulz import NewtonSchulz
 from .operator_stream import OperatorStream
@@ -66,7 +65,6 @@ class AccountedPass(Probe):
         self._measured = 0
         self._before: dict[StorageRecord, int] | None = None  # live bytes where the last warm-up step ended
         self._grown: list[tuple[int, StorageRecord, str]] = []
-        self._heap = HeapGrowth()
         self._orthogonalized = NewtonSchulz()
         self.kept = ""
         """A description of the largest storage that survived a measured step but should not have."""
@@ -90,7 +88,6 @@ class AccountedPass(Probe):
             self._profiled.start()
             self.witness = allocator.PROFILER
         self.allocator.begin()
-        self._heap.begin()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -147,7 +144,6 @@ class AccountedPass(Probe):
         self.meter.operations.clear()
         if measured:
             self.ledger.begin()  # the records are memory too
-            self.memory["heap_bytes"] = self._heap.most()
 
     def _record_step(self) -> None:
         """Adds a measured step, which has just ended, to the records."""
@@ -268,7 +264,8 @@ class AccountedPass(Probe):
 
     def event_rows(self, rank: int) -> list[EventRow]:
         """Returns the last measured step, event by event, if it was requested."""
-        return event_rows(rank, self.log.step) if self.log is not None and self.log.step is not None else []
+        log = self.log
+        return event_rows(rank, log.step, log.of_storages) if log is not None and log.step is not None else []
 
     @property
     def peak_bytes(self) -> int | None:

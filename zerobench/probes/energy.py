@@ -3,21 +3,18 @@
 Both count for every program that uses the device, so a figure is right if nothing else runs there. A run on GPUs has
 the energy of its GPUs alone.
 
-NVML comes with the driver, and is called through ctypes: no package is needed, and no memory on the device is taken.
 RAPL is a folder per domain, on Intel and AMD alike, which many systems let root alone read.
 """
 
 from __future__ import annotations
 
-import ctypes
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from .nvidia_smi import name_of
+from .nvml import name_of, read_energy_mj
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -86,7 +83,7 @@ def read(device: torch.device) -> dict[str, Reading]:
     if device.type != "cuda":
         return read_packages()
     name = name_of(device.index or 0)
-    millijoules = read_gpu(name)
+    millijoules = read_energy_mj(name)
     return {} if millijoules is None else {name: Reading(1000 * millijoules)}
 
 
@@ -101,21 +98,3 @@ def read_packages() -> dict[str, Reading]:
     except (OSError, ValueError):
         return {}
     return found
-
-
-def read_gpu(name: str) -> int | None:
-    """Returns the millijoules that a GPU has used since its driver was loaded; None if NVML does not report them.
-    `name`: a UUID or an index, as nvidia-smi takes them.
-    """
-    handle, energy = ctypes.c_void_p(), ctypes.c_ulonglong()
-    try:
-        library: Any = ctypes.CDLL("libnvidia-ml.so.1")
-        failed = library.nvmlInit_v2()
-        if name.isdecimal():
-            failed = failed or library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))
-        else:
-            failed = failed or library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
-        failed = failed or library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(energy))
-    except (OSError, AttributeError):  # no driver, or an old one
-        return None
-    return None if failed else energy.value

@@ -1,9 +1,6 @@
-"""The log of a step's events that change no storage, and the step as both logs together describe it.
+"""Records a step's events that change no storage in the ledger: collectives, modules, units, updates.
 
-happening   one such event: a collective, a module, a unit, an update; `place`: number of the ledger's events before it
-step        the ledger's interval, and the happenings during it
-
-The ledger keeps its own events. A log exists only if the table `events` is requested.
+A log exists only if the table `events` is requested, or predicted times.
 
 Waits for collectives that Python launches and waits for itself: a process group's method returns a *work*, whose
 `wait` returns when the collective is done.
@@ -22,11 +19,9 @@ begins and ends with an operator of the namespace `profiler`, which a dispatch m
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, NamedTuple
 from unittest import mock
@@ -107,40 +102,14 @@ def _followed(
     return call
 
 
-@dataclass(frozen=True)
-class Happening:
-    """An event without a storage, at time `at` of the events' clock in seconds. `facts`: column values of its row."""
-
-    place: int
-    at: float
-    phase: str
-    kind: str
-    module: str
-    source: str
-    facts: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class StepLog:
-    """One step. `changed_by`: number of an event in the interval that changed a size -> the line that ran; None: the
-    step is without events of storages.
-    """
-
-    interval: Interval
-    happenings: list[Happening]
-    changed_by: dict[int, str] | None
-
-
 class EventLog(labels.Observer):
-    """Records happenings next to a ledger; an observer of labels. `step`: the last interval that ended. `of_storages`:
-    whether it has the events of storages, too.
+    """Records events in a ledger; an observer of labels. `step`: the last interval that ended. `of_storages`: whether
+    its rows have the events of storages, too.
     """
 
     def __init__(self, ledger: Ledger, of_storages: bool = True) -> None:
-        self.ledger, self._of_storages = ledger, of_storages
-        self.step: StepLog | None = None
-        self._happenings: list[Happening] = []
-        self._changed_by: dict[int, str] = {}
+        self.ledger, self.of_storages = ledger, of_storages
+        self.step: Interval | None = None
         self._unlabeled = 0
         self._launched: int | None = None
         self._unit_of: dict[int | None, str] = {}  # of what has been launched in any step and not been waited for
@@ -149,25 +118,15 @@ class EventLog(labels.Observer):
         self.stream: Callable[[], int] = lambda: 0
         """Returns the number of the current stream, if operators are recorded as well (operator_stream.py)."""
 
-    def begin(self) -> None:
-        """Begins an interval."""
-        self._happenings, self._changed_by = [], {}
-
     def end(self, interval: Interval) -> None:
         """Ends the interval, which becomes `step`."""
-        self.step = StepLog(interval, self._happenings, self._changed_by if self._of_storages else None)
+        self.step = interval
 
     def note(self, kind: str, source: str = "", **facts: Any) -> None:
         """Records an event of `kind`; `facts`: values of columns."""
-        place, phase, module = self.ledger.now()
-        self._happenings.append(Happening(place, time.perf_counter(), phase, kind, module, source, facts))
+        self.ledger.note(kind, source, facts)
 
     # -- events from the instruments -------------------------------------------------------------------
-
-    def changed(self) -> None:
-        """Records the line of the ledger's next event, which changes a size."""
-        if self._of_storages:
-            self._changed_by[self.ledger.now()[0]] = self.ledger.lines.here()
 
     def issued(self, operation: Operation, times: int) -> None:
         """Records `times` operations that the traffic meter has counted."""
@@ -200,7 +159,7 @@ class EventLog(labels.Observer):
 
     def marked(self, operator: str, args: Sequence[object]) -> None:
         """Processes a mark for torch's profiler, which FSDP2 makes for its units."""
-        self._marks.see(operator, args, self.ledger.now()[0])
+        self._marks.see(operator, args, self.ledger.count())
 
     def module_begins(self, name: str) -> None:
         """Records that a module's forward begins, also in a recomputation."""
@@ -283,7 +242,7 @@ class Mark(NamedTuple):
 
     what: str
     unit: str
-    place: int
+    number: int
 
 
 class FsdpMarks:
@@ -298,20 +257,20 @@ class FsdpMarks:
         """The unit whose collective is being launched, or empty."""
         return next((mark.unit for mark in reversed(self._open) if mark.what in MARKED_COLLECTIVES), "")
 
-    def see(self, operator: str, args: Sequence[object], place: int) -> None:
-        """Processes an operator of the namespace `profiler`, before event number `place`."""
+    def see(self, operator: str, args: Sequence[object], number: int) -> None:
+        """Processes an operator of the namespace `profiler`, before event number `number`."""
         if operator == ENTER:
             said = _MARK.match(str(args[0]))
-            self._open.append(Mark(said[1], said[2] or ROOT, place) if said else Mark("", "", place))
+            self._open.append(Mark(said[1], said[2] or ROOT, number) if said else Mark("", "", number))
         elif self._open:
             self._end(self._open.pop())
 
     def _end(self, mark: Mark) -> None:
         if mark.what in GATHERS:
-            size = sum(event.grown for event in self._events(mark.place) if event.grown > 0)
+            size = sum(event.grown for event in self._events(mark.number) if event.grown > 0)
             self._tell(labels.GATHERED, mark.unit, size)
         elif mark.what in RESHARDS:
-            sizes = ((event.stored, event.grown) for event in self._events(mark.place) if event.grown < 0)
+            sizes = ((event.stored, event.grown) for event in self._events(mark.number) if event.grown < 0)
             size = -sum(grown for stored, grown in sizes if stored and stored.category == labels.PARAMETERS)
             if size:
                 self._tell(labels.FREED, mark.unit, size)

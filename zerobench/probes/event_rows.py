@@ -1,4 +1,4 @@
-"""Rows of the table `events` from a step's log: both logs in one order, storages and operations by numbers from 0.
+"""Rows of the table `events` from a step's log: its events in order, storages and operations by numbers from 0.
 
 The harness's own work within a step is left out: a storage that it changed is written where the next phase begins,
 frees before births, so that no sum in between exceeds the ledger's.
@@ -12,8 +12,8 @@ from typing import Any
 
 from ..records import STATES, EventRow
 from ..records.event_row import BIRTH, COMPUTE, FREE, LABEL, LATE, LAUNCH, LIVE, MOVE, ORDER, PHASE, UPDATE, WAIT
-from .event_log import ROOT, Happening, StepLog
-from .intervals import ASIDE, Event, IntervalReplay, StorageRecord
+from .event_log import ROOT
+from .intervals import ASIDE, Event, Interval, IntervalReplay, StorageRecord
 
 FIRST_PHASE = "data"
 
@@ -21,9 +21,9 @@ SAME = ("operation", "collective", "unit", "operator", "group_size", "group", "c
 """Columns that a wait copies from its launch."""
 
 
-def event_rows(rank: int, log: StepLog) -> list[EventRow]:
-    """Returns a rank's rows, in order."""
-    rows = list(_EventWriter(rank, log).rows())
+def event_rows(rank: int, interval: Interval, of_storages: bool = True) -> list[EventRow]:
+    """Returns a rank's rows, in order. `of_storages`: with events of storages."""
+    rows = list(_EventWriter(rank, interval, of_storages).rows())
     # numbers the micro-batches: data belong to the following forward, everything else to the one before
     number = -1
     waiting: list[EventRow] = []
@@ -42,37 +42,28 @@ def event_rows(rank: int, log: StepLog) -> list[EventRow]:
 class _EventWriter:
     """Replays a step. `_shown`: size and category of each storage after the last row."""
 
-    def __init__(self, rank: int, log: StepLog) -> None:
-        self._rank, self._log = rank, log
-        self._interval = log.interval
+    def __init__(self, rank: int, interval: Interval, of_storages: bool) -> None:
+        self._rank, self._interval, self._of_storages = rank, interval, of_storages
         self._numbers: dict[StorageRecord, int] = {}
         self._operations: dict[int, int] = {}
-        self._replay = IntervalReplay(log.interval)
+        self._replay = IntervalReplay(interval)
         self._shown: dict[StorageRecord, tuple[int, str]] = {}
         self._aside: dict[StorageRecord, None] = {}
         self._phase = ""
         self._index, self._seconds = 0, 0.0
         self._launches: dict[int, dict[str, Any]] = {}
-        self._orders = any(one.kind == COMPUTE for one in log.happenings)
-        told = {name for h in log.happenings for name, _ in h.facts.get("by_unit", ())}
-        told |= {h.facts.get("unit", "") for h in log.happenings if not h.facts.get("control")}
-        self._units = sorted(told - {"", ROOT}, key=len, reverse=True)
-        self._rest = ROOT if ROOT in told else ""
+        self._orders = any(event.kind == COMPUTE for event in interval.log)
+        units = {name for event in interval.log for name, _ in event.facts.get("by_unit", ())}
+        units |= {event.facts.get("unit", "") for event in interval.log if not event.facts.get("control")}
+        self._units = sorted(units - {"", ROOT}, key=len, reverse=True)
+        self._rest = ROOT if ROOT in units else ""
 
     def rows(self) -> Iterator[EventRow]:
         """Yields the rows; to be called once."""
-        if self._log.changed_by is not None:
+        if self._of_storages:
             yield from self._alive()
-        happenings = iter(self._log.happenings)
-        following = next(happenings, None)
-        for number, event in enumerate(self._interval.events):
-            while following is not None and following.place <= number:
-                yield from self._happened(following)
-                following = next(happenings, None)
-            yield from self._take(number, event)
-        while following is not None:
-            yield from self._happened(following)
-            following = next(happenings, None)
+        for event in self._interval.log:
+            yield from self._without_storage(event) if event.kind else self._change(event)
 
     def _alive(self) -> Iterator[EventRow]:
         """Yields the storages at the step's begin."""
@@ -83,9 +74,8 @@ class _EventWriter:
                 yield self._of_storage(LIVE, stored, self._interval.began, *self._shown[stored])
         self._phase = ""
 
-    def _take(self, number: int, event: Event) -> Iterator[EventRow]:
-        lines = self._log.changed_by
-        stored = None if lines is None else event.stored
+    def _change(self, event: Event) -> Iterator[EventRow]:
+        stored = event.stored if self._of_storages else None
         if stored is not None:
             self._replay.take(event)
         if event.phase == ASIDE:
@@ -95,7 +85,7 @@ class _EventWriter:
         if event.phase != self._phase:
             yield from self._enter(event)
         if stored is not None:
-            yield from self._settle(stored, event.at, lines.get(number, "") if lines else "")
+            yield from self._settle(stored, event.at, event.source)
 
     def _enter(self, event: Event) -> Iterator[EventRow]:
         """Yields the beginning of a phase, after the changes that the harness made."""
@@ -121,32 +111,33 @@ class _EventWriter:
             yield self._of_storage(FREE, stored, at, size - now[0], now[1], source)
         self._shown[stored] = now
 
-    def _happened(self, one: Happening) -> Iterator[EventRow]:
+    def _without_storage(self, event: Event) -> Iterator[EventRow]:
         """Yields an event without a storage; of the harness's own, only a thread's traffic for the step."""
-        if one.phase == ASIDE and one.kind not in (LAUNCH, MOVE):
+        if event.phase == ASIDE and event.kind not in (LAUNCH, MOVE):
             return
-        common = {"module": one.module, "source": one.source, "phase": self._phase if one.phase == ASIDE else one.phase}
-        if one.kind == UPDATE:
-            yield from self._updates(one)
-        elif one.kind != WAIT:
-            facts = dict(one.facts)
-            if one.kind == LAUNCH:
+        phase = self._phase if event.phase == ASIDE else event.phase
+        common = {"module": event.module, "source": event.source, "phase": phase}
+        if event.kind == UPDATE:
+            yield from self._updates(event)
+        elif event.kind != WAIT:
+            facts = dict(event.facts)
+            if event.kind == LAUNCH:
                 facts["operation"] = self._operations.setdefault(facts["operation"], len(self._operations))
-                self._launches[one.facts["operation"]] = {key: facts[key] for key in SAME}
-            yield self._row(one.kind, one.at, **common, **facts)
-        elif (same := self._launches.pop(one.facts["operation"], None)) is not None:
-            yield self._row(WAIT, one.at, **common, **same, stream=one.facts.get("stream", 0))
+                self._launches[event.facts["operation"]] = {key: facts[key] for key in SAME}
+            yield self._row(event.kind, event.at, **common, **facts)
+        elif (same := self._launches.pop(event.facts["operation"], None)) is not None:
+            yield self._row(WAIT, event.at, **common, **same, stream=event.facts.get("stream", 0))
         elif self._orders:  # of the step before, which only predictions of time ask for
-            stream, unit = one.facts.get("stream", 0), one.facts.get("unit", "")
-            yield self._row(ORDER, one.at, **common, operator=LATE, unit=unit, stream=stream)
+            stream, unit = event.facts.get("stream", 0), event.facts.get("unit", "")
+            yield self._row(ORDER, event.at, **common, operator=LATE, unit=unit, stream=stream)
 
-    def _updates(self, one: Happening) -> Iterator[EventRow]:
+    def _updates(self, event: Event) -> Iterator[EventRow]:
         """Yields one update per unit and tier, and one for parameters in no unit."""
-        sums = Counter(one.facts.get("by_unit", {}))
-        for (name, tier), size in one.facts.get("by_label", {}).items():
+        sums = Counter(event.facts.get("by_unit", {}))
+        for (name, tier), size in event.facts.get("by_label", {}).items():
             sums[self._unit_of(name) or self._rest, tier] += size
         for (unit, tier), size in sums.items():
-            yield self._row(UPDATE, one.at, phase=one.phase, source=one.source, unit=unit, tier=tier, bytes=size)
+            yield self._row(UPDATE, event.at, phase=event.phase, source=event.source, unit=unit, tier=tier, bytes=size)
 
     def _of_storage(
         self, kind: str, stored: StorageRecord, at: float, size: int, category: str, source: str = "",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..records import BETWEEN, CATEGORIES, STATES, TIERS, LineRow, MemoryRow
 from ..zero import labels
@@ -45,7 +45,9 @@ class StorageRecord:
 
 class Event(NamedTuple):
     """A change: `stored` grew by `grown` bytes (if freed, by minus its size), or moved to another category, or a phase
-    began.
+    began. `source`: the line that ran, if the step is kept event by event.
+
+    With a `kind` it changes nothing: a collective, a module, a unit, an update. `facts`: column values of its row.
     """
 
     phase: str
@@ -53,6 +55,10 @@ class Event(NamedTuple):
     stored: StorageRecord | None = None
     grown: int = 0
     moved: tuple[str, str] | None = None
+    source: str = ""
+    kind: str = ""
+    module: str = ""
+    facts: Mapping[str, Any] = {}
 
 
 class Instant(NamedTuple):
@@ -166,13 +172,15 @@ ENTRIES = 200_000
 @dataclass(frozen=True)
 class Interval:
     """One step. `began`: its first instant, in seconds of the events' clock. `sizes`: bytes of the storages alive then.
-    `categories`: the first category of each storage in the interval.
+    `categories`: the first category of each storage in the interval. `events`: its changes; `log`: with the events that
+    change nothing, if they were recorded.
     """
 
     began: float
     sizes: dict[StorageRecord, int]
     categories: dict[StorageRecord, str]
     events: list[Event]
+    log: Sequence[Event] = ()
 
 
 @dataclass(frozen=True)

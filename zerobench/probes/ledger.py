@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -50,11 +50,13 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class LedgerLog(Protocol):
-    """Notified of a ledger's intervals and of its events that change a size (event_log.py)."""
+    """Notified of a ledger's intervals and of marks for torch's profiler (event_log.py). `of_storages`: whether events
+    of storages need the line that ran.
+    """
 
-    def begin(self) -> None: ...
+    of_storages: bool
+
     def end(self, interval: Interval) -> None: ...
-    def changed(self) -> None: ...
     def marked(self, operator: str, args: Sequence[object]) -> None: ...
 
 
@@ -82,7 +84,7 @@ class Ledger(GraphMode, labels.Observer):
         self.history: History | None = None
         """Filled for a snapshot, if requested."""
         self.log: LedgerLog | None = None
-        """Notified of each interval, if a table of events is requested."""
+        """Notified of each interval, if a table of events is requested; its own events are then recorded, too."""
         self.in_transit: InTransit | None = None
         """Waited for, if a loop's own collectives may drop tensors late."""
         self.within_model: Callable[[Any, Any], bool] = lambda func, args: False
@@ -201,9 +203,14 @@ class Ledger(GraphMode, labels.Observer):
         stored = self.record_of(tensor)
         return stored.name if stored is not None else ""
 
-    def now(self) -> tuple[int, str, str]:
-        """Returns the number of events so far, the phase, and the running module or thread."""
-        return len(self._events), self.phase, self._maker()
+    def note(self, kind: str, source: str, facts: Mapping[str, Any]) -> None:
+        """Records an event of `kind` that changes no storage; `facts`: values of columns."""
+        event = Event(self.phase, time.perf_counter(), source=source, kind=kind, module=self._maker(), facts=facts)
+        self._events.append(event)
+
+    def count(self) -> int:
+        """Returns the number of events so far."""
+        return len(self._events)
 
     def since(self, number: int) -> list[Event]:
         """Returns the interval's events from number `number` on."""
@@ -269,9 +276,8 @@ class Ledger(GraphMode, labels.Observer):
 
     def _grow(self, stored: StorageRecord, grown: int) -> None:
         """Records that a storage has grown by `grown` bytes, or shrunk if `grown` is below 0."""
-        if self.log is not None:
-            self.log.changed()
-        self._events.append(Event(self.phase, time.perf_counter(), stored, grown=grown))
+        source = self.lines.here() if self.log is not None and self.log.of_storages else ""
+        self._events.append(Event(self.phase, time.perf_counter(), stored, grown, source=source))
         stored.bytes += grown
 
     def _maker(self) -> str:
@@ -309,8 +315,6 @@ class Ledger(GraphMode, labels.Observer):
     def begin(self) -> None:
         """Begins an interval: drops the events so far."""
         self._events = []
-        if self.log is not None:
-            self.log.begin()
         self.lines.forget()
         self._began = time.perf_counter()
         self._at_begin = {stored: stored.bytes for stored in (*self._live.values(), *self._files.values())}
@@ -339,7 +343,9 @@ class Ledger(GraphMode, labels.Observer):
         for event in reversed(self._events):
             if event.stored is not None and event.moved is not None:
                 categories[event.stored] = event.moved[0]
-        return Interval(self._began, self._at_begin, categories, list(self._events))
+        log = list(self._events)
+        changes = log if self.log is None else [event for event in log if not event.kind]
+        return Interval(self._began, self._at_begin, categories, changes, log)
 
 
 def device_of(storage: torch.UntypedStorage) -> str:

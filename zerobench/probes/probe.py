@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..records import EventRow, LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
-from .nvidia_smi import GpuState
+from .nvml import GpuState
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from . import allocator, cuda_memory
 from .allocator import nothing
 from .energy import EnergyMeter
 from .intervals import ASIDE
-from .nvidia_smi import GpuState, read_state
+from .nvml import GpuState, read_state
 from .probe import PassRecords, Probe
 
 APART = ("data", ASIDE)

@@ -1,4 +1,4 @@
-"""Columns of a table with units and meanings, read from its row type, for `zerobench columns` and the documents."""
+"""Columns of a table with units and meanings, read from its row type, for the page docs/reference/columns.md."""
 
 from __future__ import annotations
 
@@ -48,11 +48,6 @@ UNITS = {
 
 RUN_ID = "The run's name in the table of runs."
 PREDICTED = "predicted_"
-
-
-def said_of(table: str) -> str:
-    """Returns the first sentence of the docstring of the table's row type."""
-    return " ".join((inspect.getdoc(ROWS[table]) or "").split()).split(". ")[0].rstrip(".")
 
 
 @dataclass(frozen=True)

@@ -242,11 +242,6 @@ class RunAllocator(RunMemory):
     """Source of the allocator's total: hook, profiler, cuda or none."""
     kept_bytes: int | None = None
     """Bytes on the device that lived through a whole measured step though they are called activations or temporary."""
-    heap_bytes: int | None = None
-    """Growth of non-torch heap memory from before the model was built to the end of a measured step of the accounted
-    pass: bytes of malloc beyond torch's allocator, such as numpy arrays, buffers of C libraries, some KiB of Python.
-    Without the buffers that MKL keeps for its matrix products, and without memory that malloc does not manage: mapped
-    files, anonymous mappings, shared memory."""
     outside_ledger_bytes: int | None = None
     """The allocator's peak in a step of the accounted pass minus the ledger's in the same memory: memory of kernels,
     libraries and their threads, on CUDA the allocator's rounding. Of several ranks the one furthest from 0; a value

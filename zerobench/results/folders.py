@@ -4,9 +4,9 @@
     2. fill     logs, tables and the row are written there, and flushed to the disk
     3. rename   to PREFIX-ATTEMPT-TOKEN, atomically: readers see a complete run or none
 
-A lease (host/leases.py) works on file systems with and without locks: no process, even on another machine or in another
-container, considers a live run abandoned, and no lease outlives its process for long. The token is random, so that no
-two machines give a run the same name, and two folders can be merged by copying all files.
+No process, even on another machine or in another container, considers a live run abandoned, since its lease
+(host/leases.py) is renewed. The token is random, so that no two machines give a run the same name, and two folders can
+be merged by copying all files.
 """
 
 from __future__ import annotations
@@ -96,17 +96,17 @@ def turn(results_dir: Path, launch: str, on_wait: Callable[[bool], None] = lambd
     same moment may both continue: the launch is then measured twice, and no run is lost. In a read-only folder no
     process waits.
     """
-    place = results_dir / f"{TURN}{hashlib.sha256(launch.encode()).hexdigest()[:16]}{LEASE}"
+    name = f"{TURN}{hashlib.sha256(launch.encode()).hexdigest()[:16]}{LEASE}"
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             results_dir.mkdir(parents=True, exist_ok=True)
-            told = False
-            while (lease := leases.take(place)) is None:
-                if not told:
+            lease, waits = leases.lease_at(results_dir / name), False
+            while not leases.acquire(lease):
+                if not waits:
                     on_wait(True)
-                told = True
+                waits = True
                 time.sleep(TRY_AGAIN_S)
-            if told:
+            if waits:
                 on_wait(False)
             held.callback(lease.release)
         yield

@@ -5,7 +5,7 @@ that a file lacks are filled in; additional columns are dropped. Readers can rel
 
 category   strategy, category, phase and tier are ordered: sort, groupby and legends follow the order of the stages, of
            the ledger and of a step. A frame's categories are only the values that occur in it
-unit       `frame.attrs["units"]` is column -> unit, for every number that has one (`zerobench columns`)
+unit       `frame.attrs["units"]` is column -> unit, for every number that has one (docs/reference/columns.md)
 bytes      are integers, except for means over a group of ranks (`wire_bytes` of traffic)
 """
 
@@ -14,10 +14,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pandas as pd
 import pyarrow as pa
@@ -28,13 +28,20 @@ from ..records.describe import unit_of
 from ..sizes import show_bytes
 from ..strategies import built_in
 from .grid import Grid
-from .row_checks import columns_of, problem_of_table
 
 _ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
 
-MOST_VALUES = 2**28
-"""Largest table that is read, as rows times columns: 2 GiB of numbers, which a file of a few kB can expand to."""
+
+@cache
+def columns_of(kind: type) -> tuple[tuple[str, type], ...]:
+    """Returns column names and base types of a row type; an optional column has its base type."""
+    hints = get_type_hints(kind)
+    bases = (str, bool, int, float)
+    return tuple(
+        (column.name, next(t for t in bases if t in getattr(hints[column.name], "__args__", (hints[column.name],))))
+        for column in fields(kind)
+    )
 
 
 def schema_of(kind: type, with_run_id: bool = False) -> pa.Schema:
@@ -58,35 +65,30 @@ def write_frame(path: Path, frame: pd.DataFrame, kind: type, with_run_id: bool) 
     aside.replace(path)
 
 
-def read_table(path: Path, kind: type, run_id: str | None = None) -> pa.Table:
+def read_table(path: Path, run_id: str | None = None) -> pa.Table:
     """Reads a table; an empty one if there is no file. Raises ValueError, with the file's name, if it is damaged."""
     if not os.path.lexists(path):
         return pa.table({})
-    with _opened(path, kind, own=run_id is not None) as file:
+    with _opened(path) as file:
         table = file.read(use_threads=False).replace_schema_metadata()  # of pandas', which it would trust
         table.validate(full=True)
     return table if run_id is None else table.add_column(0, "run_id", [pa.repeat(run_id, table.num_rows)])
 
 
-def check_table(path: Path, kind: type) -> None:
+def check_table(path: Path) -> None:
     """Checks the footer of a run's table, if it has one. Raises ValueError, with the file's name, if it is damaged."""
     if os.path.lexists(path):
-        with _opened(path, kind, own=True):
+        with _opened(path):
             pass
 
 
 @contextmanager
-def _opened(path: Path, kind: type, own: bool) -> Iterator[pq.ParquetFile]:
-    """Opens a table, checks its size and columns; raises any error in the block as ValueError with its file name."""
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """Opens a table; raises any error in the block as ValueError with its file name."""
     if not path.is_file():
         raise ValueError(f"{path.name}: it is no file")
     try:
         with pa.OSFile(str(path)) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
-            rows, columns = file.metadata.num_rows, file.metadata.num_columns
-            if rows * columns > MOST_VALUES:
-                raise ValueError(f"it has {rows:,} rows of {columns} columns; at most {MOST_VALUES:,} values are read")
-            if problem := problem_of_table(file.schema_arrow, kind, own):
-                raise ValueError(problem)
             yield file
     except Exception as error:  # a parser may raise anything for bytes of another format
         raise ValueError(f"{path.name}: {' '.join(str(error).split())[:200]}") from error

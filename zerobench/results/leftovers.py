@@ -2,7 +2,7 @@
 prune`.
 
 abandoned   hidden, and no living process will finish it:
-            partial runs, boards          whose lease (host/leases.py) is not held
+            partial runs                  whose lease (host/leases.py) is not held
             folders of a launcher's jobs  whose lease, of the composing process, is not held; a job that begins without
                                           its folder ends immediately
             unclaimed ones                folders that are half written or half removed, files that are about to
@@ -13,13 +13,13 @@ A lease that is not held is removed by the look at it, without a question.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..host.files import PROBE, clock_of, is_ours
+from ..host.files import is_ours
 from ..host.leases import is_held
 from ..host.temporary import LEASE, PRUNED, is_claimed, remove
-from .board import board_folders
 from .folders import PARTIAL
 from .tables import SEARCHES
 
@@ -28,7 +28,7 @@ JOBS = ".jobs-"
 
 UNCLAIMED_AT_MOST_S = 3600.0
 
-UNCLAIMED = tuple(f"{prefix}*" for prefix in (PRUNED, PROBE, f"{SEARCHES}/."))
+UNCLAIMED = tuple(f"{prefix}*" for prefix in (PRUNED, f"{SEARCHES}/."))
 """Patterns of unclaimed entries."""
 
 
@@ -39,17 +39,16 @@ def partials(where: Path, prefix: str = PARTIAL) -> list[Path]:
 
 def abandoned(where: Path) -> list[Path]:
     """Returns the leftovers of a results folder."""
-    claimed = [*partials(where), *partials(where, JOBS), *board_folders(where)]
-    killed = [path for path in claimed if is_ours(path) and not is_claimed(path)]
+    claimed = [path for path in (*partials(where), *partials(where, JOBS)) if is_ours(path)]
+    killed = [path for path in claimed if not is_claimed(path)]
     for lease in where.glob(f".*{LEASE}"):
         if is_ours(lease.with_suffix("")):
             is_held(lease)
-    found, old = [path for pattern in UNCLAIMED for path in where.glob(pattern) if is_ours(path)], []
-    now = clock_of(where) if found else None
-    for path in found:
+    old = []
+    for path in (path for pattern in UNCLAIMED for path in where.glob(pattern) if is_ours(path)):
         with suppress(OSError):  # it has its name, or is gone
             own = not path.is_symlink() and not path.parent.is_symlink()
-            if own and now is not None and path.stat().st_mtime < now - UNCLAIMED_AT_MOST_S:
+            if own and path.stat().st_mtime < time.time() - UNCLAIMED_AT_MOST_S:
                 old.append(path)
     return killed + sorted(old)
 

@@ -68,7 +68,7 @@ def long_form(
         for name in names:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-                hint = f"do you mean {' or '.join(near)}?" if near else "`zerobench columns` lists them"
+                hint = f"do you mean {' or '.join(near)}?" if near else "docs/reference/columns.md lists them"
                 raise ValueError(f"long: {name!r} is not a {kind} of the runs; {hint}")
     wanted = list(dict.fromkeys(metrics)) or list(FIGURES)
     wide = (runs[["run_id", *wanted]].assign(rank=None), _of_steps(runs, steps), _of_traffic(runs, traffic))

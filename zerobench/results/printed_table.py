@@ -90,6 +90,11 @@ def _interval(row: Row) -> str:
     return f"{row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f}"
 
 
+def step_interval(row: Row) -> str:
+    """Formats the interval of a step with its unit: "95 % interval 51.2–53.4 ms"; empty if there is none."""
+    return "" if pd.isna(row["step_s_low"]) else f"95 % interval {_interval(row)} ms"
+
+
 def _loss(row: Row) -> str:
     if row["backend"] == SIMULATED:
         return "–"

@@ -1,20 +1,20 @@
-"""Fallbacks for runs that cannot be written to their results folder: the disk is full, or the folder was removed.
+"""The fallback for runs that cannot be written to their results folder: the disk is full, or the folder was removed.
 
-A run is tried in its results folder, then there once more, then in a folder next to it, then in the system's temporary
-directory. Each of these is an ordinary results folder. If all fail, the row is only in the sweep's table.
+Such a run is written to a results folder of this process in the system's temporary directory. If that fails, too, its
+row is only in the sweep's table.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import stat
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,87 +34,51 @@ class Unwritten:
     kept: Path | None
 
 
-def places(results_dir: Path) -> list[Path]:
-    """Returns the folders in which a run may be written, in the order in which they are tried."""
-    beside = results_dir.absolute()
-    return [results_dir, beside.with_name(f"{beside.name}-rescued"), temporary_place()]
-
-
-def temporary_place() -> Path:
-    """Returns the user's results folder in the system's temporary directory; its name may be taken by anyone."""
-    return Path(tempfile.gettempdir()) / f"zerobench-rescued-{os.getuid()}"
-
-
-def _claim_in(place: Path, prefix: str) -> Aside:
-    """Claims a folder in one of `places`. Raises OSError, also if another user has taken the temporary one's name."""
-    if place == temporary_place():
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = place.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise PermissionError(f"{place} is a link, another user's, or others can write to it")
-    return claim_folder(place, prefix)
+@cache
+def temporary_results() -> Path:
+    """Creates and returns the results folder of this process for rescued runs. Only the user can write to it."""
+    return Path(tempfile.mkdtemp(prefix="zerobench-rescued-"))
 
 
 def claim(results_dir: Path, prefix: str) -> Aside:
-    """Claims a folder for a run, in the first place that works. Raises the first error if none does."""
-    errors = []
-    for place in places(results_dir):
-        try:
-            return _claim_in(place, prefix)
-        except Exception as error:
-            errors.append(error)
-    raise errors[0]
+    """Claims a folder for a run. Raises the results folder's error if the temporary one fails, too."""
+    try:
+        return claim_folder(results_dir, prefix)
+    except Exception as error:
+        with suppress(Exception):
+            return claim_folder(temporary_results(), prefix)
+        raise error from None
 
 
 def keep(
     aside: Aside, results_dir: Path, prefix: str, row: RunRow, config: CellConfig, provenance: dict[str, Any],
     tables: dict[str, list[Any]],
 ) -> Unwritten | None:  # fmt: skip
-    """Calls folders.write_run in the first place that works. Returns None if that is the results folder. An error of
-    any kind is treated alike: the run was measured, and the sweep goes on.
+    """Calls folders.write_run. Returns None if the run is in its results folder. An error of any kind is treated alike:
+    the run was measured, and the sweep goes on.
     """
-
-    def write(to: Aside) -> None:
-        write_run(to, prefix, row, config, provenance, tables)
-
-    why = "" if aside.path.parent == results_dir else why_unwritable(results_dir)
-    place = aside.path.parent
+    reason = "" if aside.path.parent == results_dir else why_unwritable(results_dir) or "it could not be written to"
     try:
-        write(aside)
+        write_run(aside, prefix, row, config, provenance, tables)
+        return Unwritten(results_dir, reason, aside.path.parent) if reason else None
     except Exception as error:
-        why = why or words_of(error)
-        _log(error, aside.path)
-        found = _write_elsewhere(aside.path, results_dir, prefix, write)
-        shutil.rmtree(aside.path, ignore_errors=True)
-        if found is None:
-            row.run_id = prefix
-            return Unwritten(results_dir, why, None)
-        place = found
-    return None if place == results_dir else Unwritten(results_dir, why or "it could not be written to", place)
-
-
-def _log(error: Exception, folder: Path) -> None:
-    """Writes the traceback of an error that is not the disk's, as far as possible."""
-    if not isinstance(error, OSError):
-        with suppress(OSError):
-            (folder / "logs").mkdir(exist_ok=True)
-            (folder / "logs/harness.log").write_text("".join(traceback.format_exception(error)))
-
-
-def _write_elsewhere(begun: Path, results_dir: Path, prefix: str, write: Callable[[Aside], None]) -> Path | None:
-    """Returns the place that took the run, with the logs of the folder `begun`; None if none did."""
-    for place in places(results_dir):
+        reason = reason or reason_of(error)
         with suppress(Exception):
-            aside = _claim_in(place, prefix)
+            rescued = claim_folder(temporary_results(), prefix)
             try:
-                with suppress(OSError, shutil.Error):  # as many as can be read
-                    shutil.copytree(begun / "logs", aside.path / "logs")
-                write(aside)
-            except Exception:
-                shutil.rmtree(aside.path, ignore_errors=True)
-                raise
-            return place
-    return None
+                with suppress(OSError, shutil.Error):  # as many logs as can be read
+                    shutil.copytree(aside.path / "logs", rescued.path / "logs")
+                if not isinstance(error, OSError):  # it is not the disk's
+                    (rescued.path / "logs").mkdir(exist_ok=True)
+                    (rescued.path / "logs/harness.log").write_text("".join(traceback.format_exception(error)))
+                write_run(rescued, prefix, row, config, provenance, tables)
+                return Unwritten(results_dir, reason, rescued.path.parent)
+            finally:
+                shutil.rmtree(rescued.path, ignore_errors=True)  # written, it has another name
+        row.run_id = prefix
+        return Unwritten(results_dir, reason, None)
+    finally:
+        shutil.rmtree(aside.path, ignore_errors=True)
 
 
 def why_unwritable(results_dir: Path) -> str:
@@ -127,29 +91,24 @@ def why_unwritable(results_dir: Path) -> str:
     try:
         probe = claim_folder(results_dir, "probe")
     except Exception as error:
-        return words_of(error)
+        return reason_of(error)
     probe.release()
     shutil.rmtree(probe.path, ignore_errors=True)
     return ""
 
 
-def remove_empty(results_dir: Path) -> None:
-    """Removes the folder next to the results folder if it has no runs: nothing that was begun there was finished."""
-    with suppress(OSError):
-        places(results_dir)[1].rmdir()
-
-
-def sentences(lost: Sequence[Unwritten]) -> list[str]:
+def messages_of(lost: Sequence[Unwritten]) -> list[str]:
     """Returns the messages at the end of a sweep on runs outside of their results folder."""
-    found = []
-    for (results_dir, error, kept), count in Counter((one.results_dir, one.error, one.kept) for one in lost).items():
-        those = f"{show_count(count, 'run')} could not be written to {results_dir} ({error})"
-        where = f"kept in {kept} instead: zerobench status {kept}" if kept else "in the table above alone"
-        found.append(f"{those}; {'it is' if count == 1 else 'they are'} {where}")
-    return found
+    messages = []
+    for run, count in Counter(lost).items():
+        kept = f"kept in {run.kept} instead: zerobench status {run.kept}" if run.kept else "in the table above alone"
+        pronoun = "it is" if count == 1 else "they are"
+        runs = show_count(count, "run")
+        messages.append(f"{runs} could not be written to {run.results_dir} ({run.error}); {pronoun} {kept}")
+    return messages
 
 
-def words_of(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Returns the reason of an error in a few words."""
     if isinstance(error, OSError):
         return os.strerror(error.errno) if error.errno else str(error)

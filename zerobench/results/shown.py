@@ -19,7 +19,7 @@ from ..sizes import counted, printable, show_bytes, show_count, show_ms
 from .frames import records_of
 from .grid import Grid
 from .markup import Bar, BarFigure, BarPart, render
-from .printed_table import FIRST_TO_GO, Row, best_rows, columns_of, grid_of, sorted_cells
+from .printed_table import FIRST_TO_GO, Row, best_rows, columns_of, grid_of, sorted_cells, step_interval
 from .summary import busy_words
 
 NONE = "–"
@@ -112,16 +112,13 @@ def _folded(sentences: Sequence[str]) -> list[str]:
 
 def _figures_of(row: Row) -> list[tuple[str, str, str]]:
     """Returns name, value with its unit, and a comment, for each figure that a run has."""
-    interval = ""
-    if pd.notna(row["step_s_low"]):
-        interval = f"95 % interval {row['step_s_low'] * 1000:.1f} to {row['step_s_high'] * 1000:.1f} ms"
     states, volume = show_bytes(row["predicted_states_bytes"]), _number(row["predicted_volume_psi"], ".3f", " ψ")
     rows = [
         ("peak", show_bytes(row["peak_bytes"]), "on the rank with the most"),
         *((f"  {name}", show_bytes(row[f"peak_{name}_bytes"]), "") for name in CATEGORIES),
         ("states", show_bytes(row["states_bytes"]), f"predicted {states}" if states != NONE else ""),
         ("volume", _number(row["volume_psi"], ".3f", " ψ"), f"predicted {volume}" if volume != NONE else ""),
-        ("step", show_ms(row["step_s"]), interval),
+        ("step", show_ms(row["step_s"]), step_interval(row)),
         (f"{counted([row['sequence']])}/s", _number(row["tokens_per_s"], ".0f"), ""),
         ("last loss", _number(row["loss_last"], ".4f"), str(row["training_words"] or "")),
     ]

@@ -25,13 +25,13 @@ import pyarrow as pa
 
 from ..config.cell import CellConfig
 from ..config.flat import name_cells, swept
+from ..config.identity import VERSION, VERSION_KEY
 from ..host.files import read_text
-from ..records import RunRow, SearchRow
+from ..records import SCHEMA_VERSION, RunRow, SearchRow
 from ..records.describe import LONG, ROWS
-from .frames import check_table, concatenate, read_table, records_of, to_frame, typed, write_frame
+from .frames import check_table, concatenate, read_table, to_frame, typed, write_frame
 from .long_form import long_form
 from .options import Where
-from .row_checks import problem_of_columns, problem_of_run, problem_of_values, problem_of_version
 from .selection import by_number, in_order, pick, select
 from .shown import html_of, html_of_run, text_of, text_of_run
 
@@ -247,10 +247,10 @@ def _read_runs(folders: list[Path], is_large: bool) -> tuple[pd.DataFrame, Calla
         paths = {name: folder / f"{name}.parquet" for name in TABLES}
         try:
             if is_large:
-                for name, path in paths.items():
-                    check_table(path, TABLES[name])
+                for path in paths.values():
+                    check_table(path)
             else:
-                of_run = {name: read_table(path, TABLES[name], row["run_id"]) for name, path in paths.items()}
+                of_run = {name: read_table(path, row["run_id"]) for name, path in paths.items()}
                 for name, table in of_run.items():
                     read[name].append(table)
         except ValueError as error:
@@ -272,25 +272,25 @@ def _read_or_warn(folder: Path, name: str, run_id: str) -> pa.Table | None:
     try:
         if not folder.is_dir():
             raise ValueError("the run was removed meanwhile")
-        return read_table(folder / f"{name}.parquet", TABLES[name], run_id)
+        return read_table(folder / f"{name}.parquet", run_id)
     except ValueError as error:
         warnings.warn(f"{folder}: rows of {name} are left out: {error}", stacklevel=4)
         return None
 
 
 def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:
-    """Reads the tables of a collection without its invalid runs; None, with a warning, if a table is damaged."""
+    """Reads the tables of a collection without runs of a later version; None, with a warning, if a table is damaged."""
     try:
-        tables = {name: read_table(folder / f"{name}.parquet", kind).to_pandas() for name, kind in ALL_TABLES.items()}
+        tables = {name: read_table(folder / f"{name}.parquet").to_pandas() for name in ALL_TABLES}
     except ValueError as error:
         warnings.warn(f"{folder} has a damaged table and is left out: {error}", stacklevel=3)
         return None
-    rows = records_of(tables["runs"])
-    problems = [problem_of_run(row) for row in rows]
-    for row, problem in zip(rows, problems, strict=True):
+    runs = tables["runs"]
+    problems = [problem_of_config(config) for config in runs["config"]]
+    for run_id, problem in zip(runs["run_id"], problems, strict=True):
         if problem:
-            warnings.warn(f"{folder}: {row.get('run_id')} is left out: {problem}", stacklevel=3)
-    return tables | {"runs": tables["runs"][[not problem for problem in problems]]}
+            warnings.warn(f"{folder}: {run_id} is left out: {problem}", stacklevel=3)
+    return tables | {"runs": runs[[not problem for problem in problems]]}
 
 
 def run_folders(where: Path) -> list[Path]:
@@ -325,12 +325,33 @@ def _read_json_row(path: Path, kind: type) -> dict[str, Any] | None:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         warnings.warn(f"{path} cannot be read and is left out: {error}", stacklevel=3)
         return None
-    problem = problem_of_version(row) or problem_of_columns(row, kind) or problem_of_values(row, kind)
-    problem = problem or (problem_of_run(row) if kind is RunRow else "")
+    problem = problem_of_row(row, kind) or (problem_of_config(row["config"]) if kind is RunRow else "")
     if problem:
         warnings.warn(f"{path} is left out: {problem}", stacklevel=3)
         return None
     return _optional(kind) | row
+
+
+def problem_of_row(row: dict[str, Any], kind: type) -> str:
+    """Returns the end of a message if `row` is of a later schema version, or lacks columns of `kind`; else "". A row of
+    an older version may lack newer columns, which are None.
+    """
+    version = int(row.get("schema_version") or 0)
+    if version > SCHEMA_VERSION:
+        return f"schema_version {version} is newer than {SCHEMA_VERSION}; update zerobench"
+    is_older = 0 < version < SCHEMA_VERSION
+    needed = [column.name for column in fields(kind) if not is_older or column.default is MISSING]
+    missing = [name for name in needed if name not in row]
+    return f"it lacks {', '.join(missing[:3])}; an older zerobench wrote it" if missing else ""
+
+
+def problem_of_config(text: str) -> str:
+    """Returns the end of a message if a run's config is damaged or of a later version, else ""."""
+    try:
+        version = json.loads(text).get(VERSION_KEY, 1)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return f"config is {text!r:.60}, which is not a JSON object"
+    return f"config has version {version}, where {VERSION} is the newest; update zerobench" if version > VERSION else ""
 
 
 @cache

@@ -19,39 +19,18 @@ MIB = 2**20
 
 BUCKET_BYTES = Key(
     "capacity of a bucket of gradients; auto: psi/(2N) or psi/64, 1 to 25 MiB", unit="bytes", limits=(2**10, 2**40),
-    words=("auto",), deepspeed="`reduce_bucket_size`, `allgather_bucket_size` (elements)",
-    torch="DDP `bucket_cap_mb` (MiB)", transformers="`ddp_bucket_cap_mb`",
+    words=("auto",),
 )  # fmt: skip
-GRADIENT_AS_BUCKET_VIEW = Key(
-    "gradients are views of DDP's buckets, not copies", deepspeed="`contiguous_gradients`",
-    torch="DDP `gradient_as_bucket_view`",
-)  # fmt: skip
-BROADCAST_BUFFERS = Key(
-    "rank 0's buffers are copied to all ranks before a forward", torch="DDP `broadcast_buffers`",
-    transformers="`ddp_broadcast_buffers`",
-)  # fmt: skip
+GRADIENT_AS_BUCKET_VIEW = Key("gradients are views of DDP's buckets, not copies")
+BROADCAST_BUFFERS = Key("rank 0's buffers are copied to all ranks before a forward")
 ACCUMULATE = Key(
-    "micro-batches after which gradients are reduced: every one, or only the last", words=("every", "last"),
-    deepspeed="by the stage: 1 last, 2 and 3 every", torch="`no_sync`, `set_requires_gradient_sync`",
-)  # fmt: skip
-MODE = Key("defaults of null options: own, paper (ZeRO) or vendor (DeepSpeed)", words=("own", "paper", "vendor"))
-OVERLAP_GATHER = Key(
-    "updated parameters travel during the next forward", torch="Megatron-core: `--overlap-param-gather`"
+    "micro-batches after which gradients are reduced: every one, or only the last", words=("every", "last")
 )
-CONSTRUCT = Key(
-    "plain, or meta: no rank ever holds the whole model", words=("plain", "meta"), deepspeed="`deepspeed.zero.Init`",
-    torch='`torch.device("meta")`',
-)  # fmt: skip
-PREFETCH = Key(
-    "units gathered ahead of their use", unit="units", limits=(0, 1e6),
-    deepspeed="`stage3_prefetch_bucket_size` (elements)",
-    torch="`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`",
-    transformers="`fsdp_config`: forward_prefetch, backward_prefetch",
-)  # fmt: skip
-PERSISTENCE_NUMEL = Key(
-    "parameters up to this size stay whole on every rank", unit="elements", limits=(0, 1e+12),
-    deepspeed="`stage3_param_persistence_threshold`",
-)  # fmt: skip
+MODE = Key("defaults of null options: own, paper (ZeRO) or vendor (DeepSpeed)", words=("own", "paper", "vendor"))
+OVERLAP_GATHER = Key("updated parameters travel during the next forward")
+CONSTRUCT = Key("plain, or meta: no rank ever holds the whole model", words=("plain", "meta"))
+PREFETCH = Key("units gathered ahead of their use", unit="units", limits=(0, 1e6))
+PERSISTENCE_NUMEL = Key("parameters up to this size stay whole on every rank", unit="elements", limits=(0, 1e12))
 
 
 @dataclass
@@ -99,10 +78,7 @@ class Ddp(StrategyOptions):
     name: str = "ddp"
     bucket_bytes: int = BUCKET_BYTES(25 * MIB)
     gradient_as_bucket_view: bool = GRADIENT_AS_BUCKET_VIEW(True)
-    find_unused_parameters: bool = Key(
-        "DDP looks for parameters that a forward did not use", torch="DDP `find_unused_parameters`",
-        transformers="`ddp_find_unused_parameters`",
-    )(False)  # fmt: skip
+    find_unused_parameters: bool = Key("DDP looks for parameters that a forward did not use")(False)
     broadcast_buffers: bool = BROADCAST_BUFFERS(True)
     accumulate: str = ACCUMULATE("last")
 
@@ -121,9 +97,8 @@ class Zero1(StrategyOptions):
     accumulate: str = ACCUMULATE("last")
     mode: str = MODE("own")
     reduce_with: str | None = Key(
-        "reduce_scatter or all_reduce; null: as mode says", words=("reduce_scatter", "all_reduce"),
-        deepspeed="`reduce_scatter`, `use_multi_rank_bucket_allreduce`",
-    )(None)  # fmt: skip
+        "reduce_scatter or all_reduce; null: as mode says", words=("reduce_scatter", "all_reduce")
+    )(None)
     overlap_gather: bool = OVERLAP_GATHER(True)
     construct: str = CONSTRUCT("plain")
 
@@ -165,18 +140,15 @@ class Zero3(StrategyOptions):
     persistence_numel: int | None = PERSISTENCE_NUMEL(None)
     keep_root: bool | str | None = Key(
         "the root unit (embedding, head) stays from forward to backward; auto: freed while backward is in the blocks",
-        words=("auto", "true", "false"), torch="`fully_shard(reshard_after_forward=None)` on the root",
-    )(None)  # fmt: skip
-    reshard_after_forward: bool | None = Key(
-        "units are freed after forward and gathered again for backward",
-        deepspeed="`stage3_max_reuse_distance`, nearly", torch="`fully_shard(reshard_after_forward=)`",
-        transformers="`fsdp_config`: reshard_after_forward",
-    )(None)  # fmt: skip
+        words=("auto", "true", "false"),
+    )(None)
+    reshard_after_forward: bool | None = Key("units are freed after forward and gathered again for backward")(None)
     shards: str | None = Key(
         "in half precision without offload: a rank's part of the masters alone, rounded for each gather, or also of the"
-        " parameters", words=("masters", "parameters"), torch="masters, as `fully_shard` keeps fp32 parameters",
+        " parameters",
+        words=("masters", "parameters"),
         omitted=True,
-    )(None)  # fmt: skip
+    )(None)
     construct: str = CONSTRUCT("plain")
 
 
@@ -187,12 +159,8 @@ WITHOUT_RULE: dict[str, tuple[str, ...]] = {
 
 
 TUNED = Key("null options get values tuned for these models, instead of the peer's defaults")
-REDUCE_BUCKET_NUMEL = Key(
-    "reduce_bucket_size of DeepSpeed", unit="elements", limits=(1, 1e12), deepspeed="`reduce_bucket_size`"
-)
-OVERLAP_COMM = Key(
-    "overlap_comm of DeepSpeed: a second bucket is filled while the first is sent", deepspeed="`overlap_comm`"
-)
+REDUCE_BUCKET_NUMEL = Key("reduce_bucket_size of DeepSpeed", unit="elements", limits=(1, 1e12))
+OVERLAP_COMM = Key("overlap_comm of DeepSpeed: a second bucket is filled while the first is sent")
 
 
 @dataclass
@@ -205,19 +173,15 @@ class Fsdp2(StrategyOptions):
     tuned: bool = TUNED(False)
     accumulate: str = ACCUMULATE("every")
     prefetch: int | None = PREFETCH(None)
-    async_gather: bool | None = Key(
-        "FSDP2's gathers do not block without CUDA streams", torch="`_set_unshard_async_op`"
-    )(None)
-    sum_gradients: bool | None = Key(
-        "gradients are summed and then divided, not averaged on the way", torch="`set_force_sum_reduction_for_comms`"
-    )(None)
+    async_gather: bool | None = Key("FSDP2's gathers do not block without CUDA streams")(None)
+    sum_gradients: bool | None = Key("gradients are summed and then divided, not averaged on the way")(None)
     upcast_frozen: bool = Key(
         "in half precision, frozen parameters have fp32 shards like trained ones; false: shards in the dtype of the"
         " computation", omitted=True,
     )(True)  # fmt: skip
     reshard_ranks: int | None = Key(
         "between forward and backward a unit stays partitioned over so many ranks; null: over all", unit="ranks",
-        limits=(2, 1e6), torch="`fully_shard(reshard_after_forward=INT)`", omitted=True,
+        limits=(2, 1e6), omitted=True,
     )(None)  # fmt: skip
 
 
@@ -237,10 +201,7 @@ class ZeroRedundancy(StrategyOptions):
     accumulate: str = ACCUMULATE("last")
     bucket_bytes: int = BUCKET_BYTES(25 * MIB)
     gradient_as_bucket_view: bool | None = GRADIENT_AS_BUCKET_VIEW(None)
-    parameters_as_bucket_view: bool | None = Key(
-        "parameters are views of ZeroRedundancyOptimizer's buckets",
-        torch="ZeroRedundancyOptimizer `parameters_as_bucket_view`",
-    )(None)  # fmt: skip
+    parameters_as_bucket_view: bool | None = Key("parameters are views of ZeroRedundancyOptimizer's buckets")(None)
 
 
 @dataclass
@@ -250,9 +211,7 @@ class DeepspeedZero1(StrategyOptions):
     name: str = "deepspeed_zero1"
     tuned: bool = TUNED(False)
     reduce_bucket_numel: int | None = REDUCE_BUCKET_NUMEL(None)
-    multi_rank_allreduce: bool | None = Key(
-        "use_multi_rank_bucket_allreduce of DeepSpeed", deepspeed="`use_multi_rank_bucket_allreduce`"
-    )(None)
+    multi_rank_allreduce: bool | None = Key("use_multi_rank_bucket_allreduce of DeepSpeed")(None)
     overlap_comm: bool | None = OVERLAP_COMM(None)
 
 
@@ -270,19 +229,12 @@ class DeepspeedZero3(StrategyOptions):
     name: str = "deepspeed_zero3"
     tuned: bool = TUNED(False)
     reduce_bucket_numel: int | None = REDUCE_BUCKET_NUMEL(None)
-    prefetch_numel: int | None = Key(
-        "stage3_prefetch_bucket_size of DeepSpeed", unit="elements", limits=(0, 1e+12),
-        deepspeed="`stage3_prefetch_bucket_size`",
-    )(None)  # fmt: skip
+    prefetch_numel: int | None = Key("stage3_prefetch_bucket_size of DeepSpeed", unit="elements", limits=(0, 1e12))(
+        None
+    )
     persistence_numel: int | None = PERSISTENCE_NUMEL(None)
-    max_live_numel: int | None = Key(
-        "stage3_max_live_parameters of DeepSpeed", unit="elements", limits=(0, 1e+12),
-        deepspeed="`stage3_max_live_parameters`",
-    )(None)  # fmt: skip
-    max_reuse_numel: int | None = Key(
-        "stage3_max_reuse_distance of DeepSpeed", unit="elements", limits=(0, 1e+12),
-        deepspeed="`stage3_max_reuse_distance`",
-    )(None)  # fmt: skip
+    max_live_numel: int | None = Key("stage3_max_live_parameters of DeepSpeed", unit="elements", limits=(0, 1e12))(None)
+    max_reuse_numel: int | None = Key("stage3_max_reuse_distance of DeepSpeed", unit="elements", limits=(0, 1e12))(None)
     overlap_comm: bool | None = OVERLAP_COMM(None)
 
 

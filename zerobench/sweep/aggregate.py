@@ -27,7 +27,7 @@ from ..probes.saves import ASYNCHRONOUS
 from ..rank_record import RankRecord
 from ..records import BETWEEN, CATEGORIES, COLLECTIVES, DATA_AXIS, LINKS, PHASE_PEAKS, TENSOR_AXIS, MemoryRow, RunRow
 from ..sections import known
-from ..strategies import predicts, shape_of
+from ..strategies import predicts
 from ..theory.closed_forms import floor_bytes, to_json
 from ..theory.groups import Moved
 from ..theory.replay.states import predict_states
@@ -158,7 +158,7 @@ COLUMNS = {
     "tensor_axis_all_reduce_bytes": _traffic("wire_bytes", _mean, kind="all_reduce", axis=TENSOR_AXIS),
     "tensor_axis_all_gather_bytes": _traffic("wire_bytes", _mean, kind="all_gather", axis=TENSOR_AXIS),
     **{name: _process(name, "timed", "accounted") for name in PROCESS_MEMORY},  # the timed pass has no probes
-    **{name: _process(name, "accounted") for name in ("heap_bytes", "kept_bytes", "growth_bytes")},
+    **{name: _process(name, "accounted") for name in ("kept_bytes", "growth_bytes")},
 }
 """Columns of every run."""
 
@@ -386,21 +386,21 @@ def join_theory(
     row: RunRow, config: CellConfig, schedule: Schedule, memory: list[MemoryRow], record: RankRecord
 ) -> Expected:
     """Fills predictions, also of the memory table, for DDP and our stages; returns those that `unexplained` takes."""
-    shapes, groups = estimate.training_shapes(config), config.groups
-    strategy, tiers = shape_of(config.strategy.values()), config.offload.theory_shape()
+    strategy, rest = estimate.theory_of(config)
+    groups, _, precision, tiers = rest
     bucket_bytes = settle(strategy, schedule.shapes, groups.shard_ranks).bucket_bytes
     row.bucket_bytes = bucket_bytes if isinstance(bucket_bytes, int) else None
     place = record.rank // config.tensor_parallel
     executed = place if row.backend == SIMULATED and tiers.place is None else None
-    prediction = predict_states(strategy, schedule, config.data_ranks, *shapes, groups, tiers, executed)
+    prediction = predict_states(strategy, schedule, *rest, executed)
     row.predicted_states_bytes = prediction.states_bytes
-    row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, groups, *shapes, tiers)
+    row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, *rest)
     row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
     row.formulas = to_json(estimate.formulas_of(config, schedule, prediction))
     parts: dict[str, Moved] = {}
     if row.psi:
         alone = place if (row.backend, row.device) == (SIMULATED, "cpu") else None
-        parts = predict_parts(strategy, schedule, config.data_ranks, groups, shapes[1], alone)
+        parts = predict_parts(strategy, schedule, groups, precision, alone)
         moved = sum(parts.values(), Moved())
         row.predicted_volume_psi = moved.volume / row.psi
         row.predicted_wire_bytes = round(moved.within + moved.between)

@@ -23,7 +23,7 @@ from ..fake_execution import execute
 from ..host.environment import SIMULATED
 from ..host.others import OtherProcesses
 from ..launch.follower import interruption
-from ..launch.over_cluster import launch, places, why_not
+from ..launch.over_cluster import launch, places
 from ..predict import activations
 from ..predict.estimate import simulated_ranks
 from ..probes import allocator_hook, saves, snapshot
@@ -79,7 +79,7 @@ def run_cell(
         aside = rescue.claim(results_dir, prefix)
     except Exception as error:
         row.run_id, row.status, row.reason = prefix, "crash", f"no folder can be made for it: {error}"
-        on_unwritten(Unwritten(results_dir, rescue.words_of(error), None))
+        on_unwritten(Unwritten(results_dir, rescue.reason_of(error), None))
         return row
     interrupted, written = _fill(row, cell, aside.path, on_progress)
     lost = rescue.keep(aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), written)
@@ -99,7 +99,7 @@ def write_lost(
     try:
         aside = rescue.claim(results_dir, prefix)
     except Exception as error:
-        on_unwritten(Unwritten(results_dir, rescue.words_of(error), None))
+        on_unwritten(Unwritten(results_dir, rescue.reason_of(error), None))
         return row
     with suppress(OSError):  # the reason has the essentials
         (aside.path / "logs").mkdir(exist_ok=True)
@@ -118,14 +118,11 @@ def _fill(
     written: dict[str, list[Any]] = {}
     interrupted: KeyboardInterrupt | None = None
     try:
-        if why := why_not(cell.config):
-            row.status, row.reason = "crash", why
-        else:
-            row.status, row.reason, records = _run_passes(cell, aside, on_progress, row)
-            if row.status == "ok":
-                written = aggregate.join(row, cell.config, records)
-                row.reason = "" if row.backend == SIMULATED else aggregate.divergence(records)
-                row.status = "diverged" if row.reason else "ok"
+        row.status, row.reason, records = _run_passes(cell, aside, on_progress, row)
+        if row.status == "ok":
+            written = aggregate.join(row, cell.config, records)
+            row.reason = "" if row.backend == SIMULATED else aggregate.divergence(records)
+            row.status = "diverged" if row.reason else "ok"
     except KeyboardInterrupt as stop:
         row.status, row.reason, interrupted = "interrupted", str(stop) or interruption(), stop
     except Exception as error:  # an error of this process: the sweep goes on, and the row has the reason

@@ -13,7 +13,6 @@ from ..host.terminal import is_quiet
 from ..predict.fit import refuse_unfit
 from ..records import SearchRow
 from ..results import rescue, selection
-from ..results.board import SUBMITTED, WAITING
 from ..results.leftovers import tidy
 from ..results.options import RESULTS
 from ..results.printed_table import print_failures, print_results, print_searches
@@ -21,7 +20,7 @@ from ..sizes import show_count
 from .cell import find_reusable
 from .parity import DIFFERS
 from .parity_check import REFERENCES, ParityCheck
-from .progress import Reporter, interruption_of
+from .progress import SUBMITTED, WAITING, Reporter, interruption_of
 from .search import is_search, run_searches
 from .sweep import Sweep
 
@@ -78,17 +77,17 @@ def _print_tables(
 
 
 def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Unwritten]) -> list[str]:
-    """Returns runs that were removed meanwhile, after printing an error; removes empty folders of rescued runs."""
+    """Returns runs that were removed meanwhile, after printing an error."""
     folders = dict.fromkeys(Path(cell.config.results_dir) for cell in cells)
-    places = [*folders, *(one.kept for one in lost if one.kept is not None)]
+    searched = [*folders, *(run.kept for run in lost if run.kept is not None)]
     written = [row["run_id"] for row in rows if row["status"] == "ok" and selection.split(row["run_id"])[1]]
-    gone = [run for run in dict.fromkeys(written) if not any((place / run).is_dir() for place in places)]
+    gone = [run for run in dict.fromkeys(written) if not any((folder / run).is_dir() for folder in searched)]
     if gone:
-        words = f"{show_count(len(gone), 'run')} of this sweep no longer in {', '.join(map(str, folders))}"
-        again = "removed while it ran; the same command measures them again"
-        print_note(f"zerobench: {words}: {', '.join(gone)}; {again}")
-    for folder in folders:
-        rescue.remove_empty(folder)
+        runs, where = show_count(len(gone), "run"), ", ".join(map(str, folders))
+        print_note(
+            f"zerobench: {runs} of this sweep no longer in {where}: {', '.join(gone)}; removed while it ran; the same"
+            " command measures them again"
+        )
     return gone
 
 
@@ -97,8 +96,8 @@ def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, 
     for folder in sorted({cell.config.results_dir for cell in cells if not cell.problems}) if not is_quiet() else ():
         if Path(folder).is_dir():
             print_line(f"tables: {folder}   ({_readers(folder)})")
-    for sentence in rescue.sentences(lost):
-        print_note(f"zerobench: {sentence}")
+    for message in rescue.messages_of(lost):
+        print_note(f"zerobench: {message}")
     if sweep.failed_fast:
         left = sum(entry.state in (WAITING, SUBMITTED) for entry in reporter.entries)
         print_note(f"fail_fast=true: stopped at the first failure; launches not started: {left}")

@@ -2,15 +2,14 @@
 
 1. reuse      launches finished by an earlier sweep need no job
 2. submit     a job runs one cell, with all its repeats: the command `zerobench WORDS` with the words of that cell. As
-              many jobs as the launcher permits run concurrently, each launched from a thread, since a plugin's `launch`
+              many jobs as the launcher permits run concurrently. A thread each waits in the plugin's `launch`, which
               returns when its job is over
-3. listen     a job appends each finished row to its file in the sweep's folder, and its run to the results folder
-4. end        a job that is over without a row for its launch lost it: this process writes the row
+3. end        the rows of a job that is over are read from its file; the job has written the runs to the results folder.
+              If a launch has no row, this process writes one
 
 The sweep's folder is hidden in the results folder, on a file system that the jobs' machines share::
 
-    rows-N.jsonl    from job N: its rows so far, and a search's result (cluster/launchers.py)
-    beat-N          touched by job N while it runs: without sacct, submitit waits for a lost job without end
+    rows-N.jsonl    from job N: its rows, and a search's result (cluster/launchers.py)
     log-N-TASK.txt  output of a task of job N
     closed          exists once no further job may begin
     stop            exists once all jobs must end
@@ -18,27 +17,27 @@ The sweep's folder is hidden in the results folder, on a file system that the jo
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from itertools import count
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
 from hydra.core.utils import JobStatus
 
 from ..cluster import launchers
 from ..config.cell import Cell
-from ..config.compose import Composed, instantiate_launcher, named_alone
+from ..config.compose import Composed, instantiate_launcher
 from ..config.launcher import GROUP, RAY, LauncherChoice, Resources, at_once, resources_of
 from ..config.overrides import SWEEPER
 from ..host.files import read_text
@@ -59,9 +58,6 @@ STOP_S = 60.0
 GRACE_S = 20.0
 """Seconds for a job's command to end after SIGTERM."""
 
-BEAT_S, LOST_S = 2.0, 150.0
-"""Seconds between a job's signs of life, and without one until it counts as lost; NFS caches times for a minute."""
-
 NOTE_HERE = "jobs run side by side on this machine and disturb each other's times, not bytes and volumes"
 
 
@@ -78,48 +74,25 @@ def run_job(folder: str, number: int, command: Sequence[str], launcher: str, cwd
         )  # fmt: skip
         try:
             while process.poll() is None and not (sweep_folder / "stop").exists():
-                with contextlib.suppress(OSError):  # the folder of a killed sweep is removed; its jobs go on
-                    (sweep_folder / f"beat-{number}").touch()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(BEAT_S)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_S)
         finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+            process.terminate()  # does nothing to a process that has ended
+            try:
+                process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 @dataclass(eq=False)
 class LauncherJob:
-    """A job of the launcher. `launches`: without a row so far, by repeat. `rows`: read so far. `beat`: time of its
-    last sign of life, and when that was seen. `error`: raised by the plugin. `combinations`: rows of a search's
-    combinations, by cell and repeat.
-    """
+    """A job of the launcher. `launches`: without a row so far, by repeat."""
 
     number: int
     cell: Cell
     launches: dict[int, CellLaunch]
     resources: Resources
-    rows: int = 0
-    beat: tuple[float, float] = (0.0, math.inf)
-    error: BaseException | None = None
-    combinations: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
-    over: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def reason(self) -> str:
-        """Why its launches have no rows, after it is over."""
-        if self.error is None:
-            return "ended without a row for it"
-        words = " ".join(str(self.error).split()) or "no message"
-        return f"failed: {type(self.error).__name__}: {words[:600]}"
 
 
 def resources_for(cell: Cell, choice: LauncherChoice) -> Resources:
@@ -135,17 +108,16 @@ def command_of(cell: Cell, composed: Composed) -> list[str]:
     """
     config, check = cell.config, composed.check
     resolved = {"world_size": config.world_size, "device": config.device, "backend": config.backend}
-    words = {"launch.threads": str(config.launch.threads)} | {key: str(value) for key, value in resolved.items()}
-    for word in composed.words[cell.cell_id]:
-        key, _, value = word.lstrip("+").partition("=")
+    values = {"launch.threads": str(config.launch.threads)} | {key: str(value) for key, value in resolved.items()}
+    for override in composed.words[cell.cell_id]:
+        key, _, value = override.lstrip("+").partition("=")
         section, _, last = key.partition(".")
         lacks = key in check.elsewhere and not hasattr(getattr(config, section, None), last)
         if key in (GROUP, SWEEPER) or (not key.startswith("hydra") and not lacks):
-            words.setdefault(key, value)
+            values.setdefault(key, value)
     folders = [f"--config-dir={folder.absolute()}" for folder in check.extra_dirs]
-    return [
-        sys.executable, *program(), *folders, *(f"{key}={value}" for key, value in words.items()), "hydra.mode=RUN",
-    ]  # fmt: skip
+    overrides = [f"{key}={value}" for key, value in values.items()]
+    return [sys.executable, *program(), *folders, *overrides, "hydra.mode=RUN"]
 
 
 def program() -> list[str]:
@@ -189,30 +161,29 @@ class JobSweep(Sweep):
     def find(self, cell: Cell, repeat: int) -> dict[str, Any] | None:
         return find_elsewhere(cell, repeat, self.answers, self.choice.name)
 
-    def _run_jobs(self, jobs: list[LauncherJob]) -> None:
-        bound = at_once(self.choice, [job.resources for job in jobs]) or len(jobs)
-        if self.choice.is_here and min(bound, len(jobs)) > 1:
+    def _run_jobs(self, waiting: list[LauncherJob]) -> None:
+        bound = at_once(self.choice, [job.resources for job in waiting]) or len(waiting)
+        if self.choice.is_here and min(bound, len(waiting)) > 1:
             self.reporter.say(NOTE_HERE)
         if RAY in self.choice.settings:  # before threads do: the kernel ends Ray with the thread that started it
             start = import_module("hydra_plugins.hydra_ray_launcher._launcher_util").start_ray
-            with named_alone(self.composed.line.words):
-                start(self.composed.check.hydra_of([*self.composed.line.hydra]).launcher.ray.init)
-        results_dir = Path(jobs[0].cell.config.results_dir)
+            start(self.composed.check.hydra_of([*self.composed.line.hydra]).launcher.ray.init)
+        results_dir = Path(waiting[0].cell.config.results_dir)
         results_dir.mkdir(parents=True, exist_ok=True)
         aside = claim(results_dir, JOBS, str(os.getpid()))
-        waiting, under_way = list(jobs), list[LauncherJob]()
+        under_way: set[LauncherJob] = set()
+        over: SimpleQueue[tuple[LauncherJob, BaseException | None]] = SimpleQueue()
         try:
             while waiting or under_way:
                 heed()
                 while waiting and len(under_way) < bound:
-                    under_way.append(self._submit(waiting.pop(0), aside.path))
-                time.sleep(POLL_S)
-                for job in list(under_way):
-                    over = job.over.is_set() or self._is_lost(job, aside.path)  # before its rows are read
-                    self._listen(job, aside.path)
-                    if over:
-                        self._end(job, aside.path)
-                        under_way.remove(job)
+                    job = waiting.pop(0)
+                    under_way.add(job)
+                    self._submit(job, len(under_way), aside.path, over)
+                with suppress(Empty):
+                    job, error = over.get(timeout=POLL_S)
+                    under_way.remove(job)
+                    self._end(job, error, aside.path)
                 if self.failed_fast:
                     waiting.clear()
                     (aside.path / "closed").touch()
@@ -220,88 +191,89 @@ class JobSweep(Sweep):
             self.stopped = True
             for name in ("closed", "stop"):
                 (aside.path / name).touch()
-            deadline = time.monotonic() + STOP_S
-            while not all(job.over.is_set() for job in under_way) and time.monotonic() < deadline:
-                time.sleep(POLL_S)
+            ended, deadline = 0, time.monotonic() + STOP_S
+            while ended < len(under_way) and time.monotonic() < deadline:
+                with suppress(Empty):
+                    over.get(timeout=POLL_S)
+                    ended += 1
             for job in under_way:
-                self._listen(job, aside.path)
+                self._take_rows(job, aside.path)
         finally:
             remove(aside.path)
             aside.release()
 
-    def _submit(self, job: LauncherJob, folder: Path) -> LauncherJob:
-        self.reporter.submit(list(job.launches.values()), f"job {job.number} of {self.choice.name}")
+    def _submit(
+        self,
+        job: LauncherJob,
+        under_way: int,
+        folder: Path,
+        over: SimpleQueue[tuple[LauncherJob, BaseException | None]],
+    ) -> None:
+        """Starts a job. Once it has ended, it is in `over`, with the error of the plugin."""
+        name = f"job {job.number} of {self.choice.name}"
+        self.reporter.submit(list(job.launches.values()), name, under_way)
         command = command_of(job.cell, self.composed)
         task = partial(run_job, str(folder), job.number, command, self.choice.name, os.getcwd())
         settings = job.resources.settings(self.choice)
         try:
             launcher = instantiate_launcher(self.composed, folder, job.number, settings, task)
         except Exception as error:  # the other jobs are not to suffer; this one becomes a row
-            job.error = error
-            job.over.set()
-            return job
+            over.put((job, error))
+            return
 
         def launch() -> None:
             try:
                 for done in launcher.launch([[]], initial_job_idx=job.number):
                     if done.status is JobStatus.FAILED:
                         raise done._return_value  # the public property prints a line before it raises
+                over.put((job, None))
             except BaseException as error:
-                job.error = error
-            finally:
-                job.over.set()
+                over.put((job, error))
 
-        threading.Thread(target=launch, name=f"job {job.number}", daemon=True).start()
-        return job
+        threading.Thread(target=launch, name=name, daemon=True).start()
 
-    def _is_lost(self, job: LauncherJob, folder: Path) -> bool:
-        with contextlib.suppress(OSError):  # it has not begun
-            beat = (folder / f"beat-{job.number}").stat().st_mtime
-            if beat != job.beat[0]:
-                job.beat = beat, time.monotonic()
-        return time.monotonic() - job.beat[1] > LOST_S
-
-    def _listen(self, job: LauncherJob, folder: Path) -> None:
-        """Takes the rows that a job has appended since."""
-        try:
-            lines = read_text(folder / f"rows-{job.number}.jsonl").splitlines(keepends=True)
-        except OSError:  # it has none yet
-            return
-        rows = [json.loads(line) for line in lines[job.rows :] if line.endswith("\n")]
-        job.rows += len(rows)
-        for row in rows:
+    def _take_rows(self, job: LauncherJob, folder: Path) -> None:
+        """Takes the rows that a job has written."""
+        path = folder / f"rows-{job.number}.jsonl"
+        lines = read_text(path).splitlines(keepends=True) if path.exists() else []
+        combinations: dict[tuple[str, int], dict[str, Any]] = {}
+        for row in (json.loads(line) for line in lines if line.endswith("\n")):
             if "search_id" in row:
                 result = SearchRow(**row)  # it ends the job's launches
                 if job.launches:  # else the job was started again
                     self.searches.append(result)
-                seconds = sum(combination["seconds"] for combination in job.combinations.values())
+                seconds = sum(combination["seconds"] for combination in combinations.values())
                 reason = result.reason or f"micro-batch {result.micro_batch}"
                 ending = {"status": result.status, "reason": reason, "seconds": seconds}
-                for ended in job.launches.values():
-                    self.reporter.start(ended)
-                    self.reporter.end(ended, ending | {"peak_bytes": result.peak_bytes}, reused=False)
+                for launch in job.launches.values():
+                    self.reporter.start(launch)
+                    self.reporter.end(launch, ending | {"peak_bytes": result.peak_bytes}, reused=False)
                 job.launches.clear()
             elif is_search(job.cell):
-                job.combinations[row["cell_id"], row["repeat"]] = row
-            elif launch := job.launches.get(row["repeat"]):  # else the job was started again, and reused it
-                self._take_of(job, launch, row)
+                combinations[row["cell_id"], row["repeat"]] = row
+            elif row["repeat"] in job.launches:  # else the job was started again, and reused it
+                self._take_row(job, row)
+        self.combinations += combinations.values()
 
-    def _take_of(self, job: LauncherJob, launch: CellLaunch, row: dict[str, Any]) -> None:
-        del job.launches[launch.repeat]
+    def _take_row(self, job: LauncherJob, row: dict[str, Any]) -> None:
+        launch = job.launches.pop(row["repeat"])
         self.reporter.start(launch)
         self.take(launch, row)
         self.failed_fast |= row["status"] != "ok" and launch.cell.config.fail_fast
 
-    def _end(self, job: LauncherJob, folder: Path) -> None:
+    def _end(self, job: LauncherJob, error: BaseException | None, folder: Path) -> None:
         """Ends a job that is over: its first launch without a row gets one, and the other launches of its cell none."""
-        left = list(job.launches.values())
-        self.combinations += job.combinations.values()
+        self._take_rows(job, folder)
         failed = any(row["status"] != "ok" for row in self.by_cell.get(job.cell.cell_id, []))
-        if left and not failed and not self.failed_fast:
-            launch = left.pop(0)
-            why = f"its job of {self.choice.name} {job.reason}; the same command runs it again"
+        if job.launches and not failed and not self.failed_fast:
+            reason = "ended without a row for it"
+            if error is not None:
+                message = " ".join(str(error).split()) or "no message"
+                reason = f"failed: {type(error).__name__}: {message[:600]}"
+            reason = f"its job of {self.choice.name} {reason}; the same command runs it again"
             logs = [path.read_text(errors="replace") for path in sorted(folder.glob(f"log-{job.number}-*.txt"))]
-            row = write_lost(launch.cell, launch.repeat, why, self.choice.name, "\n".join(logs), self.unwritten.append)
-            self._take_of(job, launch, vars(row))
-        for launch in left:
+            repeat = next(iter(job.launches))
+            row = write_lost(job.cell, repeat, reason, self.choice.name, "\n".join(logs), self.unwritten.append)
+            self._take_row(job, vars(row))
+        for launch in job.launches.values():
             self.reporter.skip(launch)

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -20,7 +19,6 @@ from rich.text import Text
 from ..config.cell import CellConfig
 from ..host.environment import OMP_THREADS, SIMULATED, exported_threads
 from ..host.terminal import print_on, progress_console
-from ..results.board import AWAITS, RUNNING, SKIPPED, SUBMITTED, WAITING, BoardLaunch, BoardWriter
 from ..results.grid import Grid
 from ..sections import known
 from ..sizes import printable, show_bytes, show_count, show_left, show_ms
@@ -30,14 +28,34 @@ from .sweep import CellLaunch
 LINE_EVERY_S = 30.0
 """Seconds between plain lines during a long pass."""
 
+WAITING, SUBMITTED, RUNNING = "waiting", "submitted", "running"
+"""States of a launch that is not done."""
+
+SKIPPED, INTERRUPTED = "skipped", "interrupted"
+"""States of a launch that will not run, and of one that the user stopped."""
+
+AWAITS = "awaits"
+"""Mode of a running launch that another sweep is measuring."""
+
 
 @dataclass
-class Entry(BoardLaunch):
-    """A launch with what its remaining time depends on. `work`: of a step, in any unit common to all launches; None if
-    the launch takes no time because it is reused or its cell is invalid. `steps`: of each of the `passes`; `done`: of
-    all passes. `begun`: time of the start, on this process's clock. `elsewhere`: a launcher's job runs it.
+class Entry:
+    """A launch of a sweep as it is displayed, and what its remaining time depends on.
+
+    `state`: waiting, submitted (its job is not over), running, skipped, reused or its run's status. `mode`:
+    the pass, or AWAITS; `step`: its progress, "3/10". `seconds`: elapsed time, or its duration. `work`: of a step, in
+    any unit common to all launches; None if the launch takes no time because it is reused or its cell is invalid.
+    `steps`: of each of the `passes`; `done`: of all passes. `begun`: time of the start, on this process's clock.
+    `elsewhere`: a launcher's job runs it.
     """
 
+    name: str
+    state: str = WAITING
+    mode: str = ""
+    step: str = ""
+    loss: float | None = None
+    peak_bytes: int | None = None
+    seconds: float = 0.0
     work: float | None = None
     passes: tuple[str, ...] = ()
     steps: int = 0
@@ -45,12 +63,17 @@ class Entry(BoardLaunch):
     begun: float = 0.0
     elsewhere: bool = False
 
+    @property
+    def is_done(self) -> bool:
+        """True once it has ended, or will not run."""
+        return self.state not in (WAITING, SUBMITTED, RUNNING)
+
 
 class Reporter:
     """Displays launches as they are expected, start, step and end. Use it as a context manager."""
 
     def __init__(self) -> None:
-        self._places: dict[CellLaunch, int] = {}
+        self._indices: dict[CellLaunch, int] = {}
         self.console = progress_console()
         self.entries: list[Entry] = []
         self._current = -1
@@ -58,18 +81,14 @@ class Reporter:
         self._side_by_side = 0
         self._noted_threads = False
         self._live: Live | None = None
-        self._board: BoardWriter | None = None
 
     def __enter__(self) -> Reporter:
-        self._board = BoardWriter()
         if self.console.is_terminal:
             self._live = Live(console=self.console, get_renderable=self._table, transient=True, refresh_per_second=4)
             self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._board is not None:
-            self._board.take_down()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -84,58 +103,50 @@ class Reporter:
                 entry.work, entry.passes = work_of(config), passes_of(config, launch.repeat)
                 entry.steps = config.measure.steps + config.measure.warmup
                 self._note_threads(config)
-            self._places[launch] = len(self.entries)
+            self._indices[launch] = len(self.entries)
             self.entries.append(entry)
 
     def _note_threads(self, config: CellConfig) -> None:
         """Says once that the number of threads is the exported one."""
-        threads = exported_threads() if config.backend != SIMULATED and "launch.threads" in config.left_open else None
+        threads = exported_threads() if config.backend != SIMULATED and not config.own_threads else None
         if threads is not None and threads == config.launch.threads and not self._noted_threads:
             self._noted_threads = True
-            words = f"a rank has {show_count(threads, 'thread')}; launch.threads=N takes precedence"
-            self.say(f"{OMP_THREADS}={os.environ[OMP_THREADS]} is exported: {words}")
+            exported = f"{OMP_THREADS}={os.environ[OMP_THREADS]} is exported"
+            self.say(f"{exported}: a rank has {show_count(threads, 'thread')}; launch.threads=N takes precedence")
 
     def replace(self, launch: CellLaunch, by: CellLaunch) -> None:
         """Replaces an expected launch by another that is displayed in its place: the same under another limit."""
-        self._places[by] = self._places.pop(launch)
+        self._indices[by] = self._indices.pop(launch)
 
-    def submit(self, launches: Sequence[CellLaunch], job: str) -> None:
+    def submit(self, launches: Sequence[CellLaunch], job: str, side_by_side: int) -> None:
+        """Shows that a job for these launches has been submitted, one of `side_by_side` that are not over."""
+        self._side_by_side = max(self._side_by_side, side_by_side)
         for launch in launches:
             entry = self._entry_of(launch)
             entry.state, entry.elsewhere = SUBMITTED, True
-            self._put_up_board(launch)
-        more = f" and {len(launches) - 1} more" * (len(launches) > 1)
         if self._live is None:
+            more = f" and {len(launches) - 1} more" if len(launches) > 1 else ""
             self.say(f"{job}: {launches[0].name}{more}")
-        self._post()
 
     def start(self, launch: CellLaunch) -> None:
-        self._current = self._places[launch]
+        self._current = self._indices[launch]
         entry = self.entry
         entry.state = RUNNING
         entry.begun = self._last_line = time.monotonic()
-        self._side_by_side = max(self._side_by_side, sum(one.state == RUNNING for one in self.entries))
-        if entry.work is not None:
-            self._put_up_board(launch)
-        self._post()
+        self._side_by_side = max(self._side_by_side, sum(each.state == RUNNING for each in self.entries))
         if self._live is not None:
             self._live.refresh()  # a launch may end before the next refresh
         elif not launch.cell.problems:
             self._line("running")
-
-    def _put_up_board(self, launch: CellLaunch) -> None:
-        if self._board is not None:
-            self._board.put_up(Path(launch.cell.config.results_dir))
 
     def again(self, launch: CellLaunch, row: dict[str, Any]) -> None:
         entry = self._entry_of(launch)
         self._line(f"{row['status']}: {row['reason']}; it is run again, as launch.retry has it")
         entry.mode, entry.step, entry.loss, entry.peak_bytes = "", "", None, None
         entry.begun, entry.done = time.monotonic(), 0
-        self._post()
 
-    def say(self, words: str) -> None:
-        print_on(self.console, words)
+    def say(self, message: str) -> None:
+        print_on(self.console, message)
 
     def skip(self, launch: CellLaunch) -> None:
         """Skips a launch because an earlier one of the same cell failed."""
@@ -149,7 +160,6 @@ class Reporter:
             self._line("another sweep is measuring this cell; waiting for its result")
         else:
             self.entry.begun = self._last_line = time.monotonic()
-        self._post()
 
     def progress(self, news: dict[str, Any]) -> None:
         entry = self.entry
@@ -159,7 +169,6 @@ class Reporter:
         if entry.mode in entry.passes:
             entry.done = entry.passes.index(entry.mode) * entry.steps + news["step"]
         entry.seconds = now - entry.begun
-        self._post(at_once=False)
         if self._live is None and now - self._last_line > LINE_EVERY_S:
             self._last_line = now
             loss = f", loss {entry.loss:.4f}" if entry.loss is not None else ""
@@ -178,16 +187,15 @@ class Reporter:
         if row["status"] == "ok":
             entry.loss = row["loss_last"]
             how = "reused an earlier run" if reused else f"{entry.seconds:.1f} s"
-            words = f"ok, {how}, peak {show_bytes(row['peak_bytes'])}, step {show_ms(row['step_s'])}"
+            message = f"ok, {how}, peak {show_bytes(row['peak_bytes'])}, step {show_ms(row['step_s'])}"
         else:
-            words = f"{row['status']}: {row['reason']}"
+            message = f"{row['status']}: {row['reason']}"
         entry.state = "reused" if reused else entry.state
-        self._post()
         if self._live is None:
-            more = not (reused or stopped or all(one.is_done for one in self.entries))
-            self._line(f"{words}; {self._left()}" if more else words)
+            more = not (reused or stopped or all(each.is_done for each in self.entries))
+            self._line(f"{message}; {self._left()}" if more else message)
         elif row["status"] != "ok":
-            self._line(words)
+            self._line(message)
         if row["status"] == "ok" and row["passes_agree"] is False:
             self._line("the losses of the passes differ; the model or device is not deterministic")
 
@@ -197,7 +205,7 @@ class Reporter:
 
     def _entry_of(self, launch: CellLaunch) -> Entry:
         """Makes a launch the current one and returns its entry."""
-        self._current = self._places[launch]
+        self._current = self._indices[launch]
         return self.entry
 
     def _left(self) -> str:
@@ -211,18 +219,14 @@ class Reporter:
     def _table(self) -> RenderableType:
         return table_of(self.entries, self._current, self._left(), self.console.height)
 
-    def _post(self, at_once: bool = True) -> None:
-        if self._board is not None:
-            self._board.write(self.entries, self._current, self._left, at_once)
-
 
 def work_of(config: CellConfig) -> float:
     """Returns the work of a step: tokens times parameters, if the config has them."""
     sizes = (config.model_options.get(key) for key in ("hidden", "layers", "vocabulary"))
-    hidden, layers, words = (size if isinstance(size, int) and size > 0 else 1 for size in sizes)
+    hidden, layers, vocabulary = (size if isinstance(size, int) and size > 0 else 1 for size in sizes)
     ranks = 1 if config.backend == SIMULATED else config.world_size or 1
     samples = (config.micro_batch or 1) * (config.accumulation or 1) * ranks
-    return float(samples * (config.sequence or 1) * (12 * layers * hidden**2 + words * hidden))
+    return float(samples * (config.sequence or 1) * (12 * layers * hidden**2 + vocabulary * hidden))
 
 
 def seconds_left(launches: Sequence[Entry], side_by_side: int, now: float) -> float | None:
@@ -246,14 +250,11 @@ HEADER = ["cell", "", "pass", "step", "peak", "loss", "s"]
 FIRST_TO_GO = ("loss", "pass", "peak", "s")
 STYLES = {"ok": "green", "found": "green", RUNNING: "bold", WAITING: "dim", SUBMITTED: "dim", SKIPPED: "dim"}
 
-INTERRUPTED = "interrupted"
-"""Status of a launch that the user stopped."""
-
 AROUND = 6
 """Terminal lines that are not rows of the table."""
 
 
-def table_of(launches: Sequence[BoardLaunch], current: int, left: str, height: int) -> RenderableType:
+def table_of(launches: Sequence[Entry], current: int, left: str, height: int) -> RenderableType:
     """Returns as many launches as fit into `height` lines, with priority for running ones, and a summary line."""
     room = max(3, height - AROUND)
     near = sorted(range(len(launches)), key=lambda at: (launches[at].state != RUNNING, abs(at - current)))
@@ -262,24 +263,27 @@ def table_of(launches: Sequence[BoardLaunch], current: int, left: str, height: i
     return Group(Grid(HEADER, rows, 3, FIRST_TO_GO, hints=False), caption)
 
 
-def summary_of(launches: Sequence[BoardLaunch]) -> str:
-    """Returns the numbers of launches that are done, are running in parallel, and wait for the launcher."""
-    running, submitted = (sum(one.state == state for one in launches) for state in (RUNNING, SUBMITTED))
-    words = f"{sum(one.is_done for one in launches)} of {len(launches)} launches done"
-    words += f", {running} running" * (running > 1 or submitted > 0)
-    return words + f", {submitted} wait for the launcher" * (submitted > 0)
+def summary_of(launches: Sequence[Entry]) -> str:
+    """Returns the numbers of launches that are done, are running in parallel, and have been submitted as jobs."""
+    running, submitted = (sum(launch.state == state for launch in launches) for state in (RUNNING, SUBMITTED))
+    parts = [f"{sum(launch.is_done for launch in launches)} of {len(launches)} launches done"]
+    if running > 1 or submitted:
+        parts.append(f"{running} running")
+    if submitted:
+        parts.append(f"{submitted} submitted")
+    return ", ".join(parts)
 
 
-def interruption_of(launches: Sequence[BoardLaunch]) -> str:
+def interruption_of(launches: Sequence[Entry]) -> str:
     """Formats "1 of 2 done, zero1 gpt_tiny N=2 b=8 interrupted; the same command resumes"."""
-    cut = [one.name for one in launches if one.state in (RUNNING, INTERRUPTED)]
-    done = sum(one.is_done and one.state != INTERRUPTED for one in launches)
-    words = f"{done} of {len(launches)} done"
-    words += f", {cut[0]}{f' and {len(cut) - 1} more' * (len(cut) > 1)} interrupted" if cut else ", interrupted"
-    return f"{words}; the same command resumes"
+    cut = [launch.name for launch in launches if launch.state in (RUNNING, INTERRUPTED)]
+    done = sum(launch.is_done and launch.state != INTERRUPTED for launch in launches)
+    more = f" and {len(cut) - 1} more" if len(cut) > 1 else ""
+    interrupted = f"{cut[0]}{more} interrupted" if cut else "interrupted"
+    return f"{done} of {len(launches)} done, {interrupted}; the same command resumes"
 
 
-def _row(launch: BoardLaunch) -> list[Text]:
+def _row(launch: Entry) -> list[Text]:
     peak = show_bytes(launch.peak_bytes) if launch.peak_bytes else ""
     loss = f"{launch.loss:.4f}" if launch.loss is not None else ""
     seconds = f"{launch.seconds:.0f}" if launch.seconds else ""

@@ -1,7 +1,7 @@
 """A sweep whose cells a Hydra sweeper (Optuna, Nevergrad, ...) proposes from the objective of earlier ones.
 
 feasible     it ran, is within the memory limit, and has a value for each objective
-infeasible   otherwise: invalid, oom, crash, timeout, diverged, or over the limit; its sweeper sees a failed trial
+infeasible   otherwise: invalid, oom, crash, timeout, diverged, or over the limit; its sweeper gets infinity
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def run_proposed(composed: Composed, chosen: Sequence[str] | None, kind: Callabl
     if cells.rows:
         print_results(cells.rows, chosen, composed.price)
     counts = Counter(trials.statuses.values())
-    words = ", ".join(f"{number} {status}" for status, number in counts.items())
-    print_line(f"{composed.line.sweeper}: {len(trials.statuses)} cells: {words}")
+    statuses = ", ".join(f"{number} {status}" for status, number in counts.items())
+    print_line(f"{composed.line.sweeper}: {len(trials.statuses)} cells: {statuses}")
     for line in yaml.safe_dump(account, sort_keys=False).splitlines() if account else ["it reports no result"]:
         print_line(line)
     print_ending(trials.cells, cells.unwritten, cells, reporter)
@@ -94,7 +94,9 @@ class EndedError(Exception):
 
 @dataclass
 class Trials:
-    """Runs the batches of a sweeper. `statuses`, `values`: by cell; a cell that is proposed again runs once."""
+    """Runs the batches of a sweeper. `statuses`, `values` for the sweeper: by cell; a cell that is proposed again runs
+    once.
+    """
 
     sweep: Sweep
     objectives: tuple[Objective, ...]
@@ -102,11 +104,11 @@ class Trials:
     limit_bytes: int | None
     cells: list[Cell] = field(default_factory=list)
     statuses: dict[str, str] = field(default_factory=dict)
-    values: dict[str, tuple[float, ...] | None] = field(default_factory=dict)
+    values: dict[str, list[float]] = field(default_factory=dict)
 
-    def run(self, batch: list[Cell]) -> list[tuple[float, ...] | None]:
-        """Returns the values of a batch's cells, None for infeasible ones. Raises EndedError, or RefusedError for a
-        results folder that cannot be written to, or an ok run without an objective.
+    def run(self, batch: list[Cell]) -> list[list[float]]:
+        """Returns the values of a batch's cells. Raises EndedError, or RefusedError for a results folder that cannot be
+        written to, or an ok run without an objective.
         """
         fresh = list({cell.cell_id: cell for cell in batch if cell.cell_id not in self.values}.values())
         fresh = fitting(fresh) if self.here else fresh
@@ -125,11 +127,11 @@ class Trials:
         row: dict[str, Any] = summarize(frame_of(rows, RunRow)).to_dict("records")[0]  # type: ignore[assignment]
         over = row["status"] == "ok" and self.limit_bytes is not None and used_bytes(row) > self.limit_bytes
         self.statuses[cell.cell_id] = status = OVER if over else row["status"]
-        self.values[cell.cell_id] = None
         if status != "ok":
+            self.values[cell.cell_id] = [objective.worst for objective in self.objectives]
             return
-        if lacking := next((one.column for one in self.objectives if pd.isna(row[one.column])), ""):
+        if lacking := [objective.column for objective in self.objectives if pd.isna(row[objective.column])]:
             simulated = row["backend"] == "simulated"
             why = "a simulated world has no times and no losses" if simulated else "measure.passes=both measures all"
-            raise RefusedError([f"{KEY}={lacking}: a run has no such figure; {why}"])
-        self.values[cell.cell_id] = tuple(float(row[one.column]) for one in self.objectives)
+            raise RefusedError([f"{KEY}={lacking[0]}: a run has no such figure; {why}"])
+        self.values[cell.cell_id] = [objective.value_of(row) for objective in self.objectives]

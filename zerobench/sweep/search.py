@@ -27,7 +27,7 @@ from ..records import RunRow, SearchRow
 from ..results.folders import write_search
 from ..results.frames import frame_of
 from ..results.provenance import device_class
-from ..results.rescue import Unwritten, words_of
+from ..results.rescue import Unwritten, reason_of
 from ..results.summary import summarize
 from ..sections import known
 from ..sizes import parse_memory, show_bytes
@@ -126,7 +126,7 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
         try:
             write_search(results_dir, row)
         except Exception as error:
-            sweep.unwritten.append(Unwritten(results_dir, words_of(error), None))
+            sweep.unwritten.append(Unwritten(results_dir, reason_of(error), None))
     return found
 
 

@@ -14,7 +14,6 @@ from ..cluster.launchers import report_row
 from ..config.cell import Cell
 from ..config.flat import name_cells
 from ..host.signals import heed
-from ..launch.over_cluster import place
 from ..records import SearchRow
 from ..results.rescue import Unwritten
 from .cell import StoppedError, find_or_run, find_reusable
@@ -49,7 +48,7 @@ class Sweep:
     reused: bool = False
     """Whether the last row was reused from an earlier run."""
     by_cell: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Id of a requested cell -> rows of its launches; a job may have run it on fewer machines."""
+    """Id of a cell -> rows of its launches."""
     runs_searches: ClassVar[bool] = False
     """Whether `run` runs a search as a whole, in a job."""
     searches: list[SearchRow] = field(default_factory=list)
@@ -96,30 +95,31 @@ class Sweep:
     def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
         """Returns the row of one launch, reused or new; None if the user stopped it before it had a row."""
         self.reporter.start(launch)
-        row, cell = self._attempt(launch)
+        row = self._attempt(launch)
         retries, policy = 0, launch.cell.config.launch
         while row is not None and not self.stopped and row["status"] in policy.retry and retries < policy.retries:
             retries += 1
             self.reporter.again(launch, row)
-            row, cell = self._attempt(launch)
+            row = self._attempt(launch)
         if row is not None:
-            self.take(launch, row, cell)
+            self.take(launch, row)
         return row
 
-    def _attempt(self, launch: CellLaunch) -> tuple[dict[str, Any] | None, Cell]:
-        """Returns the row, None if the user stopped the launch before it had one, and the cell as it was run."""
+    def _attempt(self, launch: CellLaunch) -> dict[str, Any] | None:
+        """Returns the row; None if the user stopped the launch before it had one."""
         self.reused = False
-        cell, progress, wait = launch.cell, self.reporter.progress, self.reporter.wait
+        progress, wait = self.reporter.progress, self.reporter.wait
         try:
             heed()
-            cell = place(cell)
-            row, self.reused = find_or_run(cell, progress, launch.repeat, self.answers, wait, self.unwritten.append)
+            row, self.reused = find_or_run(
+                launch.cell, progress, launch.repeat, self.answers, wait, self.unwritten.append
+            )
         except StoppedError as stop:
             self.stopped, row = True, asdict(stop.row)
         except KeyboardInterrupt:
             self.stopped = True
-            return None, cell
-        return row, cell
+            return None
+        return row
 
     def run_apart(self, cell: Cell) -> dict[str, Any]:
         """Returns the row of a cell outside the sweep, reused or run where the sweep's cells run. Raises
@@ -127,13 +127,13 @@ class Sweep:
         """
         return run_here(cell)
 
-    def take(self, launch: CellLaunch, row: dict[str, Any], cell: Cell | None = None) -> None:
-        """Adds the row of a finished launch. `cell`: the launch's cell as it was run."""
+    def take(self, launch: CellLaunch, row: dict[str, Any]) -> None:
+        """Adds the row of a finished launch."""
         self.rows.append(row)
         report_row(row)
         self.by_cell.setdefault(launch.cell.cell_id, []).append(row)
         if self.check is not None:
-            self.check.see(cell or launch.cell, row)
+            self.check.see(launch.cell, row)
         self.reporter.end(launch, row, reused=self.reused, stopped=self.stopped)
 
 

@@ -23,15 +23,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..calibrate.operators import APART, BESIDE, CALLED, CALLS, IN_STEP
 from ..records import EventRow
-from ..records.event_row import COMPUTE, LAUNCH, MOVE
+from ..records.event_row import MOVE
 from .hardware import GB_S, GBIT_S, TABLES, US, Cluster, Device, Scales, scales_of, validated
 
 if TYPE_CHECKING:  # pandas and scipy take most of a second, which a plan without times does not spend
     import pandas as pd
-
-    from ..calibrate.collectives import Calibration
 
 NEIGHBORS = 16
 """Number of shapes of a table used to interpolate a shape."""
@@ -45,13 +42,10 @@ ALIGNED = 8
 
 @dataclass(frozen=True)
 class Transfer:
-    """A collective: `host_s`: seconds of the issuing thread; `wire_s`: seconds on the network, while others compute;
-    `within_s`: the part of `host_s` that is done during `wire_s` if the host waits.
-    """
+    """A collective. `host_s`: seconds of the issuing thread; `wire_s`: seconds on the network, while others compute."""
 
     host_s: float
     wire_s: float
-    within_s: float = 0.0
 
 
 def numbers(sizes: str) -> tuple[int, ...]:
@@ -135,9 +129,12 @@ def link_factor(kind: str, ranks: int) -> float:
 class GpuCosts:
     """Costs on GPUs of a cluster. `bus_gb_s`: collective -> bus bandwidth over all ranks measured on this cluster, in
     1e9 bytes per second as nccl-tests counts them; it replaces the network's.
+
+    `one_stream`: all streams take turns. `host_s`, `order_s`, `loop_s`: seconds of the host for an operator, for an
+    order between streams, and for the rest of a step.
     """
 
-    blocking, one_stream = False, False
+    one_stream = False
     order_s = loop_s = 0.0
 
     def __init__(
@@ -227,10 +224,6 @@ class GpuCosts:
         node_bytes_per_s = cluster.node_gbit_s * GBIT_S * cluster.network_efficiency
         return hops + alike * event.bytes * link_factor(kind, nodes) / node_bytes_per_s
 
-    def apart(self, seconds: float) -> float:
-        """Returns 0 in place of the seconds by which the last rank is later than the mean: no table has it."""
-        return 0.0
-
 
 ANY_BUS_GB_S = 24.0
 """Bandwidth between a GPU and its host: PCIe 4.0 x16 at 75 %, stated."""
@@ -243,139 +236,9 @@ OPERATORS = {
 """Operator of a launch without an engine's label -> its kind."""
 
 
-# -- a CPU -----------------------------------------------------------------------------------------
-
-
-class CpuCosts:
-    """Costs on a machine that `zerobench calibrate --compute` has measured. The host itself computes.
-
-    `link_bytes_per_s`: of a network between two nodes with half of the ranks each, which transfers while they compute;
-    None: they are on one machine. If the ranks use all cores, they do a collective's work themselves; `has_idle_core`:
-    they do not.
-    """
-
-    blocking, one_stream, contention = True, False, 1.0
-    host_s = order_s = loop_s = 0.0
-
-    def __init__(
-        self, operators: pd.DataFrame, calibration: Calibration, cores: int, link_bytes_per_s: float | None = None
-    ) -> None:
-        import pandas as pd
-
-        self.ranks = int(operators["world_size"].iloc[0])
-        shapes = operators[operators["operator"] == "mm"]["sizes"].str.split("x", expand=True).astype(int)
-        products = pd.DataFrame({"m": shapes[1], "n": shapes[2], "k": shapes[3]})
-        self._products = ShapeTable(products.assign(seconds=operators.loc[shapes.index, "seconds"]))
-        sized = operators[(operators["operator"] != "mm") & operators[["bytes", "flops"]].any(axis=1)]
-        self._curves = {str(name): _Curve.of(rows) for name, rows in sized.groupby("operator")}
-        known = operators.groupby("operator")["seconds"].mean()
-        self._in_step = float(known.get(IN_STEP, 0.0))
-        self._call = {via: float(known.get(name, 0.0)) for via, name in CALLS.items()}
-        apart = operators[operators["operator"] == APART]
-        self._apart = [0.0, *apart["sizes"].astype(float)], [0.0, *apart["seconds"]]
-        self._calibration, self.has_idle_core = calibration, cores > self.ranks
-        self._link = link_bytes_per_s
-
-    def peak_flops(self, dtype: str) -> float | None:
-        """Returns None: the peak of a CPU is not known."""
-        return None
-
-    def compute(self, event: EventRow) -> float:
-        """Returns the seconds of an operator in a step."""
-        return max(0.0, self._alone(event) + (self._in_step if is_cold(event) else 0.0))
-
-    def _alone(self, event: EventRow) -> float:
-        sizes = numbers(event.sizes)
-        if len(sizes) == 4:
-            batch, m, n, k = sizes
-            return batch * self._products.seconds(m, n, k)
-        name = ALIKE.get(event.operator, event.operator)
-        curve = self._curves.get(name) or self._curves["copy_"]
-        return curve.seconds(event.flops if len(sizes) == 5 else event.bytes)
-
-    def transfer(self, event: EventRow) -> Transfer:
-        """Returns the cost of a launch: the engine's collectives are sends, other strategies' are torch's."""
-        ranks = event.group_size
-        if ranks <= 1 or event.kind == MOVE:
-            return Transfer(0.0, 0.0)
-        own = event.operator == "send"
-        kind = event.collective if event.collective in TABLE_NAMES else OPERATORS.get(event.operator, "all_reduce")
-        size = event.wire_bytes / link_factor(kind, ranks) if own else event.bytes
-        line = self._calibration.fit(kind if kind != "all_to_all" else "all_gather", ranks, "seam" if own else "torch")
-        alone, via = line.seconds(int(size)), "seam" if own else "torch"
-        wire = 0.0
-        if self._link is not None:
-            slower = OVER_RATE.get((via, kind, ranks > 2), 1.0) if event.wire_bytes >= LARGE_BYTES else 1.0
-            wire = crossing(via, kind, event.wire_bytes, ranks) * slower / (self._link * TCP)
-        call = self._call[via] if is_called(event) else 0.0
-        if self.has_idle_core:
-            return Transfer(max(0.0, call), alone + wire)
-        curve = self._curves.get(f"{BESIDE} {via} {kind}")
-        beside = alone if curve is None else curve.seconds(int(size))
-        host = max(0.0, beside + call)
-        if self._link is None:
-            return Transfer(host, max(0.0, alone - beside))
-        return Transfer(host, wire, min(host, beside, wire))
-
-    def apart(self, seconds: float) -> float:
-        """Returns how late the last rank is; after more than the longest measured time as late as after that."""
-        return float(np.interp(seconds, *self._apart))
-
-
-def costs_at(costs: Costs, ranks: int) -> Costs:
+def costs_at(costs: GpuCosts, ranks: int) -> GpuCosts:
     """Returns the costs of a world: on one GPU the rates of one."""
-    return costs.alone() if isinstance(costs, GpuCosts) and ranks == 1 and not costs.one_stream else costs
-
-
-Costs = GpuCosts | CpuCosts
-"""A device's costs, for a timeline. `blocking`: the host itself computes. `one_stream`: all streams take turns.
-`host_s`, `order_s`, `loop_s`: of the host, for an operator, an order between streams, and the rest of a step.
-"""
-
-COLD_BYTES = 2**20
-
-
-def is_cold(event: EventRow) -> bool:
-    """Returns whether an operator takes longer in a step than alone: its tensors are not in a core's cache. Small ones
-    in a loop, such as those of quantization, find theirs there.
-    """
-    return event.kind == COMPUTE and event.bytes >= COLD_BYTES
-
-
-def is_called(event: EventRow) -> bool:
-    """Returns whether a launch has the cost of a call: hooks within forward and backward launch it, not the loop after
-    the update.
-    """
-    return event.kind == LAUNCH and event.collective in CALLED and event.phase in ("forward", "backward")
-
-
-def crossing(via: str, kind: str, sent: float, ranks: int) -> float:
-    """Returns the bytes of a collective of all ranks that cross a link between two nodes in each direction, half of the
-    ranks on each. `sent`: the bytes that a rank must send. Our ranks send to every other one; torch's on gloo send to a
-    neighbor in a ring.
-    """
-    if via == "torch":
-        return sent * GLOO_SENDS.get(kind, 1.0)
-    return sent * (ranks // 2) * (ranks - ranks // 2) / (ranks - 1)
-
-
-GLOO_SENDS = {"reduce_scatter": 2.0}
-"""torch's collective on gloo -> bytes sent over bytes needed: its reduce-scatter is an all-reduce
-(torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
-"""
-
-LARGE_BYTES = 2 * 2**20
-OVER_RATE = {("torch", "all_gather", False): 1.45, ("seam", "reduce_scatter", True): 1.17}
-"""(via, collective, more than two ranks) -> seconds over those of the link's rate if a rank sends LARGE_BYTES or more,
-measured in series of ten.
-
-torch's all-gather between two ranks on gloo: the request for the next slice waits behind the data of the last in the
-same connection, so that the directions partly take turns; in larger groups it has a connection of its own. Our
-reduce-scatter among more than two ranks receives into two slots (zero/comm/gloo.py).
-"""
-
-TCP = 0.95
-"""Fraction of a link's rate that remains with the headers of 1,448-byte segments."""
+    return costs.alone() if ranks == 1 and not costs.one_stream else costs
 
 
 class _Curve:
@@ -384,23 +247,8 @@ class _Curve:
     def __init__(self, amounts: pd.Series | pd.Index, seconds: pd.Series) -> None:
         self._at, self._seconds = np.log(amounts.to_numpy(float)), np.log(seconds.to_numpy(float))
 
-    @staticmethod
-    def of(rows: pd.DataFrame) -> _Curve:
-        """Returns the curve of an operator over its bytes, or of attention over its FLOPs."""
-        medians = rows.groupby("flops" if rows["flops"].max() else "bytes")["seconds"].median()
-        return _Curve(medians.index, medians)
-
     def seconds(self, amount: float) -> float:
         at = math.log(max(amount, 1))
         if at > self._at[-1]:
             return float(np.exp(self._seconds[-1] + at - self._at[-1]))
         return float(np.exp(np.interp(at, self._at, self._seconds)))
-
-
-ALIKE = {
-    "add_": "add", "mul_": "mul", "div": "mul", "zeros": "zero_", "fsdp.all_gather_copy_in": "copy_",
-    "fsdp.split_with_sizes_copy": "copy_", "fsdp.chunk_cat": "copy_", "_to_copy": "clone", "cat": "stack",
-    "_foreach_copy_": "copy_", "_foreach_add_": "add", "gelu_": "gelu", "nll_loss_backward": "zero_",
-    "embedding_dense_backward": "zero_", "embedding": "clone",
-}  # fmt: skip
-"""Operator -> the measured operator that does the same work per byte."""

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from ..config.safe_yaml import read_yaml
 from ..config.unknown_keys import nearest
+from ..config.yaml_file import read_yaml
 
 FOLDER = Path(__file__).parent.parent / "hardware"
 TABLES = FOLDER / "tables"

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..config.cell import CellConfig
-from .costs import CpuCosts, GpuCosts
+from .costs import GpuCosts
 from .hardware import Device, validated
 
 WIDER = 2.0
@@ -36,58 +36,30 @@ def kind_of(device: Device, spans_nodes: bool) -> str:
     return f"{device.type}, {'several nodes' if spans_nodes else 'one node'}"
 
 
-HERE = "calibrated machines"
-"""Kind of the runs on calibrated machines."""
-
-
-def interval_of(
-    costs: GpuCosts | CpuCosts, config: CellConfig, without_formula: Sequence[str] = ()
-) -> StepInterval:  # fmt: skip
-    """Returns the interval of a cell's prediction. No published run is on one GPU; the host may bind its step.
-    `without_formula`: operators whose time is unknown, and counted by their bytes alone.
-    """
-    if isinstance(costs, CpuCosts):
-        return _unless(without_formula, _interval_here(costs))
+def interval_of(costs: GpuCosts, config: CellConfig, without_formula: Sequence[str] = ()) -> StepInterval:
+    """Returns the interval of a cell's prediction. No published run is on one GPU; the host may bind its step."""
     if config.world_size == 1:
-        return _unless(without_formula, _wider(costs, f"{costs.device.type}, one GPU"))
-    return interval(costs, config.world_size > costs.cluster.devices_per_node, without_formula)
+        return interval(costs, f"{costs.device.type}, one GPU", without_formula)
+    return interval(costs, kind_of(costs.device, config.world_size > costs.cluster.devices_per_node), without_formula)
 
 
-def _unless(without_formula: Sequence[str], found: StepInterval) -> StepInterval:
-    """Returns the interval, not validated if there are operators without a formula."""
-    if not without_formula:
-        return found
-    names = f"no formula for the time of {', '.join(without_formula)}"
-    if found.words.startswith(NOT_VALIDATED):
-        return replace(found, words=f"{found.words}; {names}")
-    words = f"{NOT_VALIDATED}: {names}; {WIDER:g} times as wide"
-    return StepInterval(found.low**WIDER, found.high**WIDER, words)
-
-
-def _interval_here(costs: CpuCosts) -> StepInterval:
-    row = validated().get("intervals", {}).get(HERE)
-    if row is None:
-        return StepInterval(*UNKNOWN, f"{NOT_VALIDATED}: no run on {HERE} was compared with its prediction")
-    if costs.has_idle_core:
-        return StepInterval(*UNKNOWN, f"{NOT_VALIDATED}: no run with fewer ranks than cores was compared")
-    return StepInterval(row["low"], row["high"], f"{row['runs']} cells on {HERE}")
-
-
-def interval(costs: GpuCosts, spans_nodes: bool, without_formula: Sequence[str] = ()) -> StepInterval:
-    """Returns the interval of a prediction on some hardware."""
-    kind, known = kind_of(costs.device, spans_nodes), validated().get("intervals", {})
+def interval(costs: GpuCosts, kind: str, without_formula: Sequence[str] = ()) -> StepInterval:
+    """Returns the interval of a prediction for a kind of run. `without_formula`: operators whose time is unknown, and
+    counted by their bytes alone.
+    """
+    known = validated().get("intervals", {})
+    unknown = f"no formula for the time of {', '.join(without_formula)}"
     if kind in known:
-        row = known[kind]
-        found = StepInterval(row["low"], row["high"], f"{row['runs']} published runs on {kind}")
-        return _unless(without_formula, found)
-    return _unless(without_formula, _wider(costs, kind))
-
-
-def _wider(costs: GpuCosts, kind: str) -> StepInterval:
-    rest = validated().get("intervals", {}).get("all", {"low": 0.8, "high": 1.25})
-    low, high = (math.exp(WIDER * math.log(row)) for row in (rest["low"], rest["high"]))
-    if not costs.device.matmul_table:
-        words = f"never compared with a run on {kind}; a roofline of its peak and memory speed; from half to twice"
-        return StepInterval(*UNKNOWN, f"{NOT_VALIDATED}: {words}")
-    measured = "" if costs.device.collectives_table else "; no table of its collectives"
-    return StepInterval(low, high, f"{NOT_VALIDATED}: no published run on {kind}{measured}; {WIDER:g} times as wide")
+        low, high = known[kind]["low"], known[kind]["high"]
+        if not without_formula:
+            return StepInterval(low, high, f"{known[kind]['runs']} published runs on {kind}")
+        return StepInterval(low**WIDER, high**WIDER, f"{NOT_VALIDATED}: {unknown}; {WIDER:g} times as wide")
+    if costs.device.matmul_table:
+        rest = known.get("all", {"low": 0.8, "high": 1.25})
+        low, high = (math.exp(WIDER * math.log(rest[end])) for end in ("low", "high"))
+        measured = "" if costs.device.collectives_table else "; no table of its collectives"
+        reason = f"no published run on {kind}{measured}; {WIDER:g} times as wide"
+    else:
+        low, high = UNKNOWN
+        reason = f"never compared with a run on {kind}; a roofline of its peak and memory speed; from half to twice"
+    return StepInterval(low, high, f"{NOT_VALIDATED}: {reason}" + (f"; {unknown}" if without_formula else ""))

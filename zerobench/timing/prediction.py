@@ -18,16 +18,14 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from ..config.cell import CellConfig
-from ..config.schema import Huggingface
-from ..fake_execution import Execution, Limits, Target, execute_all
-from ..host.terminal import progress_bar
+from ..fake_execution import Execution, Limits
 from ..predict.build import facts_of
 from ..probes.operator_stream import FORMULAS
 from ..records import EventRow
 from ..records.event_row import COMPUTE
 from ..strategies import predicts, shape_of
 from ..theory.strategy import AUTO, settle
-from .costs import HALVES, SHORT, Costs, costs_at
+from .costs import HALVES, SHORT, GpuCosts, costs_at
 from .timeline import PLAIN, Declared, PhaseTime, Timeline, lay_out
 
 MODEL_LAYERS = (4, 8)
@@ -47,15 +45,31 @@ class Reduced:
     whole_blocks: int
     whole_micro_batches: int
 
+    @property
+    def more(self) -> float:
+        """Differences between the two simulated numbers of blocks that the whole model has more than the larger one."""
+        least, most = self.blocks
+        return (self.whole_blocks - most) / (most - least)
+
 
 def reduced(config: CellConfig) -> Reduced:
     """Returns the reduced cell to simulate for a cell."""
-    micro_batches, config = config.accumulation, with_few_micro_batches(config)
-    layers = _layers(config)
-    if layers is None or layers <= MODEL_LAYERS[-1] + 1:
-        return Reduced((config,), (layers or 0,), layers or 0, micro_batches)
-    config = _with_whole_buckets(config)
-    return Reduced(tuple(_with_layers(config, one) for one in MODEL_LAYERS), MODEL_LAYERS, layers, micro_batches)
+    micro_batches, config, shape = config.accumulation, with_few_micro_batches(config), config.huggingface
+    if shape is not None:
+        layers = 0 if shape.config else shape.layers
+    else:
+        found = getattr(config.model, "layers", None)
+        layers = found if isinstance(found, int) and config.model.kind in ("gpt", "gpt_moe") else 0
+    if layers <= MODEL_LAYERS[-1] + 1:
+        return Reduced((config,), (layers,), layers, micro_batches)
+    section = config.strategy.values()
+    if predicts(section) and shape_of(section).bucket_bytes == AUTO:  # which would follow the few blocks
+        settled = settle(shape_of(section), facts_of(config).shapes, config.groups.shard_ranks)
+        changes: dict[str, Any] = {"bucket_bytes": settled.bucket_bytes}
+        config = replace(config, strategy=replace(config.strategy, **changes))
+    group = "model" if shape is None else "huggingface"
+    sections = ({group: replace(getattr(config, group), layers=blocks)} for blocks in MODEL_LAYERS)
+    return Reduced(tuple(replace(config, **section) for section in sections), MODEL_LAYERS, layers, micro_batches)
 
 
 def with_few_micro_batches(config: CellConfig) -> CellConfig:
@@ -64,28 +78,6 @@ def with_few_micro_batches(config: CellConfig) -> CellConfig:
         return config
     batch = config.micro_batch * MOST_MICRO_BATCHES * config.world_size
     return replace(config, accumulation=MOST_MICRO_BATCHES, batch=batch)
-
-
-def _with_whole_buckets(config: CellConfig) -> CellConfig:
-    """Returns the cell with the buckets of the whole model: automatic ones would follow the few blocks."""
-    section = config.strategy.values()
-    if not predicts(section) or shape_of(section).bucket_bytes != AUTO:
-        return config
-    settled = settle(shape_of(section), facts_of(config).shapes, config.groups.shard_ranks)
-    return replace(config, strategy=replace(config.strategy, bucket_bytes=settled.bucket_bytes))  # type: ignore[call-arg]
-
-
-def _layers(config: CellConfig) -> int | None:
-    if config.huggingface is not None:
-        return None if config.huggingface.config else config.huggingface.layers
-    found = getattr(config.model, "layers", None)
-    return found if isinstance(found, int) and config.model.kind in ("gpt", "gpt_moe") else None
-
-
-def _with_layers(config: CellConfig, layers: int) -> CellConfig:
-    if isinstance(config.huggingface, Huggingface):
-        return replace(config, huggingface=replace(config.huggingface, layers=layers))
-    return replace(config, model=replace(config.model, layers=layers))  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True)
@@ -141,26 +133,6 @@ def schedule_of(cell: Reduced, executed: Sequence[Execution]) -> StepSchedule:
     return StepSchedule(cell, tuple(tuple(one.known.events) for one in executed))
 
 
-def execute_schedules(
-    what: str, cells: Sequence[Reduced], target: Target, jobs: int | None = None, limits: Limits = LIMITS,
-    names: Sequence[str] = (),
-) -> list[StepSchedule]:  # fmt: skip
-    """Simulates the schedules of cells, with progress on standard error, which names cells by `names`."""
-    work = [config for cell in cells for config in cell.configs]
-    cell_of = [number for number, cell in enumerate(cells) for _ in cell.configs]
-    left = Counter(cell_of)
-    with progress_bar(what, len(work), "simulations") as advance:
-
-        def tell(number: int, news: object) -> None:
-            if not isinstance(news, dict):
-                cell = cell_of[number]
-                left[cell] -= 1
-                advance(name=names[cell] if names and not left[cell] else "")
-
-        found = iter(execute_all(work, target, jobs, tell, limits, operators=True))
-    return [schedule_of(cell, [next(found) for _ in cell.configs]) for cell in cells]
-
-
 @dataclass(frozen=True)
 class StepTime:
     """A predicted step, in seconds; `phases`: by phase. `timeline`: of the simulated cell, not scaled."""
@@ -179,36 +151,33 @@ class StepTime:
         return PhaseTime(self.step_s, self.exposed_s, self.host_s).binds
 
 
-def step_time(schedule: StepSchedule, costs: Costs, declared: Declared = PLAIN) -> StepTime:
+PARTS = ("total_s", "exposed_s", "host_s")
+
+
+def step_time(schedule: StepSchedule, costs: GpuCosts, declared: Declared = PLAIN) -> StepTime:
     """Lays out a schedule, on one GPU with the rates of one. Raises ValueError with its problem if it has one."""
     if schedule.problem:
         raise ValueError(schedule.problem)
     cell = schedule.cell
     costs = costs_at(costs, cell.configs[-1].world_size)
-    laid = [lay_out(events, costs, declared) for events in schedule.events]
-    found = [_repeated(one, cell) for one in laid]
-    if len(found) == 1:
-        whole = found[0]
-    else:
-        (few, many), (least, most) = found, cell.blocks
-        more = (cell.whole_blocks - most) / (most - least)
-        whole = {key: max(0.0, many[key] + more * (many[key] - few[key])) for key in many}
+    lines = [lay_out(events, costs, declared) for events in schedule.events]
+    totals = []
+    for line in lines:  # micro-batches between the first and the last are alike
+        total = line.totals()
+        if more := cell.whole_micro_batches - cell.configs[-1].accumulation:
+            first, then = line.marks[1:3]
+            total = {key: value + more * (then.get(key, 0.0) - first.get(key, 0.0)) for key, value in total.items()}
+        totals.append(total)
+    whole = totals[-1]
+    if len(totals) == 2:
+        few = totals[0]
+        whole = {key: max(0.0, size + cell.more * (size - few[key])) for key, size in whole.items()}
     phases = {name: PhaseTime(*(whole[name, part] for part in PARTS)) for name in PHASES if (name, PARTS[0]) in whole}
-    totals = {part: sum(one for (name, what), one in whole.items() if what == part and name) for part in PARTS}
+    exposed_s, host_s = (
+        sum(size for (phase, part), size in whole.items() if part == wanted and phase) for wanted in PARTS[1:]
+    )
     late = max(0.0, whole["", "issued_s"] + costs.loop_s - whole["", "step_s"]) if costs.one_stream else 0.0
     return StepTime(
-        whole["", "step_s"] + late, whole["", "compute_s"], whole["", "communication_s"], totals["exposed_s"],
-        totals["host_s"] + late, phases, laid[-1],
+        whole["", "step_s"] + late, whole["", "compute_s"], whole["", "communication_s"], exposed_s, host_s + late,
+        phases, lines[-1],
     )  # fmt: skip
-
-
-PARTS = ("total_s", "exposed_s", "host_s")
-
-
-def _repeated(line: Timeline, cell: Reduced) -> dict[tuple[str, str], float]:
-    """Returns the seconds of a step with all its micro-batches: the ones between the first and the last are alike."""
-    found = line.totals()
-    if more := cell.whole_micro_batches - cell.configs[-1].accumulation:
-        first, then = line.marks[1:3]
-        found = {key: value + more * (then.get(key, 0.0) - first.get(key, 0.0)) for key, value in found.items()}
-    return found

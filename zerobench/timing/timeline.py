@@ -5,10 +5,7 @@ stream    runs its events in order; 0 is the model's. Its waits are in the sched
 lane      of a process group: its collectives run one after the other, on whichever streams they are
 busy      compute that runs concurrently with a collective takes `contention` times as long for that part
 
-An operator starts when it is issued and its stream is free. A collective starts when, in addition, its lane is free and
-the last rank has arrived (`apart`): on CPUs, ranks drift apart until one waits for the others. On a CPU the host itself
-computes, and an operator is over when it is issued; there are no streams, so the host waits whenever any stream would.
-A host that waits for a collective right after issuing it does its own work for it (`within_s`) during the transfer.
+An operator starts when it is issued and its stream is free, a collective when, in addition, its lane is free.
 
 On one GPU the host delays no kernel here, and kernels of all streams run one after the other. A step then takes as long
 as the slower of device and host (prediction.py).
@@ -25,7 +22,7 @@ from dataclasses import dataclass, field
 
 from ..records import EventRow
 from ..records.event_row import COMPUTE, LATE, LAUNCH, MOVE, ORDER, PHASE, WAIT
-from .costs import Costs
+from .costs import GpuCosts
 
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 
@@ -92,7 +89,7 @@ class Timeline:
         return sum(one.host_s for one in self.phases.values())
 
 
-def lay_out(events: Sequence[EventRow], costs: Costs, declared: Declared = PLAIN) -> Timeline:
+def lay_out(events: Sequence[EventRow], costs: GpuCosts, declared: Declared = PLAIN) -> Timeline:
     """Lays out the events of one simulated step in time, in the steady state: collectives that the previous step left
     in flight run during this one.
     """
@@ -113,16 +110,13 @@ class InFlight:
 class _Layout:
     """One step. `left`: unit -> the collective that the previous step left in flight."""
 
-    def __init__(self, costs: Costs, declared: Declared, left: dict[str, InFlight] | None = None) -> None:
+    def __init__(self, costs: GpuCosts, declared: Declared, left: dict[str, InFlight] | None = None) -> None:
         self._costs, self._declared = costs, declared
         self._host = 0.0
         self._streams: defaultdict[int, float] = defaultdict(float)
         self._lanes: defaultdict[str, float] = defaultdict(float)
         self._recorded: dict[int, float] = {}
-        self._issued: dict[int, float] = {}
         self._ends: dict[int, float] = {}
-        self._within: defaultdict[int, float] = defaultdict(float)
-        self._met = 0.0
         self._unwaited: set[int] = set()
         self._busy: list[tuple[float, float]] = []
         self._late: list[EventRow] = []
@@ -165,14 +159,11 @@ class _Layout:
         seconds, stream = self._costs.compute(event), 0 if self._costs.one_stream else event.stream
         self._issue(self._costs.host_s)
         begin = max(self._host, self._streams[stream])
-        if stream == 0:
-            self._here.host_s += max(0.0, self._host - self._streams[0]) * (not self._costs.blocking)
         end = begin + self._slowed(begin, seconds)
-        self._streams[stream] = end
-        if self._costs.blocking:
-            self._host = end
-        if stream == 0 or self._costs.blocking:  # copies on FSDP2's other streams run beside the model
+        if stream == 0:  # copies on FSDP2's other streams run at the same time as the model
+            self._here.host_s += max(0.0, self._host - self._streams[0])
             self._made.compute_s += end - begin
+        self._streams[stream] = end
         self._begun = begin
 
     def _issue(self, seconds: float) -> None:
@@ -190,20 +181,13 @@ class _Layout:
         cost = self._costs.transfer(event)
         stretch = self._declared.gradient_factor if event.collective in REDUCTIONS else 1.0
         self._issue(cost.host_s)
-        if self._costs.blocking:
-            self._streams[0] = max(self._streams[0], self._host)
         lane = event.group or event.tier
-        meets = event.kind == LAUNCH and event.group_size > 1
-        arrived = self._host + (self._costs.apart(self._host - self._met) if meets else 0.0)
-        begin = max(arrived, self._streams[event.stream], self._lanes[lane])
-        within = max(0.0, min(cost.within_s, begin - self._lanes[lane]))
+        begin = max(self._host, self._streams[event.stream], self._lanes[lane])
         end = begin + cost.wire_s * stretch
         self._lanes[lane] = end
         if event.stream:
             self._streams[event.stream] = end
         if event.operation is not None:
-            self._issued[event.operation] = self._host
-            self._within[event.operation] += within
             self._ends[event.operation] = max(end, self._ends.get(event.operation, 0.0))
             self._launched[event.operation] = event.unit, lane
             if event.operator == "allreduce_" and not event.unit and not event.stream:
@@ -214,11 +198,10 @@ class _Layout:
         self._begun = begin
 
     def _wait(self, event: EventRow) -> None:
-        stream = 0 if self._costs.blocking else event.stream
         if event.operation in self._ends and event.operation is not None:
             self._launched.pop(event.operation, None)
-            self._await_operation(stream, event.operation)
-            if stream == 0:
+            self._await(event.stream, self._ends[event.operation])
+            if event.stream == 0:
                 self._unwaited.discard(event.operation)
 
     def _order(self, event: EventRow) -> None:
@@ -226,7 +209,7 @@ class _Layout:
         if event.operator == LATE:
             self._waits_late.add(event.unit)
             if event.unit in self._left:
-                self._await(0 if self._costs.blocking else event.stream, self._left[event.unit].seconds)
+                self._await(event.stream, self._left[event.unit].seconds)
         elif event.operator == "record":
             self._recorded[event.elements] = self._streams[event.stream]
         elif event.elements in self._recorded:
@@ -234,25 +217,11 @@ class _Layout:
         else:
             self._await(event.stream, self._streams[event.elements])
 
-    def _await_operation(self, stream: int, operation: int) -> None:
-        """Waits for a collective; if it is not over by then, all ranks were together when the last one issued it."""
-        if within := self._within.pop(operation, 0.0):
-            seconds = max(0.0, within - (self._host - self._issued[operation]))
-            end = self._ends[operation]
-            self._ends[operation] = end - seconds
-            self._lanes.update({lane: end - seconds for lane, last in self._lanes.items() if last == end})
-        if self._await(stream, self._ends[operation]):
-            self._met = max(self._met, self._issued[operation])
-
-    def _await(self, stream: int, until: float) -> bool:
-        """Lets a stream wait; returns whether it had to."""
-        waited = max(0.0, until - max(self._streams[stream], self._host if self._costs.blocking else 0.0))
-        self._streams[stream] = max(self._streams[stream], until)
+    def _await(self, stream: int, until: float) -> None:
+        """Lets a stream wait."""
         if stream == 0:
-            self._here.exposed_s += waited
-            if self._costs.blocking:
-                self._host = max(self._host, until)
-        return waited > 0
+            self._here.exposed_s += max(0.0, until - self._streams[0])
+        self._streams[stream] = max(self._streams[stream], until)
 
     # -- phases ----------------------------------------------------------------------------------------
 
@@ -268,10 +237,10 @@ class _Layout:
                 self._start(deferred)
             for deferred in late:
                 if deferred.operation is not None:
-                    self._await_operation(0, deferred.operation)
+                    self._await(0, self._ends[deferred.operation])
             # waits for collectives that C++ code launches and awaits at the end of a backward, as DDP's reducer does
             for operation in sorted(self._unwaited):
-                self._await_operation(0, operation)
+                self._await(0, self._ends[operation])
             self._unwaited.clear()
         self._leave()
         self._phase, self._entered = event.name, self._now()
@@ -284,7 +253,7 @@ class _Layout:
             self._here.total_s += self._now() - self._entered
 
     def _now(self) -> float:
-        return max(self._streams[0], self._host if self._costs.blocking else 0.0)
+        return self._streams[0]
 
     def _slowed(self, begin: float, seconds: float) -> float:
         """Returns the time of compute from `begin` on: `contention` times as long while collectives run."""

@@ -11,13 +11,13 @@ watch.py is the object and its states, phases.py finds the phases of a step, hel
 loop already has, exchange.py collects the ranks' records, rows.py makes the tables, callbacks.py is for trainers.
 
 With `verify=` a watch also makes a certificate of the training: observed.py observes a rank, parts.py names what it
-updates, job_seen.py joins the ranks; judging.py, between_ranks.py and comparing.py judge; certificate.py is the result.
+updates, job_seen.py joins the ranks; judging.py and comparing.py judge; certificate.py has the expected training and
+the result.
 """
 
 from .callbacks import lightning_callback, trainer_callback
-from .certificate import Certificate, CertificateError
+from .certificate import Certificate, CertificateError, ExpectedTraining
 from .exchange import WatchError
-from .expected import ExpectedTraining
 from .watch import Watch
 
 __all__ = [

@@ -8,11 +8,11 @@ from .watch import Watch
 
 
 class WatchOfTrainer:
-    """The common part of both callbacks: the watch, created at the first step, and its end."""
+    """The common part of both callbacks: the watch, which the first step creates, and its end."""
 
     watch: Watch | None = None
 
-    def on_train_end(self, *_args: Any, **_held: Any) -> None:
+    def on_train_end(self, *_args: Any, **_objects: Any) -> None:
         """Makes the tables."""
         if self.watch is not None:
             self.watch.stop()
@@ -33,11 +33,11 @@ def trainer_callback(**options: Any) -> Any:
     from transformers import TrainerCallback
 
     class TrainerWatch(WatchOfTrainer, TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **held: Any) -> None:
+        def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             if self.watch is None:
-                self.watch = Watch(held["model"], held.get("optimizer"), ends="step", **options).start()
+                self.watch = Watch(objects["model"], objects.get("optimizer"), ends="step", **options).start()
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **held: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             if self.watch is not None:
                 self.watch.step()
 

@@ -19,7 +19,7 @@ Updates are compared until either loop skips one: the batches of later ones are 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,14 @@ class Bounds:
         return cls(dtype, *TOLERANCES[name], share, rounding)
 
 
+EQUAL = "equal to the bit"
+AGREES = "gradients at the update and parameters after it agree, so that a later factor makes up for it"
+
+
+def _row(subject: str, finding: str, expected: str, why: str, verdict: str) -> CertificateRow:
+    return CertificateRow("reference", subject, finding, expected, why, verdict)
+
+
 def compare_with_reference(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
     """Yields the checks of the first updates. Both loops must have trained on the same global batches."""
     yield from _trained(job, reference)
@@ -70,7 +78,7 @@ def compare_with_reference(job: JobSeen, reference: JobSeen) -> Iterator[Certifi
     at_update = [(job.norm(step, True), reference.norm(step, True)) for step in unclipped]
     agrees = bool(at_update) and all(own and relative(own, other) <= bounds.norm for own, other in at_update)
     agrees = agrees and all(row.verdict == SAME for row in values)
-    yield from _losses(job, reference, bounds, steps, agrees)
+    yield _losses(job, reference, bounds, steps, agrees)
     yield from _norms(job, reference, bounds, steps, agrees)
     yield from _rates(job, reference, steps)
     yield from values
@@ -81,51 +89,22 @@ def _trained(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
     subject = "parameters that are trained"
     if not (job.held and reference.held and job.names & reference.names):
         if job.held and reference.held:
-            why = "no name of the loop is one of the reference"
-            yield _row(subject, "not compared", "", why, UNKNOWN)
+            yield _row(subject, "not compared", "", "no name of the loop is one of the reference", UNKNOWN)
         return
-    changed = set(job.changed_frozen) - set(reference.changed_frozen)
     sides = {
         "trained here alone": job.held - reference.held,
         "trained by the reference alone": reference.held - job.held,
-        "frozen, and changed here alone": changed,
+        "frozen, and changed here alone": set(job.changed_frozen) - set(reference.changed_frozen),
     }
-    for found, names in sides.items():
+    for finding, names in sides.items():
         if names:
             parameters = f"training of {shown_names(sorted(names), 0)}"
-            yield _row(parameters, found, "the reference's", "by their names", DIFFERENT)
+            yield _row(parameters, finding, "the reference's", "by their names", DIFFERENT)
     if not any(sides.values()):
-        found = f"{len(job.held)} of the same names"
-        yield _row(subject, found, "the reference's", "by their names", SAME)
+        yield _row(subject, f"{len(job.held)} of the same names", "the reference's", "by their names", SAME)
 
 
-def _rates(job: JobSeen, reference: JobSeen, steps: int) -> Iterator[CertificateRow]:
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name in reference.parts.keys() & job.parts:
-        other = reference.parts[name].rates[:steps]
-        own = [rank.parts[name].rates[:steps] for rank in job.ranks if name in rank.parts]
-        off = next(
-            (rates for rates in own if len(rates) != len(other) or not all(map(math.isclose, rates, other))), None
-        )
-        if off is not None and off and other:
-            sides = tuple(", ".join(f"{lr:.4g}" for lr in side) for side in (off, other))
-            groups.setdefault((sides[0], sides[1]), []).append(name)
-    for (found, expected), names in groups.items():
-        subject = f"learning rates of {shown_names(sorted(names), len(job.parts))}"
-        yield _row(subject, found, expected, "in each update", DIFFERENT)
-    if not groups and any(seen.rates for seen in job.parts.values()):
-        yield _row("learning rates", "equal", "the reference's", "of each parameter, in each update", SAME)
-
-
-EQUAL = "equal to the bit"
-AGREES = "gradients at the update and parameters after it agree, so that a later factor makes up for it"
-
-
-def _row(subject: str, found: str, expected: str, why: str, verdict: str) -> CertificateRow:
-    return CertificateRow("reference", subject, found, expected, why, verdict)
-
-
-def _losses(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees: bool) -> Iterator[CertificateRow]:
+def _losses(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees: bool) -> CertificateRow:
     pairs = [(job.loss(step), reference.loss(step)) for step in range(steps)]
     row, first = _series(f"losses of {steps} steps", pairs, bounds.loss, bounds, agrees)
     if first == 0 and row.verdict == DIFFERENT:
@@ -135,65 +114,69 @@ def _losses(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees
             row.why += "; the factor is the number of micro-batches: the loss is not divided by it"
     elif first and row.verdict == DIFFERENT:
         row.why += f"; losses agree until update {first}: check that update"
-    yield row
+    return row
 
 
 def _norms(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees: bool) -> Iterator[CertificateRow]:
-    for late in (False, True):
-        pairs = [(job.norm(step, late), reference.norm(step, late)) for step in range(steps)]
-        subject = f"norms of gradients, {'at the update' if late else 'before clipping'}"
-        if job.reduces_late and not late:
+    for at_update in (False, True):
+        if job.reduces_late and not at_update:
             continue  # they are of one rank
+        when = "at the update" if at_update else "before clipping"
+        pairs = [(job.norm(step, at_update), reference.norm(step, at_update)) for step in range(steps)]
         if not all(own and other for own, other in pairs):
             why = "gradients are not on the parameters of this loop, or of the reference"
-            yield _row(subject, "none seen", "", why, UNKNOWN)
+            yield _row(f"norms of gradients, {when}", "none seen", "", why, UNKNOWN)
             continue
-        row, first = _series(subject, pairs, bounds.norm, bounds, agrees and not late)
+        row, first = _series(f"norms of gradients, {when}", pairs, bounds.norm, bounds, agrees and not at_update)
         if first is None:
-            first, row = next(_by_name(job, reference, steps, late, bounds), (None, row))
+            # single parameters may differ though the norm of all does not
+            for step in range(steps):
+                changes, total = _changes(job, reference, step, at_update), reference.norm(step, at_update)
+                if off := [name for name, change in changes.items() if change > bounds.norm * total]:
+                    subject = f"norms of gradients of {shown_names(sorted(off), 0)}, {when}"
+                    why = f"of each parameter within {bounds.norm:.0e} of the norm of all, for {bounds.dtype}"
+                    row = _row(subject, f"they differ in step {step + 1}", "the reference's", why, DIFFERENT)
+                    first = step
+                    break
         elif row.verdict == DIFFERENT:
             row.why += _factor(*pairs[first], len(job.ranks), first)
-            acted = [one.norm(first, True) < one.norm(first) * (1 - bounds.norm) for one in (job, reference)]
-            if late and not job.reduces_late and acted[0] != acted[1]:
-                row.why += f"; {'this loop' if acted[0] else 'the reference'} alone clips them"
-        own, other = job.squares(first or 0, late), reference.squares(first or 0, late)
-        named = {name: abs(math.sqrt(own[name]) - math.sqrt(other[name])) for name in own.keys() & other}
-        worst = max(named, key=lambda name: named[name], default="")
-        row.found += f", most in {worst}" * bool(worst and named[worst])
+            clips = [side.norm(first, True) < side.norm(first) * (1 - bounds.norm) for side in (job, reference)]
+            if at_update and not job.reduces_late and clips[0] != clips[1]:
+                row.why += f"; {'this loop' if clips[0] else 'the reference'} alone clips them"
+        changes = _changes(job, reference, first or 0, at_update)
+        worst = max(changes, key=lambda name: changes[name], default="")
+        if worst and changes[worst]:
+            row.found += f", most in {worst}"
         yield row
 
 
-def _by_name(
-    job: JobSeen, reference: JobSeen, steps: int, late: bool, bounds: Bounds
-) -> Iterator[tuple[int, CertificateRow]]:
-    """Yields the first step whose norms of single parameters differ, though those of all parameters do not."""
-    for step in range(steps):
-        own, other, total = job.squares(step, late), reference.squares(step, late), reference.norm(step, late)
-        off = [n for n in own.keys() & other if abs(math.sqrt(own[n]) - math.sqrt(other[n])) > bounds.norm * total]
-        if off:
-            subject = (
-                f"norms of gradients of {shown_names(sorted(off), 0)}, {'at the update' if late else 'before clipping'}"
-            )
-            why = f"of each parameter within {bounds.norm:.0e} of the norm of all, for {bounds.dtype}"
-            yield step, _row(subject, f"they differ in step {step + 1}", "the reference's", why, DIFFERENT)
+def _changes(job: JobSeen, reference: JobSeen, step: int, at_update: bool) -> dict[str, float]:
+    """Returns parameter -> difference of its gradient's norm from the reference's."""
+    own, other = job.squares(step, at_update), reference.squares(step, at_update)
+    return {name: abs(math.sqrt(own[name]) - math.sqrt(other[name])) for name in own.keys() & other}
 
 
 def _series(
     subject: str, pairs: list[tuple[float, float]], bound: float, bounds: Bounds, agrees: bool
 ) -> tuple[CertificateRow, int | None]:
-    """Returns the row of a value of each step beside the reference's, and the first step that is out of `bound`.
+    """Returns the row of a value of each step next to the reference's, and the first step that is out of `bound`.
     `agrees`: gradients at the update and parameters do.
     """
     offs = [relative(own, other) for own, other in pairs]
     first = next((step for step, off in enumerate(offs) if off > bound), None)
-    found, expected = (", ".join(f"{value:.6g}" for value in side) for side in zip(*pairs, strict=True))
-    found += f"; off by at most {max(offs):.1e}, {ulps_of(pairs):,} fp32 ULP"
+    finding, expected = (", ".join(f"{value:.6g}" for value in side) for side in zip(*pairs, strict=True))
+    ulps = [ulps_between(*torch.tensor([[own], [other]])) for own, other in pairs]
+    finding += f"; off by at most {max(offs):.1e}, {-1 if -1 in ulps else max(ulps):,} fp32 ULP"
     factors = [own / other if other else math.nan for own, other in pairs]
-    if first is not None and agrees and all(math.isclose(one, factors[0], rel_tol=bounds.norm) for one in factors):
+    if (
+        first is not None
+        and agrees
+        and all(math.isclose(factor, factors[0], rel_tol=bounds.norm) for factor in factors)
+    ):
         why = f"they are {factors[0]:.4g} times the reference's; {AGREES}"
-        return _row(subject, found, expected, why, UNKNOWN), first
+        return _row(subject, finding, expected, why, UNKNOWN), first
     why = f"relative difference within {bound:.0e} for {bounds.dtype}"
-    return _row(subject, found, expected, why, verdict_of(first is None)), first
+    return _row(subject, finding, expected, why, verdict_of(first is None)), first
 
 
 def _factor(own: float, other: float, ranks: int, step: int) -> str:
@@ -206,74 +189,80 @@ def _factor(own: float, other: float, ranks: int, step: int) -> str:
     return f"; it is {factor:.4g} times the reference's from step {step} on: check the backward and the reduction"
 
 
+def _rates(job: JobSeen, reference: JobSeen, steps: int) -> Iterator[CertificateRow]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in reference.parts.keys() & job.parts:
+        other = reference.parts[name].rates[:steps]
+        for own in (rank.parts[name].rates[:steps] for rank in job.ranks if name in rank.parts):
+            if len(own) != len(other) or not all(map(math.isclose, own, other)):
+                if own and other:
+                    sides = [", ".join(f"{lr:.4g}" for lr in rates) for rates in (own, other)]
+                    groups.setdefault((sides[0], sides[1]), []).append(name)
+                break
+    for (finding, expected), names in groups.items():
+        subject = f"learning rates of {shown_names(sorted(names), len(job.parts))}"
+        yield _row(subject, finding, expected, "in each update", DIFFERENT)
+    if not groups and any(seen.rates for seen in job.parts.values()):
+        yield _row("learning rates", "equal", "the reference's", "of each parameter, in each update", SAME)
+
+
 def _values(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Iterator[CertificateRow]:
     if not job.deviations(0):
         why = "the reference has no values, or the parts that this engine updates have no names"
         yield _row("parameters", "not compared", "", why, UNKNOWN)
         return
-    initial = {name: one for name, one in job.deviations(0).items() if one.off}
-    found, why = worst_of(initial) if initial else EQUAL, "the same seed; rounded if the model is narrower"
-    yield _row("initial values", found, EQUAL, why, verdict_of(not initial))
-    yield from _buffers(job, reference)
-    if missing := sorted((job.held & reference.held) - job.deviations(0).keys()):
-        why = "of another shape, complex, or unknown"
-        yield _row(f"values of {shown_names(missing, 0)}", "not compared", "", why, UNKNOWN)
-    left_out = _rounding_alone(reference, bounds)
-    for number in range(1, steps + 1):
-        all_of = job.deviations(number)
-        compared = {name: one for name, one in all_of.items() if name not in left_out}
-        if compared:
-            yield _update_row(number, compared, reference, bounds, sorted(left_out & all_of.keys()))
+    initial = {name: deviation for name, deviation in job.deviations(0).items() if deviation.off}
+    finding, why = worst_of(initial) if initial else EQUAL, "the same seed; rounded if the model is narrower"
+    yield _row("initial values", finding, EQUAL, why, verdict_of(not initial))
 
-
-def _buffers(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
-    """Yields the check of initial buffers, whose bits depend on the model's dtype."""
-    dtypes = [{seen.in_model for seen in one.parts.values()} for one in (job, reference)]
-    others = reference.ranks[0].buffers[0] if dtypes[0] == dtypes[1] else {}
-    off = [
-        name for name in others if any(rank.buffers[0].get(name, others[name]) != others[name] for rank in job.ranks)
-    ]
+    dtypes = [{seen.in_model for seen in side.parts.values()} for side in (job, reference)]
+    buffers = reference.ranks[0].buffers[0] if dtypes[0] == dtypes[1] else {}  # their bits depend on the dtype
+    off = [name for name, bits in buffers.items() if any(rank.buffers[0].get(name, bits) != bits for rank in job.ranks)]
     if off:
         subject, why = f"initial values of buffers: {shown_names(off, 0)}", "checksums of the bits, on all ranks"
         yield _row(subject, "other values", EQUAL, why, UNUSUAL)
+    if missing := sorted((job.held & reference.held) - job.deviations(0).keys()):
+        why = "of another shape, complex, or unknown"
+        yield _row(f"values of {shown_names(missing, 0)}", "not compared", "", why, UNKNOWN)
+
+    rounded: set[str] = set()  # parameters whose gradients are rounding errors, in any of the first steps
+    for step in range(min(reference.steps, UPDATES)):
+        squares = reference.squares(step)
+        limit = bounds.rounding**2 * sum(squares.values())
+        rounded |= {name for name, square in squares.items() if square <= limit}
+    for number in range(1, steps + 1):
+        deviations = job.deviations(number)
+        compared = {name: deviation for name, deviation in deviations.items() if name not in rounded}
+        if compared:
+            yield _update_row(number, compared, reference, bounds, sorted(rounded & deviations.keys()))
 
 
 def _update_row(
     number: int, compared: dict[str, Deviation], reference: JobSeen, bounds: Bounds, left_out: list[str]
 ) -> CertificateRow:
-    over = [name for name, one in compared.items() if one.off and not _is_within(one, reference, name, bounds)]
+    over: list[str] = []
+    for name, deviation in compared.items():
+        master = reference.parts[name].master if name in reference.parts else "float32"
+        eps = torch.finfo(getattr(torch, master)).eps
+        limit = bounds.share * math.sqrt(deviation.update) + eps * math.sqrt(deviation.value)
+        if deviation.off and not math.sqrt(deviation.off) <= limit:  # not a number is over
+            over.append(name)
     subject = f"parameters after update {number}"
     if over:
         subject += f": {shown_names(over, len(compared))}"
     why = f"within {bounds.share:g} of the movement plus the eps of the masters, for {bounds.dtype}"
     if left_out:
         why += f"; not compared, as their gradients are rounding alone: {shown_names(left_out, 0)}"
-    found = worst_of({name: compared[name] for name in over} or compared)
-    return _row(subject, found, "the reference's", why, verdict_of(not over))
-
-
-def _is_within(one: Deviation, reference: JobSeen, name: str, bounds: Bounds) -> bool:
-    master = reference.parts[name].master if name in reference.parts else "float32"
-    eps = torch.finfo(getattr(torch, master)).eps
-    return math.sqrt(one.off) <= bounds.share * math.sqrt(one.update) + eps * math.sqrt(one.value)
-
-
-def _rounding_alone(reference: JobSeen, bounds: Bounds) -> set[str]:
-    """Returns the parameters whose gradients are rounding errors, in any of the first steps."""
-    found: set[str] = set()
-    for step in range(min(reference.steps, UPDATES)):
-        squares = reference.squares(step)
-        limit = bounds.rounding**2 * sum(squares.values())
-        found |= {name for name, square in squares.items() if square <= limit}
-    return found
+    finding = worst_of({name: compared[name] for name in over} or compared)
+    return _row(subject, finding, "the reference's", why, verdict_of(not over))
 
 
 def worst_of(deviations: dict[str, Deviation]) -> str:
     """Returns the largest deviations with the names of their parameters as text."""
 
     def share(name: str) -> float:
-        one = deviations[name]
-        return math.sqrt(one.off / one.update) if one.update else math.sqrt(one.off / one.value) if one.value else 0.0
+        scale = deviations[name].update or deviations[name].value
+        return math.sqrt(deviations[name].off / scale) if scale else 0.0
 
     worst = max(deviations, key=share)
     if not deviations[worst].off:
@@ -282,12 +271,6 @@ def worst_of(deviations: dict[str, Deviation]) -> str:
     ulps = "not finite" if deviations[worst].ulp < 0 else f"{deviations[by_ulp].ulp:,} ULP in {by_ulp}"
     of = "of the movement" if deviations[worst].update else "relative"
     return f"off by at most {share(worst):.1e} {of} in {worst}, {ulps}"
-
-
-def ulps_of(pairs: list[tuple[float, float]]) -> int:
-    """Returns the largest difference of pairs in fp32 ULP; -1 if a value is not finite."""
-    ulps = [ulps_between(*torch.tensor([[own], [other]])) for own, other in pairs]
-    return -1 if -1 in ulps else max(ulps)
 
 
 def relative(own: float, other: float) -> float:
@@ -301,18 +284,18 @@ def relative(own: float, other: float) -> float:
 def effect_of_option(job: JobSeen, other: JobSeen) -> CertificateRow:
     """Returns the check that a loop differs from another one that was meant to differ."""
     count = min(job.steps, other.steps)
-    sides: dict[str, list[Any]] = {
-        "dtypes": [[(p.in_model, p.master, p.gradient, p.moments) for p in one.parts.values()] for one in (job, other)],
-        "dtypes that compute": [one.computes for one in (job, other)],
-        "collectives and their bytes": [one.sent for one in (job, other)],
-        "reductions": [one.reductions(one.steps - 1) for one in (job, other)],
-        "copies of states": [one.copies for one in (job, other)],
-        "peak bytes": [max(rank.peak_bytes for rank in one.ranks) for one in (job, other)],
-        "losses": [[one.loss(step) for step in range(count)] for one in (job, other)],
+    values: dict[str, Callable[[JobSeen], Any]] = {
+        "dtypes": lambda side: [(p.in_model, p.master, p.gradient, p.moments) for p in side.parts.values()],
+        "dtypes that compute": lambda side: side.computes,
+        "collectives and their bytes": lambda side: side.sent,
+        "reductions": lambda side: side.reductions(side.steps - 1),
+        "copies of states": lambda side: side.copies,
+        "peak bytes": lambda side: max(rank.peak_bytes for rank in side.ranks),
+        "losses": lambda side: [side.loss(step) for step in range(count)],
     }
-    changed = [name for name, (own, theirs) in sides.items() if own != theirs]
+    changed = [name for name, read in values.items() if read(job) != read(other)]
     subject = f"effect of the option, against {other.name or other.strategy}"
     if changed:
-        return CertificateRow("knob", subject, f"it changed {', '.join(changed)}", "a change", "it is declared", "same")
-    found = "this option changed nothing: equal dtypes, bytes, collectives and losses"
-    return CertificateRow("knob", subject, found, "a change", "it is declared", DIFFERENT)
+        return CertificateRow("knob", subject, f"it changed {', '.join(changed)}", "a change", "it is declared", SAME)
+    finding = "this option changed nothing: equal dtypes, bytes, collectives and losses"
+    return CertificateRow("knob", subject, finding, "a change", "it is declared", DIFFERENT)

@@ -63,18 +63,21 @@ def called_model(model: Any) -> nn.Module:
     called = model if isinstance(model, nn.Module) else inner_model(model)
     if not dist.is_initialized() or type(called).__name__ in WRAPPERS:
         return called
-    wrappers = (one for one in gc.get_objects() if type(one).__name__ in WRAPPERS)
-    return next((one for one in wrappers if isinstance(one, nn.Module) and one.module is called), called)
+    wrappers = (wrapper for wrapper in gc.get_objects() if type(wrapper).__name__ in WRAPPERS)
+    return next(
+        (wrapper for wrapper in wrappers if isinstance(wrapper, nn.Module) and wrapper.module is called), called
+    )
 
 
 def strategy_of(model: Any, optimizers: list[Any]) -> str:
     """Names the strategy that the objects of a loop belong to, as in the table of strategies if it is there."""
-    names = {type(one).__name__ for one in (model, *optimizers)}
+    objects = (model, *optimizers)
+    names = {type(held).__name__ for held in objects}
     if "ZeroRedundancyOptimizer" in names:
         return "zero_redundancy"
-    for one in (model, *optimizers):
-        if type(one).__module__.startswith("zerobench.") and isinstance(getattr(one, "name", None), str):
-            return str(one.name)
+    for held in objects:
+        if type(held).__module__.startswith("zerobench.") and isinstance(getattr(held, "name", None), str):
+            return str(held.name)
     modules = model.modules() if isinstance(model, nn.Module) else ()
     if any(kind.__name__ == "FSDPModule" for module in modules for kind in type(module).__mro__):
         return "fsdp2"
@@ -83,29 +86,29 @@ def strategy_of(model: Any, optimizers: list[Any]) -> str:
 
 def torch_optimizers(optimizers: list[Any]) -> list[torch.optim.Optimizer]:
     """Returns torch's optimizers inside of the loop's, which may wrap them as `optimizer` or `optim`."""
-    found: list[torch.optim.Optimizer] = []
-    for one in optimizers:
+    inner: list[torch.optim.Optimizer] = []
+    for optimizer in optimizers:
         for _ in range(4):
-            inside = getattr(one, "optimizer", None) or getattr(one, "optim", None)
-            if inside is None or inside is one:
+            inside = getattr(optimizer, "optimizer", None) or getattr(optimizer, "optim", None)
+            if inside is None or inside is optimizer:
                 break
-            one = inside
-        if isinstance(one, torch.optim.Optimizer):
-            found.append(one)
-    return found
+            optimizer = inside
+        if isinstance(optimizer, torch.optim.Optimizer):
+            inner.append(optimizer)
+    return inner
 
 
 class HeldTensors:
-    """Labels the tensors of a loop's objects. `engines`: the objects that label theirs themselves."""
+    """Labels the tensors of a loop's objects, except those of engines, which label theirs themselves."""
 
     def __init__(self, ledger: Ledger, outer: Any, model: nn.Module, optimizers: list[Any]) -> None:
         self._ledger, self._model = ledger, model
-        self._engines = [one for one in dict.fromkeys((outer, *optimizers)) if hasattr(one, "label_held")]
+        self._engines = [held for held in dict.fromkeys((outer, *optimizers)) if hasattr(held, "label_held")]
         self._optimizers = torch_optimizers(optimizers)
 
     def label_all(self) -> None:
         """Labels the current parameters, buffers, gradients, masters and states, then all other live tensors."""
-        gc.collect()  # what is garbage already is not to go in the midst of a step
+        gc.collect()  # garbage must not be freed in the midst of a step
         self._ledger.lines.silent = True
         if not self._engines:
             for name, parameter in self._model.named_parameters():
@@ -118,15 +121,12 @@ class HeldTensors:
             engine.label_held()
         self.label_updated()
         # the other live tensors, but no dataset mapped from a file or borrowed from NumPy: torch cannot resize those
-        for one in living_tensors():
-            if one in not_of_loop:
-                continue
-            for part in parts_of(one):
-                if part.layout != torch.strided or self._ledger.knows(part):
-                    continue
-                storage = part.untyped_storage()
-                if storage._cdata not in _apart and storage.resizable():
-                    self._ledger.meet(part, BEFORE)
+        for tensor in living_tensors():
+            for part in () if tensor in not_of_loop else parts_of(tensor):
+                if part.layout == torch.strided and not self._ledger.knows(part):
+                    storage = part.untyped_storage()
+                    if storage._cdata not in _excluded and storage.resizable():
+                        self._ledger.meet(part, BEFORE)
         self._ledger.lines.silent = False
 
     def label_updated(self) -> None:
@@ -145,21 +145,21 @@ class HeldTensors:
             self._ledger.label_states(optimizer)
 
 
-_apart: dict[int, StorageWeakRef] = {}
-"""Address of a storage -> a weak reference to it, to detect that the address has been reused."""
+_excluded: dict[int, StorageWeakRef] = {}
+"""Address of a storage -> a weak reference to it, without which the address could be reused."""
 
 
 @contextmanager
 def leave_out() -> Iterator[None]:
     """Excludes tensors that are alive at the beginning of this block from the watches in it."""
-    gc.collect()  # what only circles hold is not alive
-    _apart.clear()
-    for one in living_tensors():
-        for part in parts_of(one):
+    gc.collect()  # tensors that only cycles refer to are not alive
+    _excluded.clear()
+    for tensor in living_tensors():
+        for part in parts_of(tensor):
             if part.layout == torch.strided:
                 storage = part.untyped_storage()
-                _apart.setdefault(storage._cdata, StorageWeakRef(storage))
+                _excluded.setdefault(storage._cdata, StorageWeakRef(storage))
     try:
         yield
     finally:
-        _apart.clear()
+        _excluded.clear()

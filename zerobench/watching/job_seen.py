@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import chain
 from statistics import fmean
 
-from .observed import REDUCTIONS, Deviation, PartSeen, RankSeen, Squares
+from .observed import REDUCTIONS, Deviation, PartSeen, RankSeen
 
 NARROW = ("float16", "bfloat16", "float32")
 """dtypes from the one with the fewest exponents to the widest; the first that occurs sets the bounds."""
@@ -38,21 +38,17 @@ class JobSeen:
     @cached_property
     def parts(self) -> dict[str, PartSeen]:
         """The first rank's part of each parameter that has one there, with elements and gradients of all ranks."""
-        found: dict[str, PartSeen] = {}
+        parts: dict[str, PartSeen] = {}
         for name in dict.fromkeys(chain.from_iterable(rank.parts for rank in self.ranks)):
-            there = [rank.parts[name] for rank in self.ranks if name in rank.parts]
-            there.sort(key=lambda one: -one.elements)  # an empty shard shows nothing
-            joined = PartSeen(**vars(there[0]))
-            joined.elements = sum(one.elements for one in there)
-            joined.moment_elements = sum(one.moment_elements for one in there)
-            joined.gradients = max(one.gradients for one in there)
-            joined.lost = max(one.lost for one in there)
-            joined.changes = max(one.changes for one in there)
-            joined.reach = max(one.reach for one in there)
-            joined.not_finite = max(one.not_finite for one in there)
-            joined.updates = [max(counts) for counts in zip(*(one.updates for one in there), strict=False)]
-            found[name] = joined
-        return found
+            shards = [rank.parts[name] for rank in self.ranks if name in rank.parts]
+            shards.sort(key=lambda shard: -shard.elements)  # an empty shard shows nothing
+            joined = parts[name] = PartSeen(**vars(shards[0]))
+            for field_name in ("elements", "moment_elements"):
+                setattr(joined, field_name, sum(getattr(shard, field_name) for shard in shards))
+            for field_name in ("gradients", "lost", "changes", "reach", "not_finite"):
+                setattr(joined, field_name, max(getattr(shard, field_name) for shard in shards))
+            joined.updates = [max(counts) for counts in zip(*(shard.updates for shard in shards), strict=False)]
+        return parts
 
     def loss(self, step: int) -> float:
         """Returns the mean of the ranks' losses of a step: of each rank the sum over its micro-batches."""
@@ -62,26 +58,23 @@ class JobSeen:
         """Returns parameter -> the square of its gradient's norm, over the ranks."""
         total, numbers = defaultdict[str, float](float), defaultdict[str, float](float)
         for rank in self.ranks:
-            seen = rank.steps[step]
-            squares: Squares = seen.at_update if at_update else seen.before
+            squares = rank.steps[step].at_update if at_update else rank.steps[step].before
             for name, (value, number) in squares.items():
                 total[name] += value
                 numbers[name] += number
-        return {name: total[name] / max(1, round(numbers[name] / self._size(name, numbers))) for name in total}
+        sizes = {name: self.sizes.get(name) or number / len(self.ranks) or 1 for name, number in numbers.items()}
+        return {name: total[name] / max(1, round(numbers[name] / sizes[name])) for name in total}
 
     def norm(self, step: int, at_update: bool = False) -> float:
         """Returns the norm of all gradients of a step, after backward or as the optimizer got them."""
         return math.sqrt(sum(self.squares(step, at_update).values()))
 
-    def _size(self, name: str, numbers: dict[str, float]) -> float:
-        return self.sizes.get(name) or numbers[name] / len(self.ranks) or 1
-
     @property
     def copies(self) -> float | None:
         """Copies of each state in the job: 1.0 if they are partitioned over all ranks. None without states."""
         moments = {name: seen.moment_elements for name, seen in self.parts.items() if name in self.sizes}
-        known = {name: numel for name, numel in moments.items() if numel}
-        return sum(known.values()) / sum(self.sizes[name] for name in known) if known else None
+        moments = {name: numel for name, numel in moments.items() if numel}
+        return sum(moments.values()) / sum(self.sizes[name] for name in moments) if moments else None
 
     @cached_property
     def held(self) -> set[str]:
@@ -96,15 +89,11 @@ class JobSeen:
     @cached_property
     def updates_copies_alone(self) -> bool:
         """Whether the optimizer updates copies of parameters, such as masters, and no parameter with one changes."""
-        bits = [
-            {one[name] for one in self.ranks[0].values[1:]}
-            for name, seen in self.parts.items()
-            if self._is_copied(name, seen)
-        ]
-        return self.steps > 1 and bool(bits) and all(len(own) == 1 for own in bits)
-
-    def _is_copied(self, name: str, seen: PartSeen) -> bool:
-        return seen.is_copy and seen.changes > 0 and all(name in one for one in self.ranks[0].values[1:])
+        after_steps, bits = self.ranks[0].values[1:], []
+        for name, seen in self.parts.items():
+            if seen.is_copy and seen.changes > 0 and all(name in values for values in after_steps):
+                bits.append({values[name] for values in after_steps})
+        return self.steps > 1 and bool(bits) and all(len(distinct) == 1 for distinct in bits)
 
     @cached_property
     def reduces_by_hand(self) -> bool:
@@ -120,19 +109,19 @@ class JobSeen:
         """Returns the `values` or `buffers` whose bits differ between ranks after step `number`; 0: at the beginning.
         Of all ranks' tensors that are whole.
         """
-        seen: list[dict[str, int]] = [getattr(rank, kind)[number] for rank in self.ranks]
-        return [name for name in seen[0] if len({one.get(name) for one in seen if name in one}) > 1]
+        by_rank: list[dict[str, int]] = [getattr(rank, kind)[number] for rank in self.ranks]
+        return [name for name in by_rank[0] if len({bits[name] for bits in by_rank if name in bits}) > 1]
 
     def shared(self, kind: str) -> list[str]:
         """Returns the names of `values` or `buffers` that all ranks have whole."""
         first, *others = (getattr(rank, kind)[0] for rank in self.ranks)
-        return [name for name in first if all(name in one for one in others)]
+        return [name for name in first if all(name in other for other in others)]
 
     @property
     def changed_frozen(self) -> list[str]:
         """Frozen parameters whose bits changed in the watched steps."""
         rank = self.ranks[0]
-        return [name for name in rank.frozen if len({one[name] for one in rank.values if name in one}) > 1]
+        return [name for name in rank.frozen if len({values[name] for values in rank.values if name in values}) > 1]
 
     @property
     def reduces_late(self) -> bool:
@@ -152,10 +141,8 @@ class JobSeen:
     @cached_property
     def computes(self) -> dict[str, dict[str, int]]:
         """dtype that modules with parameters computed in -> module -> elements of its matrix, if it has one."""
-        found: dict[str, dict[str, int]] = {}
-        for dtype in sorted({dtype for rank in self.ranks for dtype in rank.computes}):
-            found[dtype] = {name: size for rank in self.ranks for name, size in rank.computes.get(dtype, {}).items()}
-        return found
+        dtypes = sorted({dtype for rank in self.ranks for dtype in rank.computes})
+        return {dtype: dict(chain(*(rank.computes.get(dtype, {}).items() for rank in self.ranks))) for dtype in dtypes}
 
     @property
     def precision(self) -> str:
@@ -163,14 +150,14 @@ class JobSeen:
         Newton-Schulz iteration computes in bfloat16, whatever the parameters' dtype.
         """
         stored = ((seen.in_model, seen.master, seen.gradient) for seen in self.parts.values())
-        there = {*self.computes, *chain.from_iterable(stored)}
-        there |= {"bfloat16" for seen in self.parts.values() if "Muon" in seen.optimizer}
-        return next((dtype for dtype in NARROW if dtype in there), "float32")
+        dtypes = {*self.computes, *chain.from_iterable(stored)}
+        dtypes |= {"bfloat16" for seen in self.parts.values() if "Muon" in seen.optimizer}
+        return next((dtype for dtype in NARROW if dtype in dtypes), "float32")
 
     def deviations(self, number: int) -> dict[str, Deviation]:
         """Returns parameter -> deviation from the reference after update `number`; 0: of the initial values."""
-        found: dict[str, Deviation] = {}
+        total: dict[str, Deviation] = {}
         for rank in self.ranks:
-            for name, one in rank.deviations[number].items() if number < len(rank.deviations) else ():
-                found[name] = found[name].joined(one) if name in found else one
-        return found
+            for name, own in rank.deviations[number].items() if number < len(rank.deviations) else ():
+                total[name] = total[name].joined(own) if name in total else own
+        return total

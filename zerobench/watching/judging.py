@@ -1,21 +1,34 @@
-"""The checks of a loop by itself, one function for each kind; between_ranks.py has those of several ranks, comparing.py
-those against another certificate.
+"""The checks of a loop by itself and between its ranks, one function for each kind; comparing.py has those against
+another certificate.
 
 Parameters with equal findings share a row. A check without an expectation is `cannot be told`, and so is one that
 these steps or this engine do not show. A finding that contradicts a declaration, the reference or an invariant (what
 backward left reaches the optimizer; parameters are finite) is `different`; one that most loops do not have, `unusual`.
+
+DDP and ZeroRedundancyOptimizer keep equal parameters on all ranks: after each update their bits are equal, by checksums
+of whole tensors. A loop that averages its parameters now and then lets them differ in between, which is unusual.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import combinations, pairwise
 
 import torch
 
 from ..records import CertificateRow
-from .certificate import DIFFERENT, SAME, UNKNOWN, UNUSUAL
-from .expected import ExpectedTraining
+from ..sizes import show_count
+from .certificate import (
+    DATA_PARALLEL,
+    DIFFERENT,
+    PARTITIONED,
+    REPLICATED,
+    SAME,
+    UNKNOWN,
+    UNUSUAL,
+    ExpectedTraining,
+)
 from .job_seen import JobSeen
 from .observed import UPDATES, PartSeen
 
@@ -28,11 +41,18 @@ COMPENSATIONS = ("comp", "kahan")
 
 SURE = 4.0
 """A part whose largest change is this many times what changes its value must change."""
+
 REL = 1e-3
 """Relative slack of a clipped norm: torch divides by the norm plus 1e-6, in fp32."""
 
 LEAST_LR = 1e-7
 """A learning rate below it may change no element of a parameter."""
+
+NEVER = 0.05
+"""Reductions of the gradients per update, on average, that are none: of the loss or of metrics alone."""
+
+REDUCED = 0.02
+"""Largest deviation from a declared number of reductions, for scalars that a loop reduces beside its gradients."""
 
 Finding = tuple[str, str, str, str, str]
 """found, expected, why, verdict, source."""
@@ -48,11 +68,50 @@ def judge(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -
     yield from _accumulation(job, expected)
     yield from _norms(job, expected)
     yield from _scaling(job)
+    if len(job.ranks) > 1:
+        yield _values(job)
+        yield from _ignored(job)
+        yield from _buffers(job)
+        yield _reductions(job, expected)
+        yield from _rates(job)
+        yield from _data(job, expected)
+        yield _copies(job, expected)
 
 
 def verdict_of(is_as_expected: bool) -> str:
     """Returns the verdict on a check that can be told."""
     return SAME if is_as_expected else DIFFERENT
+
+
+def declared_row(
+    check: str, subject: str, finding: str, wanted: str, is_so: bool, why: str = DECLARED
+) -> CertificateRow:
+    """Returns a check with a declaration or an invariant, or, if `wanted` is empty, with nothing but its finding."""
+    if not wanted:
+        return CertificateRow(check, subject, finding, "", NOTHING_EXPECTED, UNKNOWN)
+    return CertificateRow(check, subject, finding, wanted, why, verdict_of(is_so))
+
+
+def shown_names(names: list[str], total: int) -> str:
+    """Returns the names of parameters as text: at most three, and how many more; "all 24 parameters"."""
+    if len(names) == total > 1:
+        return f"all {total} parameters"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _grouped(check: str, subject: str, findings: dict[str, Finding]) -> Iterator[CertificateRow]:
+    """Yields a row for each distinct finding, with the names of its parameters; lines of code are of the first."""
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
+    for name, finding in findings.items():
+        groups.setdefault(finding[:4], []).append(name)
+    for (value, expected, why, verdict), names in groups.items():
+        source = next((findings[name][4] for name in names if findings[name][4]), "")
+        title = f"{subject} of {shown_names(names, len(findings))}"
+        yield CertificateRow(check, title, value, expected, why, verdict, source)
+
+
+# -- a loop by itself -------------------------------------------------------------------------------------
 
 
 def _dtypes(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -> Iterator[CertificateRow]:
@@ -64,27 +123,38 @@ def _dtypes(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None)
         ("values in the model", "", lambda seen: seen.in_model),
     )
     for kind, declared, read in kinds:
-        found: dict[str, Finding] = {}
+        findings: dict[str, Finding] = {}
         for name, seen in job.parts.items():
-            value, by_reference = read(seen), read(theirs[name]) if name in theirs else ""
-            if value:
+            if value := read(seen):
+                by_reference = read(theirs[name]) if name in theirs else ""
                 wanted = _expected_dtype(kind, value, declared, by_reference, seen)
-                found[name] = (value, *wanted, seen.lines.get(kind, ""))
-        yield from _grouped("dtypes", kind, found, job)
-    yield _computes(job, expected.computes)
-    yield from _collectives(job, expected)
+                findings[name] = (value, *wanted, seen.lines.get(kind, ""))
+        yield from _grouped("dtypes", kind, findings)
 
+    # Norms, losses and embeddings may compute in another dtype than matrices.
+    wanted_dtype, dtypes, why = expected.computes, ", ".join(job.computes) or "nothing was seen", DECLARED
+    others = {
+        name: size
+        for dtype, sizes in job.computes.items()
+        if dtype != wanted_dtype
+        for name, size in sizes.items()
+        if size
+    }
+    if not wanted_dtype or not job.computes or (wanted_dtype in job.computes and not others):
+        yield declared_row("dtypes", "modules compute", dtypes, wanted_dtype if job.computes else "", is_so=True)
+    else:
+        as_declared = sum(job.computes.get(wanted_dtype, {}).values())
+        verdict = DIFFERENT if sum(others.values()) >= as_declared else UNUSUAL
+        dtypes += f"; not in {wanted_dtype}: {shown_names([*others], 0)}" if others else ""
+        why = f"{DECLARED}: norms and embeddings aside"
+        yield CertificateRow("dtypes", "modules compute", dtypes, wanted_dtype, why, verdict)
 
-def _computes(job: JobSeen, wanted: str) -> CertificateRow:
-    """Returns the check of the dtypes that modules compute in. Norms, losses and embeddings may keep another one."""
-    found, subject = ", ".join(job.computes) or "nothing was seen", "modules compute"
-    others = {n: size for dtype, sizes in job.computes.items() if dtype != wanted for n, size in sizes.items() if size}
-    if not wanted or not job.computes or (wanted in job.computes and not others):
-        return declared("dtypes", subject, found, wanted if job.computes else "", is_so=True)
-    as_declared = sum(job.computes.get(wanted, {}).values())
-    verdict = DIFFERENT if sum(others.values()) >= as_declared else UNUSUAL
-    found += f"; not in {wanted}: {shown_names([*others], 0)}" if others else ""
-    return CertificateRow("dtypes", subject, found, wanted, f"{DECLARED}: norms and embeddings aside", verdict)
+    for kind in dict.fromkeys((*job.sent, *expected.wire)):
+        sizes, on_wire = job.sent.get(kind, {}), expected.wire.get(kind, "")
+        traffic = ", ".join(f"{size:,} bytes in {dtype}" for dtype, size in sizes.items()) or "none in a step"
+        row = declared_row("dtypes", f"{kind} per step and rank", traffic, on_wire, set(sizes) == {on_wire})
+        row.source = job.ranks[0].lines.get(kind, "")
+        yield row
 
 
 def _expected_dtype(kind: str, value: str, declared: str, reference: str, seen: PartSeen) -> tuple[str, str, str]:
@@ -101,36 +171,27 @@ def _expected_dtype(kind: str, value: str, declared: str, reference: str, seen: 
     return "", NOTHING_EXPECTED, UNKNOWN
 
 
-def _collectives(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
-    for kind in dict.fromkeys((*job.sent, *expected.wire)):
-        sizes, wanted = job.sent.get(kind, {}), expected.wire.get(kind, "")
-        found = ", ".join(f"{size:,} bytes in {dtype}" for dtype, size in sizes.items()) or "none in a step"
-        row = declared("dtypes", f"{kind} per step and rank", found, wanted, set(sizes) == {wanted})
-        row.source = job.ranks[0].lines.get(kind, "")
-        yield row
-
-
 def _optimizers(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -> Iterator[CertificateRow]:
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
     for name, seen in job.parts.items():
         declared, why = expected.optimizer_of(name), DECLARED
         if not declared and reference is not None and name in reference.parts:
             declared, why = reference.parts[name].optimizer, "the reference has it"
         verdict = verdict_of(seen.optimizer == declared) if declared else UNKNOWN
-        found[name] = (seen.optimizer, declared, why if declared else NOTHING_EXPECTED, verdict, "")
-    yield from _grouped("update", "class of the optimizer", found, job)
+        findings[name] = (seen.optimizer, declared, why if declared else NOTHING_EXPECTED, verdict, "")
+    yield from _grouped("update", "class of the optimizer", findings)
 
 
 def _updates(job: JobSeen, reference: JobSeen | None) -> Iterator[CertificateRow]:
-    named = any(name in job.sizes for name in job.parts)
-    found = {name: _updated(job, name, reference) for name in job.sizes} if named else {}
-    yield from _grouped("update", "updates", found, job)
-    if not named:
+    if any(name in job.sizes for name in job.parts):
+        yield from _grouped("update", "updates", {name: _updated(job, name, reference) for name in job.sizes})
+    else:
         why = "the optimizer's tensors are not the model's parameters, and their names are unknown"
         yield CertificateRow("update", "updates", "tensors without names", "", why, UNKNOWN)
 
 
 def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
+    """Returns whether a parameter is updated once per step, or the first reason that it is not."""
     seen = job.parts.get(name)
     gradients = [(job.squares(step).get(name), job.squares(step, True).get(name)) for step in range(job.steps)]
     has_left = any(before for before, _ in gradients)
@@ -161,7 +222,7 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
             return "no gradient", "a gradient", why, UNUSUAL, ""
         return "no gradient", "", "the loop may not use it in these steps", UNKNOWN, ""
     if not seen.changes:
-        return *_unchanged(job, seen, gradients), line
+        return *_unchanged(job, seen, [at_update for _, at_update in gradients]), line
     if seen.not_finite:
         return "values that are not finite", "", "see the check of finite values", UNKNOWN, ""
     if job.updates_copies_alone and seen.is_copy:
@@ -186,16 +247,14 @@ def _lost(job: JobSeen, seen: PartSeen) -> tuple[str, str, str, str]:
     return "no gradient in the optimizer", wanted, why, UNUSUAL if reaches else DIFFERENT
 
 
-def _unchanged(
-    job: JobSeen, seen: PartSeen, gradients: list[tuple[float | None, float | None]]
-) -> tuple[str, str, str, str]:
-    """Returns the finding for a part that got gradients, and has the values that it had before."""
-    if len(job.skipped) == job.steps or any(got is not None and not math.isfinite(got) for _, got in gradients):
+def _unchanged(job: JobSeen, seen: PartSeen, gradients: list[float | None]) -> tuple[str, str, str, str]:
+    """Returns the finding for a part that got `gradients`, and has the values that it had before."""
+    if len(job.skipped) == job.steps or any(square is not None and not math.isfinite(square) for square in gradients):
         return "no change", "", "updates are skipped, or gradients not finite, in these steps", UNKNOWN
     if (lr := max(seen.rates, default=math.inf)) < LEAST_LR:
         why = f"the learning rate is {lr:.2g} in these steps: less than float32 can add to most values"
         return "no change", "", why if lr else "the learning rate is 0 in these steps", UNKNOWN
-    if not any(got for _, got in gradients):
+    if not any(gradients):
         return "no change", "", "its gradient is 0 in these steps", UNKNOWN
     if seen.reach < SURE:
         is_wide = getattr(torch, seen.master).itemsize >= 4
@@ -207,76 +266,71 @@ def _unchanged(
 
 def _finite(job: JobSeen) -> Iterator[CertificateRow]:
     broken = {name: seen.not_finite for name, seen in job.parts.items() if seen.not_finite}
-    losses = [n for n in range(job.steps) if not math.isfinite(job.loss(n)) and n not in job.skipped]
-    norms = [n for n in range(job.steps) if not math.isfinite(job.norm(n, True)) and n not in job.skipped]
-    found = [
-        *(
-            [f"parameters after step {min(broken.values())}: {shown_names([*broken], len(job.parts))}"]
-            if broken
-            else []
-        ),
-        *([f"gradients of step {norms[0] + 1}"] if norms else []),
-        *([f"losses of step {losses[0] + 1}"] if losses else []),
-    ]
+    problems, steps = [], [step for step in range(job.steps) if step not in job.skipped]
+    if broken:
+        problems.append(f"parameters after step {min(broken.values())}: {shown_names([*broken], len(job.parts))}")
+    if norms := [step for step in steps if not math.isfinite(job.norm(step, True))]:
+        problems.append(f"gradients of step {norms[0] + 1}")
+    if losses := [step for step in steps if not math.isfinite(job.loss(step))]:
+        problems.append(f"losses of step {losses[0] + 1}")
     why = "a value that is not finite spreads to all others"
-    seen = {"losses": job.loss, "gradients": job.norm}
-    kinds = [kind for kind, read in seen.items() if any(map(read, range(job.steps)))]
+    values = {"losses": job.loss, "gradients": job.norm}
+    kinds = [kind for kind, read in values.items() if any(map(read, range(job.steps)))]
     subject = f"{', '.join(kinds)} and parameters" if kinds else "parameters"
-    if not found:
-        yield declared("finite", subject, "finite", "finite" if job.parts else "", True, "after each step")
+    if not problems:
+        yield declared_row("finite", subject, "finite", "finite" if job.parts else "", True, "after each step")
         return
     if not broken:
         why += "; the parameters are finite: is the update skipped?"
     verdict = DIFFERENT if broken else UNUSUAL
-    yield CertificateRow("finite", subject, f"not finite: {', '.join(found)}", "finite", why, verdict)
+    yield CertificateRow("finite", subject, f"not finite: {', '.join(problems)}", "finite", why, verdict)
 
 
 def _schedules(job: JobSeen) -> Iterator[CertificateRow]:
     steps = [step for rank in job.ranks for step in rank.steps]
-    if (most := max(step.schedules for step in steps)) > 1:
-        yield _unusual_schedule(
-            f"{most} steps of a scheduler per update", "once per update", "is it stepped per micro-batch?"
-        )
+    most, rates = max(step.schedules for step in steps), [lr for seen in job.parts.values() for lr in seen.rates]
+    findings = []
+    if most > 1:
+        why = "is it stepped per micro-batch?"
+        findings.append((f"{most} steps of a scheduler per update", "once per update", why))
     if any(step.schedules_early for step in steps):
-        yield _unusual_schedule("a scheduler steps before the update", "after it", "the first rate is never used")
-    if (rates := [lr for seen in job.parts.values() for lr in seen.rates]) and not any(rates):
-        yield _unusual_schedule(f"a learning rate of 0 in {job.steps} steps", "another one", "nothing is trained")
-
-
-def _unusual_schedule(found: str, wanted: str, why: str) -> CertificateRow:
-    return CertificateRow("update", "schedule of the learning rate", found, wanted, why, UNUSUAL)
+        findings.append(("a scheduler steps before the update", "after it", "the first rate is never used"))
+    if rates and not any(rates):
+        findings.append((f"a learning rate of 0 in {job.steps} steps", "another one", "nothing is trained"))
+    for finding, wanted, why in findings:
+        yield CertificateRow("update", "schedule of the learning rate", finding, wanted, why, UNUSUAL)
 
 
 def _accumulation(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
     by_rank = [[step.micro_batches for step in rank.steps[: job.steps]] for rank in job.ranks]
     counts, wanted, subject = by_rank[0], expected.accumulation, "micro-batches per update"
-    found = ", ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
+    shown = ", ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
     if other := next((number for number, own in enumerate(by_rank) if own != counts), 0):
-        found += f" on rank 0, {', '.join(map(str, by_rank[other]))} on rank {other}"
-        why, verdict = (
-            "gradients are means over the ranks: a rank with fewer weighs more, unless losses are sums over all tokens",
-            DIFFERENT if wanted else UNUSUAL,
+        shown += f" on rank 0, {', '.join(map(str, by_rank[other]))} on rank {other}"
+        why = (
+            "gradients are means over the ranks: a rank with fewer weighs more, unless losses are sums over all tokens"
         )
-        yield CertificateRow("accumulation", subject, found, "equal on all ranks", why, verdict)
+        verdict = DIFFERENT if wanted else UNUSUAL
+        yield CertificateRow("accumulation", subject, shown, "equal on all ranks", why, verdict)
         return
     if wanted is None or not any(counts):
-        yield declared("accumulation", subject, found, "", False)
+        yield declared_row("accumulation", subject, shown, "", False)
     else:
         why, verdict = _counted(counts, wanted)
-        yield CertificateRow("accumulation", subject, found, str(wanted), why, verdict)
+        yield CertificateRow("accumulation", subject, shown, str(wanted), why, verdict)
     if any(step.between for rank in job.ranks for step in rank.steps):
         why = "the sum so far is clipped or scaled before the next micro-batch is added: another training"
-        found = "gradients change between the micro-batches of an update"
-        yield CertificateRow("accumulation", "gradients", found, "only backward changes them", why, UNUSUAL)
+        finding = "gradients change between the micro-batches of an update"
+        yield CertificateRow("accumulation", "gradients", finding, "only backward changes them", why, UNUSUAL)
     stale = [step.stale for step in job.ranks[0].steps[1 : job.steps]]
     if any(stale):
-        found = f"those of earlier updates are there before backward in {sum(stale)} of {len(stale)} steps"
+        finding = f"those of earlier updates are there before backward in {sum(stale)} of {len(stale)} steps"
         why = "gradients of several updates add up: is zero_grad missing?"
-        yield CertificateRow("accumulation", "gradients", found, "none", why, UNUSUAL)
+        yield CertificateRow("accumulation", "gradients", finding, "none", why, UNUSUAL)
 
 
 def _counted(counts: list[int], wanted: int) -> tuple[str, str]:
-    """Returns why, and the verdict, of the micro-batches of each update against a declared number."""
+    """Returns the reason and the verdict for the micro-batches of each update, given a declared number."""
     if set(counts) == {wanted}:
         return DECLARED, SAME
     if min(counts) > wanted and not any(count % wanted for count in counts):
@@ -291,23 +345,22 @@ def _counted(counts: list[int], wanted: int) -> tuple[str, str]:
 
 
 def _norms(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
-    numbers = [n for n in range(job.steps) if job.squares(n) and n not in job.skipped]
-    pairs = [(job.norm(n), job.norm(n, at_update=True)) for n in numbers]
-    pairs = [pair for pair in pairs if pair[0]]
+    steps = [step for step in range(job.steps) if job.squares(step) and step not in job.skipped]
+    pairs = [(job.norm(step), job.norm(step, at_update=True)) for step in steps if job.norm(step)]
     if not pairs:
         why = "all updates were skipped" if job.skipped else "they are not on the parameters after backward"
         yield CertificateRow("norm", "gradients", "none seen", "", why, UNKNOWN)
         return
-    acted = sum(after < before * (1 - REL) for before, after in pairs)
+    clipped = sum(after < before * (1 - REL) for before, after in pairs)
     shown = ", ".join(f"{before:.4g} → {after:.4g}" for before, after in pairs[:UPDATES])
-    others = [n for n in numbers if job.squares(n) and job.squares(n, True).keys() - job.squares(n).keys()]
-    found, limit = f"{shown}: clipping acted in {acted} of {len(pairs)} steps", expected.clip or 0.0
+    finding, limit = f"{shown}: clipping acted in {clipped} of {len(pairs)} steps", expected.clip or 0.0
     subject = "after backward → at the update"
-    if not limit or others:  # others: of all models, if there are several
-        yield declared("norm", subject, found, "", False)
+    # with several models the norm after backward is of one of them, the limit of all
+    if not limit or any(job.squares(step, True).keys() - job.squares(step).keys() for step in steps):
+        yield declared_row("norm", subject, finding, "", False)
         return
-    changes = any(step.between for rank in job.ranks for step in rank.steps)
     is_within = all(after <= limit * (1 + REL) for _, after in pairs)
+    changes = any(step.between for rank in job.ranks for step in rank.steps)
     is_seen = all(after > 0 for _, after in pairs) and not changes
     verdict = DIFFERENT if not is_within else SAME if is_seen else UNKNOWN
     why = f"{DECLARED}: the norm over all parameters and ranks"
@@ -315,41 +368,157 @@ def _norms(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]
     if is_within and is_scaled and any(before > limit and after < 0.9 * limit for before, after in pairs):
         why = "a norm above the limit becomes the limit: are gradients clipped before they are unscaled?"
         verdict = UNUSUAL
-    yield CertificateRow("norm", subject, found, f"at most {limit:g}", why, verdict)
+    yield CertificateRow("norm", subject, finding, f"at most {limit:g}", why, verdict)
 
 
 def _scaling(job: JobSeen) -> Iterator[CertificateRow]:
     steps, skipped = job.ranks[0].steps, job.skipped
-    if skipped or any(step.scale != 1 for step in steps):
-        scales = [step.scale for step in steps]
-        found = f"factors {', '.join(f'{scale:g}' for scale in scales)}; {len(skipped)} of {len(steps)} updates skipped"
+    scales = [step.scale for step in steps]
+    if skipped or any(scale != 1 for scale in scales):
+        shown = ", ".join(f"{scale:g}" for scale in scales)
+        finding = f"factors {shown}; {len(skipped)} of {len(steps)} updates skipped"
         is_stuck = len(steps) == len(skipped) > 1 and scales[-1] > scales[0] * 0.51 ** (len(steps) - 1)
         why = "nothing is trained, and no skip halves the factor" if is_stuck else "a scaler lowers its factor by skips"
         wanted, verdict = ("at least one update", UNUSUAL) if is_stuck else ("", UNKNOWN)
-        yield CertificateRow("scaling", "factor of the loss", found, wanted, why, verdict)
+        yield CertificateRow("scaling", "factor of the loss", finding, wanted, why, verdict)
 
 
-def declared(check: str, subject: str, found: str, wanted: str, is_so: bool, why: str = DECLARED) -> CertificateRow:
-    """Returns a check with a declaration or an invariant, or, if `wanted` is empty, with nothing but its finding."""
-    if not wanted:
-        return CertificateRow(check, subject, found, "", NOTHING_EXPECTED, UNKNOWN)
-    return CertificateRow(check, subject, found, wanted, why, verdict_of(is_so))
+# -- between ranks ----------------------------------------------------------------------------------------
 
 
-def _grouped(check: str, subject: str, found: dict[str, Finding], job: JobSeen) -> Iterator[CertificateRow]:
-    """Yields a row for each distinct finding, with the names of its parameters; lines of code are of the first."""
-    groups: dict[tuple[str, str, str, str], list[str]] = {}
-    for name, (value, expected, why, verdict, _) in found.items():
-        groups.setdefault((value, expected, why, verdict), []).append(name)
-    for (value, expected, why, verdict), names in groups.items():
-        row = CertificateRow(check, f"{subject} of {shown_names(names, len(found))}", value, expected, why, verdict)
-        row.source = next((found[name][4] for name in names if found[name][4]), "")
-        yield row
+def _values(job: JobSeen) -> CertificateRow:
+    own = set(job.ranks[0].own)
+    names = [name for name in job.shared("values") if name not in own]
+    if not names:
+        why = "parameters that an engine divides or gathers are not"
+        return CertificateRow("partition", "values on all ranks", "not compared", "", why, UNKNOWN)
+    subject = f"values of {shown_names(names, len(job.names))} on all ranks"
+    off = [[name for name in job.unequal("values", step) if name not in own] for step in range(job.steps + 1)]
+    bits = f"checksums of the bits at the beginning and after each of {job.steps} steps"
+    is_replicated = job.strategy in REPLICATED
+    keeps = f"{job.strategy} keeps them equal: {bits}"
+    if not any(off):
+        if is_replicated:
+            return CertificateRow("partition", subject, "equal", "equal", keeps, SAME)
+        return CertificateRow("partition", subject, "equal", "", bits, UNKNOWN)
+    first = next(step for step, unequal in enumerate(off) if unequal)
+    since = f"step {first}" if first else "the beginning"
+    finding = f"they differ in {shown_names(off[-1] or off[first], len(names))} from {since} on"
+    if not is_replicated:
+        if first > 0 and off[-1]:
+            why = f"they were equal at the beginning: {bits}"
+        elif job.reduces_by_hand:
+            why = f"the loop reduces their gradients: {bits}"
+        else:
+            why = "ranks of a plain loop may have different parts"
+            return CertificateRow("partition", subject, finding, "", why, UNKNOWN)
+        return CertificateRow("partition", subject, finding, "equal", why, UNUSUAL)
+    if _averages(off) or job.ranks[0].has_hook:
+        why = "a hook of DDP reduces" if job.ranks[0].has_hook else "they are equal again later: are they averaged?"
+        return CertificateRow("partition", subject, finding, "equal", f"{why}; {bits}", UNUSUAL)
+    return CertificateRow("partition", subject, finding, "equal", keeps, DIFFERENT)
 
 
-def shown_names(names: list[str], total: int) -> str:
-    """Returns the names of parameters as text: at most three, and how many more; "all 24 parameters"."""
-    if len(names) == total > 1:
-        return f"all {total} parameters"
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+def _averages(off: list[list[str]]) -> bool:
+    """Returns True if values that differed are equal again after a later step."""
+    return any(before and not after for before, after in pairwise(off))
+
+
+def _ignored(job: JobSeen) -> Iterator[CertificateRow]:
+    """Yields the check of parameters that DDP was told to leave to each rank, if they were equal at the beginning."""
+    initial, own = job.unequal("values", 0), job.ranks[0].own
+    if off := [name for name in job.unequal("values", job.steps) if name in own and name not in initial]:
+        why = "DDP was told to ignore them, and they were equal at the beginning"
+        subject = f"values of {shown_names(off, 0)} on all ranks"
+        yield CertificateRow("partition", subject, "they differ", "equal", why, UNUSUAL)
+
+
+def _buffers(job: JobSeen) -> Iterator[CertificateRow]:
+    own = set(job.ranks[0].own)
+    names = [name for name in job.shared("buffers") if name not in own]
+    if not names:
+        return
+    off = [name for name in job.unequal("buffers", job.steps) if name not in own]
+    subject = f"buffers {shown_names(names, len(names))} on all ranks"
+    finding = f"they differ in {shown_names(off, len(names))}"
+    if not off:
+        yield CertificateRow("partition", subject, "equal", "", "checksums of the bits after the last step", UNKNOWN)
+    elif job.ranks[0].syncs_buffers if job.strategy != "plain" else not job.reduces_by_hand:
+        why = "DDP and our engines send rank 0's before each forward; each rank's forward changes them again"
+        yield CertificateRow("partition", subject, finding, "", why, UNKNOWN)
+    else:
+        why = "each rank has statistics of its own samples, and a checkpoint has rank 0's"
+        yield CertificateRow("partition", subject, finding, "equal", why, UNUSUAL)
+
+
+def _reductions(job: JobSeen, expected: ExpectedTraining) -> CertificateRow:
+    subject, rank, number = "each gradient is reduced over the ranks", job.ranks[0], expected.reductions
+    times = job.reductions(job.steps - 1)
+    *in_micro_batches, after = (
+        f"{round(count, 2):g} ({show_count(calls, 'collective')}, {size:,} bytes)"
+        for count, (calls, size) in zip(times, rank.steps[job.steps - 1].calls, strict=True)
+    )
+    finding = f"{sum(times):.3g} times: {', '.join(in_micro_batches)} in its micro-batches, {after} after them"
+    sums = [sum(job.reductions(step)) for step in range(job.steps)]
+    if rank.is_ddp and min(sums) < NEVER:
+        off = [job.unequal("values", step) for step in range(job.steps + 1)]
+        why = "DDP reduces each gradient at least once per update"
+        if not rank.wrapper_calls:
+            why = "the DDP wrapper was not called, only the module in it: its gradients are not reduced"
+        verdict = UNUSUAL if rank.has_hook or _averages(off) else DIFFERENT
+        return CertificateRow(
+            "accumulation", subject, f"{min(sums):.2g} times in a step", "at least once", why, verdict
+        )
+    if number is None:
+        return declared_row("accumulation", subject, finding, "", False)
+    is_so = all(abs(count - number) < REDUCED for count in sums)
+    has_more = min(sums) > number - REDUCED and max(sums) < number + 0.5
+    verdict = SAME if is_so else UNKNOWN if has_more else DIFFERENT
+    why = f"{DECLARED}; are the others of metrics or padding?" if has_more and not is_so else DECLARED
+    return CertificateRow("accumulation", subject, finding, f"{number} times", why, verdict)
+
+
+def _rates(job: JobSeen) -> Iterator[CertificateRow]:
+    """Yields the check that a parameter has one learning rate on all ranks."""
+    rates = [{name: seen.rates for name, seen in rank.parts.items() if seen.elements} for rank in job.ranks]
+    first = {name: own for rank in reversed(rates) for name, own in rank.items()}
+    off = [name for name, own in first.items() if any(rank.get(name, own) != own for rank in rates)]
+    if off and job.strategy in DATA_PARALLEL:
+        subject, why = f"learning rates of {shown_names(off, len(first))}", "does one rank alone step a scheduler?"
+        yield CertificateRow("partition", subject, "they differ between ranks", "equal", why, UNUSUAL)
+
+
+def _data(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
+    losses = [tuple(step.loss for step in rank.steps[: job.steps]) for rank in job.ranks]
+    is_seen = all(any(loss) and all(map(math.isfinite, loss)) for loss in losses)
+    is_equal = is_seen and len(set(losses)) < len(losses)
+    if expected.data and not is_seen:
+        yield CertificateRow(
+            "data", "losses of the ranks", "none seen", "distinct", "no loss is a finite number", UNKNOWN
+        )
+    elif expected.data or (is_equal and job.strategy in DATA_PARALLEL):
+        finding = "equal to the bit in every step on several ranks" if is_equal else "distinct"
+        why = DECLARED if expected.data else f"{NOTHING_EXPECTED}; have these ranks the same samples?"
+        verdict = SAME if not is_equal else DIFFERENT if expected.data else UNUSUAL
+        is_close = any(
+            all(math.isclose(own, other, rel_tol=1e-6) for own, other in zip(*pair, strict=True))
+            for pair in combinations(losses, 2)
+        )
+        if is_close and not is_equal:
+            finding, why, verdict = "distinct by rounding alone", "the same samples in another order?", UNUSUAL
+        yield CertificateRow("data", "losses of the ranks", finding, "distinct", why, verdict)
+
+
+def _copies(job: JobSeen, expected: ExpectedTraining) -> CertificateRow:
+    copies, ranks, subject = job.copies, len(job.ranks), "copies of each optimizer state"
+    if copies is None:
+        why = "the optimizer has no states, or their parameters are unknown"
+        return CertificateRow("partition", subject, "none seen", "", why, UNKNOWN)
+    finding = f"{copies:.3g} on {ranks} ranks"
+    if expected.copies is not None:
+        is_so = abs(copies - expected.copies) < 0.1
+        return declared_row("partition", subject, finding, f"{expected.copies:g}", is_so)
+    if job.strategy not in PARTITIONED:
+        return declared_row("partition", subject, finding, "", False)
+    verdict, why = SAME if copies < ranks - 0.1 else UNUSUAL, f"{job.strategy} partitions states over ranks"
+    return CertificateRow("partition", subject, finding, f"fewer than {ranks}", why, verdict)

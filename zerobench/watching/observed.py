@@ -52,9 +52,7 @@ Squares = dict[str, list[float]]
 
 @dataclass
 class PartSeen:
-    """One rank's part of a parameter. dtypes as text; `moments`: state -> its dtype; `updates`: per step. `is_copy`:
-    the optimizer holds another tensor of its shape, such as a master.
-    """
+    """One rank's part of a parameter; dtypes are text."""
 
     elements: int = 0
     moment_elements: int = 0
@@ -62,9 +60,11 @@ class PartSeen:
     master: str = ""
     gradient: str = ""
     moments: dict[str, str] = field(default_factory=dict)
+    """State -> its dtype."""
     optimizer: str = ""
     is_torchs: bool = True
     is_copy: bool = False
+    """If true, the optimizer holds another tensor of the parameter's shape, such as a master."""
     updates: list[int] = field(default_factory=list)
     """Per step, the updates with one and the same gradient."""
     gradients: int = 0
@@ -183,9 +183,10 @@ class FirstUpdates:
         """Notes the noise in a gradient."""
         size = gradient.detach().float().abs()
         is_noise = (size > 0) & (size <= NOISE * size.square().mean().sqrt())
-        known = self.noise.get(name)
-        is_known = known is not None and known.shape == is_noise.shape
-        self.noise[name] = _copied(known | is_noise.cpu() if known is not None and is_known else is_noise)
+        earlier = self.noise.get(name)
+        if earlier is not None and earlier.shape == is_noise.shape:
+            is_noise = earlier | is_noise.cpu()
+        self.noise[name] = _copied(is_noise)
 
     def of_part(self, part: UpdatedPart, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """Returns a part's initial values, those after update `number`, and which elements are noise, (numel,) each;
@@ -193,13 +194,11 @@ class FirstUpdates:
         """
         if number >= len(self.values) or part.name not in self.values[number]:
             return None
-        whole = self.values[number][part.name]
-        if whole.is_complex() or part.tensor.is_complex():
+        first, now = self.values[0][part.name], self.values[number][part.name]
+        if now.is_complex() or part.tensor.is_complex():
             return None
-        noise = self.noise.get(part.name, torch.zeros(whole.shape, dtype=torch.bool))
-        cuts = [
-            cut.reshape(-1) for one in (self.values[0][part.name], whole, noise) if (cut := part.cut(one)) is not None
-        ]
+        noise = self.noise.get(part.name, torch.zeros(now.shape, dtype=torch.bool))
+        cuts = [cut.reshape(-1) for whole in (first, now, noise) if (cut := part.cut(whole)) is not None]
         return (cuts[0], cuts[1], cuts[2]) if len(cuts) == 3 and len(cuts[1]) == part.tensor.numel() else None
 
 
@@ -220,19 +219,19 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TrainingObserver:
-    """Observes the steps of a watch. `reference`: values to compare with, if any; `keeps`: whether to keep its own."""
+    """Observes the steps of a watch. `reference` has values to compare with; without it, one rank keeps its own."""
 
     def __init__(
         self, model: nn.Module, engines: list[Any], optimizers: list[Any], ledger: Ledger, meter: TrafficMeter,
         reference: FirstUpdates | None, ranks: int,
     ) -> None:  # fmt: skip
         self._model, self._ledger, self._meter, self._ranks = model, ledger, meter, ranks
-        self._engine = next((one for one in engines if parts.is_ours(one)), None)
+        self._engine = next((engine for engine in engines if parts.is_ours(engine)), None)
         self._given = torch_optimizers(optimizers)
         self._all = parts.names_in(model)
         self._names = {p: name for p, name in self._all.items() if p.requires_grad}
         self._reference, self._keeps = reference, ranks == 1 and reference is None
-        self._known: dict[int, UpdatedPart] = {}
+        self._parts: dict[int, UpdatedPart] = {}  # by the id of their key
         self._bits: dict[int, int] = {}  # checksums of parts at the end of the last step
         self._rounded: set[int] = set()  # masters that were made from a model whose values were rounded before
         self._step = StepSeen()
@@ -265,16 +264,16 @@ class TrainingObserver:
         self._modules = {module: parts.plain_name(name) for name, module in self._model.named_modules()}
         with ExitStack() as stack:
             stack.callback(register_module_forward_hook(self._after_module).remove)
-            stack.callback(wrapper.register_forward_pre_hook(WatchHook(self._before_wrapper)).remove)
+            stack.callback(wrapper.register_forward_pre_hook(WatchHook(self._count_call)).remove)
             stack.callback(replaced(torch.amp.GradScaler, "step", self.scaling))
             stack.callback(replaced(optim.lr_scheduler.LRScheduler, "step", self._scheduling))
             stack.callback(setattr, self._meter, "tell", self._meter.tell)
-            self._meter.tell = self._issued
-            self._see_values()
+            self._meter.tell = self._keep_line
+            self._keep_checksums()
             yield
-            seen.peak_bytes = max((one.peak for one in self._ledger.sums.extremes.values()), default=0)
+            seen.peak_bytes = max((extreme.peak for extreme in self._ledger.sums.extremes.values()), default=0)
 
-    def _before_wrapper(self, *_: object) -> None:
+    def _count_call(self, *_: object) -> None:
         self.seen.wrapper_calls += 1
 
     @_guarded
@@ -292,13 +291,13 @@ class TrainingObserver:
     @contextmanager
     def _scheduling(self, scheduler: Any, *_args: Any, **_named: Any) -> Iterator[None]:
         is_begun = bool(self.seen.steps) or self._has_backward  # before, a resumed scheduler may catch up
-        if is_begun and any(getattr(scheduler, "optimizer", None) is one for one in self._given):
+        if is_begun and any(getattr(scheduler, "optimizer", None) is optimizer for optimizer in self._given):
             self._scheduled[id(scheduler)] += 1
             self._step.schedules_early |= self._has_backward
         yield
 
     @_guarded
-    def _issued(self, operation: Operation, _times: int) -> None:
+    def _keep_line(self, operation: Operation, _times: int) -> None:
         if operation.group_size > 1 and not operation.control and operation.kind not in self.seen.lines:
             self.seen.lines[operation.kind] = self._ledger.lines.here()
 
@@ -334,66 +333,67 @@ class TrainingObserver:
         if self._engine is None or self._engine_seen:
             return
         self._engine_seen = True
+        dtypes: dict[str, torch.dtype] = {}
+
+        def gradients() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, gradient in parts.gradients_of_engine(self._engine):
+                dtypes[name] = gradient.dtype
+                yield name, gradient
+
         with _unseen():
             self._step.scale = self._engine.loss_scale
-            dtypes: dict[str, torch.dtype] = {}
-            self._step.before = self._squares(self._reduced(dtypes))
-            self._step.at_update = scaled(self._step.before, float(self._engine.update.scaling.pending))
-            self._step.before = scaled(self._step.before, 1 / self._step.scale)
+            squares = self._squares(gradients())
+            self._step.at_update = scaled(squares, float(self._engine.update.scaling.pending))
+            self._step.before = scaled(squares, 1 / self._step.scale)
             for part in parts.parts_of_engine(self._engine):
-                self._see(part, self._engine.optimizer, dtypes.get(part.name), "")
-
-    def _reduced(self, dtypes: dict[str, torch.dtype]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the engine's gradients by name, and puts their dtypes into `dtypes`."""
-        for name, gradient in parts.gradients_of_engine(self._engine):
-            dtypes[name] = gradient.dtype
-            yield name, gradient
+                self._observe(part, self._engine.optimizer, dtypes.get(part.name), "")
 
     @_guarded
     def on_update(self, optimizer: optim.Optimizer, closure: str = "") -> None:
         """Called when an optimizer's step begins. `closure`: "before" a closure that may make the gradients, and again
         "after" each call of it.
         """
-        if self._engine is not None or any(one is not optimizer for one in torch_optimizers([optimizer])):
+        if self._engine is not None or any(inner is not optimizer for inner in torch_optimizers([optimizer])):
             return  # a wrapper: the optimizer inside of it steps, too
         if optimizer not in self._given and not any(p in self._all for p in parts.held_by(optimizer)):
             return  # another model's
         if closure != "after":
             self._step.updates += 1
             self._calls += 1
-        if all(optimizer is not one for one in self._optimizers):
+        if all(optimizer is not other for other in self._optimizers):
             self._optimizers.append(optimizer)
         if closure != "before":
             with _unseen():
-                self._see_update(optimizer)
+                self._observe_update(optimizer)
 
-    def _see_update(self, optimizer: optim.Optimizer) -> None:
-        found = list(parts.parts_of_optimizer(optimizer, self._all))
+    def _observe_update(self, optimizer: optim.Optimizer) -> None:
+        updated = list(parts.parts_of_optimizer(optimizer, self._all))
         scale = getattr(optimizer, "grad_scale", None)  # of a fused update, which unscales and skips by itself
         self._overflows |= bool(getattr(optimizer, "found_inf", None))
-        got = self._squares((one.name, one.key.grad) for one in found)
-        for part in found:
+        squares = self._squares((part.name, part.key.grad) for part in updated)
+        for part in updated:
             gradient = None if part.key.grad is None else next(parts_of(part.key.grad))
             if self._keeps and gradient is not None and self._number <= UPDATES:
                 self.values.keep_noise(part.name, gradient)
             line = "" if gradient is None else self._line_of(gradient)
-            self._see(part, optimizer, None if gradient is None else gradient.dtype, line)
+            self._observe(part, optimizer, None if gradient is None else gradient.dtype, line)
             seen = self.seen.parts[part.name]
-            square = got.get(part.name, [0.0])[0]
+            square = squares.get(part.name, [0.0])[0]
             seen.lost += part.name in self._left and not square
-            known = self._got if self._step.before or part.name in self._got else self._last
-            before, updates, call = known.get(part.name, (math.nan, 0, 0))
-            same = square == before != 0 and call != self._calls
-            self._got[part.name] = (square, updates + 1 if same else max(1, updates), self._calls)
+            # without a backward in this step, the gradient may be that of the last step
+            earlier = self._got if self._step.before or part.name in self._got else self._last
+            before, updates, call = earlier.get(part.name, (math.nan, 0, 0))
+            is_same = square == before != 0 and call != self._calls
+            self._got[part.name] = (square, updates + 1 if is_same else max(1, updates), self._calls)
             if gradient is not None and seen.gradients > 1 and not seen.changes and seen.rates:
                 seen.reach = _reach(part.tensor, gradient, optimizer, seen.rates[-1])
-        self._left -= {part.name for part in found}
+        self._left -= {part.name for part in updated}
         self._has_backward = False
-        self._step.at_update |= got if scale is None else scaled(got, 1 / float(scale))
+        self._step.at_update |= squares if scale is None else scaled(squares, 1 / float(scale))
 
     @contextmanager
     def scaling(self, scaler: torch.amp.GradScaler, *_args: Any, **_named: Any) -> Iterator[None]:
-        """Wraps the step of a GradScaler, whose factor the loss of this step has."""
+        """Wraps the step of a GradScaler, which has scaled the loss of this step."""
         self._step.scale = scaler.get_scale()
         yield
         self._has_backward, self._has_scaler = False, True
@@ -417,10 +417,9 @@ class TrainingObserver:
             step.skipped = self._overflows or (self._has_scaler and step.updates == 0)
             step.before = scaled(step.before, 1 / step.scale)
         step.loss, step.stale = loss / step.scale, bool(self._stale)
-        sent = step.sent
         for operation, times in self._meter.operations:
             if operation.group_size > 1 and not operation.control and is_of_step(operation):
-                sizes = sent.setdefault(operation.kind, {})
+                sizes = step.sent.setdefault(operation.kind, {})
                 sizes[operation.dtype] = sizes.get(operation.dtype, 0) + times * operation.payload_bytes
         self._end_updates()
         self.seen.steps.append(step)
@@ -443,19 +442,24 @@ class TrainingObserver:
         self._step.moved.append(dict(moved))
         self._step.calls.append(calls)
 
-    def _see(self, part: UpdatedPart, optimizer: optim.Optimizer, gradient: torch.dtype | None, source: str) -> None:
+    def _observe(
+        self, part: UpdatedPart, optimizer: optim.Optimizer, gradient: torch.dtype | None, source: str
+    ) -> None:
         seen = self.seen.parts.setdefault(part.name, PartSeen())
-        if id(part.key) not in self._known:
+        if id(part.key) not in self._parts:
             seen.elements += part.tensor.numel()
             self._bits[id(part.key)] = checksum(part.tensor)
             self._compare(part, 0)
-        self._known[id(part.key)] = part
+        self._parts[id(part.key)] = part
         seen.is_copy = self._engine is None and part.key not in self._names
         seen.in_model, seen.master = shown_dtype(part.in_model), shown_dtype(part.tensor.dtype)
         seen.lines.setdefault("masters", self._line_of(part.tensor))
         seen.optimizer, seen.is_torchs = type(optimizer).__name__, type(optimizer).__module__.startswith("torch.optim")
-        groups = (group for group in optimizer.param_groups if any(p is part.key for p in group["params"]))
-        seen.rates += [lr for group in groups if (lr := _rate_of(group)) is not None][:1]
+        for group in optimizer.param_groups:
+            lr = group.get("lr")  # some optimizers of the user's own have none, or not a number
+            if isinstance(lr, int | float | torch.Tensor) and any(p is part.key for p in group["params"]):
+                seen.rates.append(abs(float(lr)))
+                break
         if gradient is not None:
             seen.gradient = shown_dtype(gradient)
             seen.lines |= {"gradients": source} if source else {}
@@ -467,39 +471,37 @@ class TrainingObserver:
         number, is_update = self._number, not self._step.skipped
         with _unseen():
             changed = set()
-            for key, known in self._known.items():
-                # a loop may have given the parameter another tensor by `.data`
-                now = known.tensor if self._engine is not None else next(parts_of(known.key.detach()))
-                part = replace(known, tensor=now)
-                seen, value = self.seen.parts[part.name], now.detach().reshape(-1)
-                bits = checksum(now)
-                changed |= {part.name} if bits != self._bits[key] else set()
+            for key, part in self._parts.items():
+                if self._engine is None:  # a loop may have given the parameter another tensor by `.data`
+                    part = replace(part, tensor=next(parts_of(part.key.detach())))
+                seen, bits = self.seen.parts[part.name], checksum(part.tensor)
+                if bits != self._bits[key]:
+                    changed.add(part.name)
                 self._bits[key] = bits
-                if not seen.not_finite and not _is_finite(value):
+                value = part.tensor.detach().reshape(-1)
+                # The sum takes less time than a check of each element; it may overflow.
+                if not seen.not_finite and not (value.sum().isfinite() or value.isfinite().all()):
                     seen.not_finite = len(self.seen.steps) + 1
                 if is_update and number <= UPDATES:
                     self._compare(part, number)
             for name, seen in self.seen.parts.items():
                 seen.changes += name in changed
                 seen.updates.append(0 if self._step.skipped else self._got.get(name, (0.0, 0, 0))[1])
-            self._see_states()
-            self._see_held()
-        self._see_values()
+            self._observe_states()
+            self._observe_held()
+        self._keep_checksums()
 
-    def _see_held(self) -> None:
+    def _observe_held(self) -> None:
         now = {parts.plain_name(name): p for name, p in self._model.named_parameters()}
         whole = {name: p for p, name in self._all.items() if self._engine is None and _is_whole(p)}
         self.seen.replaced = [name for name, p in whole.items() if now.get(name, p) is not p]
-        held = {name for one in self._given + self._optimizers for name in self._names_held(one)}
+        optimizers = self._given + self._optimizers
+        held = {part.name for optimizer in optimizers for part in parts.parts_of_optimizer(optimizer, self._all)}
         if self._engine is not None:
             held |= {self._names[p] for p in self._engine.trainable if p in self._names}
         self.seen.held = [name for name in self.seen.sizes if name in held]
 
-    def _names_held(self, optimizer: optim.Optimizer) -> Iterator[str]:
-        for part in parts.parts_of_optimizer(optimizer, self._all):
-            yield part.name
-
-    def _see_values(self) -> None:
+    def _keep_checksums(self) -> None:
         """Keeps the checksums of whole parameters and buffers: those that other ranks have, those that are frozen or
         have masters, and the initial buffers.
         """
@@ -513,12 +515,12 @@ class TrainingObserver:
             for kept, tensors in ((self.seen.values, named), (self.seen.buffers, buffers)):
                 kept.append({name: checksum(tensor) for name, tensor in tensors.items() if _is_whole(tensor)})
 
-    def _see_states(self) -> None:
+    def _observe_states(self) -> None:
         optimizers = self._optimizers if self._engine is None else [self._engine.optimizer]
         sizes: Counter[str] = Counter()
         for optimizer in optimizers:
             for key, state in optimizer.state.items():
-                part = self._known.get(id(key))
+                part = self._parts.get(id(key))
                 if part is None or not isinstance(state, dict):
                     continue
                 moments = {n: v for n, v in state.items() if isinstance(v, torch.Tensor) and v.dim() and n != "step"}
@@ -526,7 +528,7 @@ class TrainingObserver:
                 seen.moments |= {n: shown_dtype(v.dtype) for n, v in moments.items()}
                 if local:
                     seen.lines["moments"] = self._line_of(local[0])
-                sizes[part.name] += max((one.numel() for one in local), default=0)
+                sizes[part.name] += max((tensor.numel() for tensor in local), default=0)
         for name, size in sizes.items():
             self.seen.parts[name].moment_elements = size
 
@@ -535,44 +537,42 @@ class TrainingObserver:
         return "" if record is None else record.source
 
     def _squares(self, gradients: Iterable[tuple[str, torch.Tensor | None]]) -> Squares:
-        found: Squares = {}
+        squares: Squares = {}
         with _unseen():
             for name, gradient in gradients:
                 for part in () if gradient is None else parts_of(gradient):
-                    if part.dtype == torch.int64:  # the places of sparse values
+                    if part.dtype == torch.int64:  # the indices of sparse values
                         continue
-                    total = found.setdefault(name, [0.0, 0])
+                    total = squares.setdefault(name, [0.0, 0])
                     total[0] += sum_of_powers([part.detach().reshape(-1)], 2.0, part.device).item()
                     total[1] += part.numel()
-        return found
+        return squares
 
     # -- values ---------------------------------------------------------------------------------------
 
     def _compare(self, part: UpdatedPart, number: int) -> None:
         if self._keeps:
             self.values.keep(number, part.name, part.tensor)
-        there = None if self._reference is None else self._reference.of_part(part, number)
-        if there is None:
+        reference = None if self._reference is None else self._reference.of_part(part, number)
+        if reference is None:
             return
         while len(self.seen.deviations) <= number:
             self.seen.deviations.append({})
-        first, now, noise = there
-        heard = ~noise if number else torch.ones_like(noise)
+        first, now, noise = reference
         own, rounded = part.tensor.detach().cpu().reshape(-1), first.to(part.in_model)
-        if (
-            number == 0
-            and not torch.equal(own.double(), first.double())
-            and torch.equal(own.double(), rounded.double())
-        ):
-            self._rounded.add(id(part.key))
-        own, now, rounded, first = own[heard], *(one[heard].double() for one in (now, rounded, first))
+        if number == 0:
+            is_exact, is_rounded = (torch.equal(own.double(), values.double()) for values in (first, rounded))
+            if is_rounded and not is_exact:
+                self._rounded.add(id(part.key))
+        compared = ~noise if number else torch.ones_like(noise)
+        own, now, rounded, first = own[compared], *(values[compared].double() for values in (now, rounded, first))
         moved, now = now - first, now + (rounded - first if id(part.key) in self._rounded else 0)
-        off = Deviation(
+        deviation = Deviation(
             (own.double() - now).square().sum().item(), moved.square().sum().item(),
             now.square().sum().item(), ulps_between(own, now),
         )  # fmt: skip
-        known = self.seen.deviations[number].get(part.name)
-        self.seen.deviations[number][part.name] = off if known is None else known.joined(off)
+        other = self.seen.deviations[number].get(part.name)
+        self.seen.deviations[number][part.name] = deviation if other is None else other.joined(deviation)
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
@@ -581,45 +581,32 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     return is_plain and not tensor.is_meta and tensor.untyped_storage().nbytes() >= tensor.nbytes > 0
 
 
-def _is_finite(value: torch.Tensor) -> bool:
-    """Returns False if an element is not finite. The sum says so in less time than a look at each, and may overflow."""
-    return bool(value.sum().isfinite() or value.isfinite().all())
-
-
 def checksum(tensor: torch.Tensor) -> int:
     """Returns 32 bits of a tensor's bits: the CRC of the sums of its words in rows of COLUMNS and in their columns."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
-    words = plain.contiguous().reshape(-1).view(INTEGERS[plain.element_size()])
-    end = words.numel() // COLUMNS * COLUMNS
-    rows, total = words[:end].view(-1, COLUMNS), 0
-    for values in (rows.sum(0, dtype=words.dtype), rows.sum(1, dtype=words.dtype), words[end:]):  # a wider sum is slow
+    integers = plain.contiguous().reshape(-1).view(INTEGERS[plain.element_size()])
+    end = integers.numel() // COLUMNS * COLUMNS
+    rows, total = integers[:end].view(-1, COLUMNS), 0
+    for values in (rows.sum(0, dtype=rows.dtype), rows.sum(1, dtype=rows.dtype), integers[end:]):  # wider sums are slow
         total = zlib.crc32(values.cpu().numpy().tobytes(), total)
     return total
 
 
 def _reach(tensor: torch.Tensor, gradient: torch.Tensor, optimizer: optim.Optimizer, lr: float) -> float:
     """Returns the largest change of an element, over half a unit in its last place. SGD changes each by the learning
-    rate times the gradient, Adam by about the learning rate, if the gradient is far above its eps. Of other optimizers,
-    and of those whose steps have hooks of the loop's own, it is unknown, and infinite.
+    rate times the gradient, Adam by about the learning rate, if the gradient is far above its eps. For other
+    optimizers, and if the loop has hooks of its own on their steps, it is unknown: infinite.
     """
-    hooks = optimizer._optimizer_step_post_hooks.values()
-    is_known = type(optimizer) in (optim.SGD, optim.Adam, optim.AdamW) and all(
-        isinstance(one, WatchHook) for one in hooks
-    )
-    if not is_known or gradient.is_sparse or not tensor.numel() or tensor.is_complex():
+    is_plain = type(optimizer) in (optim.SGD, optim.Adam, optim.AdamW)
+    is_plain &= all(isinstance(hook, WatchHook) for hook in optimizer._optimizer_step_post_hooks.values())
+    if not is_plain or gradient.is_sparse or not tensor.numel() or tensor.is_complex():
         return math.inf
     size = gradient.double().abs()
     change = lr * (size if type(optimizer) is optim.SGD else size / (size + optimizer.defaults["eps"]))
     _, exponent = torch.frexp(tensor.detach().double())
     half_unit = torch.finfo(tensor.dtype).eps / 4 * 2.0 ** exponent.double()
     return (change.cpu() / half_unit.cpu()).max().item()
-
-
-def _rate_of(group: dict[str, Any]) -> float | None:
-    """Returns a group's learning rate; None if it is no number, as of some optimizers of the user's own."""
-    lr = group.get("lr")
-    return abs(float(lr)) if isinstance(lr, int | float | torch.Tensor) else None
 
 
 def scaled(squares: Squares, factor: float) -> Squares:

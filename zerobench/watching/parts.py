@@ -31,14 +31,15 @@ Cut = Callable[[torch.Tensor], torch.Tensor | None]
 
 @dataclass(frozen=True)
 class UpdatedPart:
-    """This rank's part of the parameter `name`. `tensor`: the plain tensor that the optimizer updates. `key`: the
-    tensor by which the optimizer knows it. `in_model`: the dtype of the parameter in the model.
-    """
+    """This rank's part of the parameter `name`."""
 
     name: str
     tensor: torch.Tensor
+    """The plain tensor that the optimizer updates."""
     key: torch.Tensor
+    """The tensor in the optimizer's groups."""
     in_model: torch.dtype
+    """The dtype of the parameter in the model."""
     cut: Cut
 
 
@@ -69,12 +70,12 @@ def is_ours(engine: Any) -> bool:
 
 def parts_of_engine(engine: Any) -> Iterator[UpdatedPart]:
     """Yields the segments that one of our engines updates on this rank and has in memory."""
-    for segment in (one for tile in engine.update.tiles for one in tile):
-        where, parameter = segment.segment, engine.trainable[segment.segment.parameter]
-        if segment.tensor.untyped_storage().nbytes():
-            cut = partial(_segment_of, engine.orders[parameter], where.start, where.stop)
-            name = plain_name(engine.names[where.parameter])
-            yield UpdatedPart(name, segment.tensor, segment.tensor, parameter.dtype, cut)
+    for updated in (segment for tile in engine.update.tiles for segment in tile):
+        segment, parameter = updated.segment, engine.trainable[updated.segment.parameter]
+        if updated.tensor.untyped_storage().nbytes():
+            cut = partial(_segment_of, engine.orders[parameter], segment.start, segment.stop)
+            name = plain_name(engine.names[segment.parameter])
+            yield UpdatedPart(name, updated.tensor, updated.tensor, parameter.dtype, cut)
 
 
 def _segment_of(order: MemoryOrder, start: int, stop: int, whole: torch.Tensor) -> torch.Tensor:
@@ -85,11 +86,10 @@ def gradients_of_engine(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the names and reduced gradients of an engine's segments, multiplied by the loss scale."""
 
     def names() -> Iterator[str]:
-        for tile in engine.update.tiles:
-            for one in tile:
-                is_used = one.segment.parameter in engine.update.used
-                if is_used if one.bucket.is_alone else one.bucket.is_reduced:
-                    yield plain_name(engine.names[one.segment.parameter])
+        for updated in (segment for tile in engine.update.tiles for segment in tile):
+            is_used = updated.segment.parameter in engine.update.used
+            if is_used if updated.bucket.is_alone else updated.bucket.is_reduced:
+                yield plain_name(engine.names[updated.segment.parameter])
 
     for gradient, name in zip(engine.reduced_gradients(), names(), strict=True):
         yield name, gradient
@@ -103,36 +103,29 @@ def held_by(optimizer: optim.Optimizer) -> list[torch.Tensor]:
 def parts_of_optimizer(optimizer: optim.Optimizer, names: dict[nn.Parameter, str]) -> Iterator[UpdatedPart]:
     """Yields the parts that an optimizer of torch updates, without frozen parameters. `names`: of the model's."""
     held = [p for p in held_by(optimizer) if p.requires_grad or p not in names]
-    originals = _originals(held, names)
-    for number, parameter in enumerate(held):
-        original = originals.get(parameter, parameter)
-        name = names.get(original, f"master {number}")  # type: ignore[call-overload]
-        tensor = next(parts_of(parameter.detach()))
-        yield UpdatedPart(name, tensor, parameter, original.dtype, _cut_of(parameter))
-
-
-def _originals(held: list[torch.Tensor], names: dict[nn.Parameter, str]) -> dict[torch.Tensor, nn.Parameter]:
-    """Returns master -> parameter of the model, for the tensors in an optimizer that are not the model's: in their
-    order, each the next trainable parameter of its shape that the optimizer does not hold. Empty if any has none.
-    """
+    # Masters are matched in their order, each to the next trainable parameter of its shape that the optimizer does not
+    # hold; to none if any has no match.
     own = set(held)
     others = iter([p for p in names if p.requires_grad and p not in own])
-    masters = [one for one in held if one not in names]
-    pairs = {one: next((p for p in others if p.shape == one.shape), None) for one in masters}
-    return {} if None in pairs.values() else pairs  # type: ignore[return-value]
+    masters = {
+        master: next((p for p in others if p.shape == master.shape), None) for master in held if master not in names
+    }
+    originals: dict[torch.Tensor, Any] = {} if None in masters.values() else masters
+    for number, parameter in enumerate(held):
+        original = originals.get(parameter, parameter)
+        name = names.get(original, f"master {number}")
+        yield UpdatedPart(
+            name, next(parts_of(parameter.detach())), parameter, original.dtype, partial(_shard, parameter)
+        )
 
 
-def _cut_of(parameter: torch.Tensor) -> Cut:
-    """Returns the function that cuts this rank's part from a whole tensor: for a DTensor, by its placements."""
+def _shard(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor | None:
+    """Cuts this rank's part from a whole tensor: for a DTensor, by its placements."""
     placements, mesh = getattr(parameter, "placements", ()), getattr(parameter, "device_mesh", None)
-
-    def cut(whole: torch.Tensor) -> torch.Tensor | None:
-        if any(type(one).__name__ not in ("Shard", "Replicate") for one in placements):
-            return None  # strided shards, of several axes
-        for axis, placement in enumerate(placements):
-            if mesh is not None and placement.is_shard():
-                pieces, rank = whole.chunk(mesh.size(axis), placement.dim), mesh.get_local_rank(axis)
-                whole = pieces[rank] if rank < len(pieces) else whole.narrow(placement.dim, 0, 0)
-        return whole if whole.shape == next(parts_of(parameter)).shape else None
-
-    return cut
+    if any(type(placement).__name__ not in ("Shard", "Replicate") for placement in placements):
+        return None  # strided shards, of several axes
+    for axis, placement in enumerate(placements):
+        if mesh is not None and placement.is_shard():
+            pieces, rank = whole.chunk(mesh.size(axis), placement.dim), mesh.get_local_rank(axis)
+            whole = pieces[rank] if rank < len(pieces) else whole.narrow(placement.dim, 0, 0)
+    return whole if whole.shape == next(parts_of(parameter)).shape else None

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol
@@ -47,7 +47,7 @@ class PhaseListener(Protocol):
     """Notified of the phases of a loop (watch.py)."""
 
     def enter_phase(self, phase: str) -> None: ...
-    def on_inputs(self, given: Any) -> None: ...
+    def on_inputs(self, inputs: Any) -> None: ...
     def on_update(self, optimizer: optim.Optimizer, closure: str = "") -> None: ...
     def on_loss(self, tensors: Any) -> None: ...
     def after_backward(self) -> None: ...
@@ -104,10 +104,9 @@ class Phases(AbstractContextManager["Phases"]):
         self._listener.on_inputs((args, kwargs))
         self._listener.enter_phase("forward")
 
-    @contextmanager
-    def _training_step(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+    def _training_step(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         self._before_forward(self._model, args, kwargs)
-        yield
+        return nullcontext()
 
     def _before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_inner = any(outer is optimizer for outer in self._stepping)
@@ -115,18 +114,17 @@ class Phases(AbstractContextManager["Phases"]):
         if is_inner:
             return None
         closure = args[1] if args[1:] else kwargs.get("closure")
-        closure = closure if callable(closure) else None
-        self._listener.on_update(optimizer, "" if closure is None else "before")
+        self._listener.on_update(optimizer, "before" if callable(closure) else "")
         self._begin("update")
-        if closure is None:
+        if not callable(closure):
             return None
 
-        def heard() -> Any:
+        def observed_closure() -> Any:
             loss = closure()
             self._listener.on_update(optimizer, "after")
             return loss
 
-        return (args[0], heard, *args[2:]), {key: value for key, value in kwargs.items() if key != "closure"}
+        return (args[0], observed_closure, *args[2:]), {key: value for key, value in kwargs.items() if key != "closure"}
 
     def _after_update(self, optimizer: Any, *_: object) -> None:
         if self._stepping:  # else the step's end came first
@@ -144,7 +142,7 @@ class Phases(AbstractContextManager["Phases"]):
 
     @contextmanager
     def _backward(self, tensors: Any, *_args: Any, **_kwargs: Any) -> Iterator[None]:
-        if inside_backward():  # a part of the loop's: a reentrant checkpoint's
+        if inside_backward():  # a reentrant checkpoint's, which is a part of the loop's
             yield
             return
         self._listener.on_loss(tensors)
@@ -159,33 +157,29 @@ def replaced(owner: Any, name: str, context: Callable[..., AbstractContextManage
     """
     own, method = vars(owner).get(name), getattr(owner, name)
 
-    def put(*args: Any, **kwargs: Any) -> Any:
+    def replacement(*args: Any, **kwargs: Any) -> Any:
         with context(*args, **kwargs):
             return method(*args, **kwargs)
 
-    setattr(owner, name, put)
+    setattr(owner, name, replacement)
 
     def undo() -> None:
-        if vars(owner).get(name) is not put:
-            return
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
+        if vars(owner).get(name) is replacement:
+            if own is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
 
     return undo
 
 
-def tensors_in(given: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+def tensors_in(values: Any, depth: int = 4) -> Iterator[torch.Tensor]:
     """Yields the tensors in nested tuples, lists and mappings."""
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif depth and isinstance(given, dict):
-        for one in given.values():
-            yield from tensors_in(one, depth - 1)
-    elif depth and isinstance(given, tuple | list):
-        for one in given:
-            yield from tensors_in(one, depth - 1)
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif depth and isinstance(values, dict | tuple | list):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from tensors_in(value, depth - 1)
 
 
 def inside_compiled() -> bool:
@@ -198,41 +192,44 @@ def inside_compiled() -> bool:
     return False
 
 
-def is_engine(one: Any) -> bool:
+def is_engine(candidate: Any) -> bool:
     """Returns True for an object with a step that is neither a torch optimizer nor a wrapper of one; a module must have
     a backward, too.
     """
-    methods = ("step", "backward") if isinstance(one, nn.Module) else ("step",)
-    return not isinstance(one, optim.Optimizer) and all(callable(getattr(one, name, None)) for name in methods)
+    methods = ("step", "backward") if isinstance(candidate, nn.Module) else ("step",)
+    return not isinstance(candidate, optim.Optimizer) and all(callable(getattr(candidate, m, None)) for m in methods)
 
 
 def on_step(optimizer: Any, act: Callable[[], None]) -> Callable[[], None]:
     """Calls `act` after each step; returns a function that undoes this."""
-    undo, seen, depth = ExitStack(), [0], [0]
+    undo, steps, depth = ExitStack(), 0, 0
 
-    def tell() -> None:
-        seen[0] += 1
+    def end_step() -> None:
+        nonlocal steps
+        steps += 1
         act()
 
     def enter(*_: object) -> None:
-        depth[0] += 1
+        nonlocal depth
+        depth += 1
 
     def leave(*_: object) -> None:
-        depth[0] = max(0, depth[0] - 1)
-        if depth[0] == 0:  # a subclass's step may call that of its base, which has a hook as well
-            tell()
+        nonlocal depth
+        depth = max(0, depth - 1)
+        if depth == 0:  # a subclass's step may call that of its base, which has a hook as well
+            end_step()
 
     @contextmanager
     def stepped(*_args: Any, **_kwargs: Any) -> Iterator[None]:
         yield
-        tell()
+        end_step()
 
     @contextmanager
-    def stepped_or_skipped(_scaler: Any, given: Any, *_args: Any, **_kwargs: Any) -> Iterator[None]:
-        before = seen[0]
+    def stepped_or_skipped(_scaler: Any, scaled: Any, *_args: Any, **_kwargs: Any) -> Iterator[None]:
+        before = steps
         yield
-        if given in (optimizer, inner) and seen[0] == before:
-            tell()
+        if scaled in (optimizer, inner) and steps == before:
+            end_step()
 
     inner = optimizer
     while isinstance(inner, optim.Optimizer) and not hasattr(inner, "_optimizer_step_post_hooks"):

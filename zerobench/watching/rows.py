@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,33 +32,18 @@ from ..sweep.aggregate import blank_row, join
 from ..theory.shapes import ROOT, ParameterShape, Schedule
 from . import held_tensors
 from .certificate import Certificate
+from .exchange import WatchedWorld
+from .parts import numel_of
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")
 """A watch may be named like its test: "test_memory.py::test_step"."""
 
 
-@dataclass(frozen=True)
-class WatchedWorld:
-    """The ranks of a loop, and the start of its watch: by the wall clock, and in seconds of a monotonic clock."""
-
-    rank: int
-    world_size: int
-    node_size: int | None
-    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
-    began: float = field(default_factory=time.monotonic)
-
-    @classmethod
-    def here(cls, node_size: int | None) -> WatchedWorld:
-        """Reads the default process group; without one, a world of one rank."""
-        joined = dist.is_initialized()
-        return cls(dist.get_rank() if joined else 0, dist.get_world_size() if joined else 1, node_size)
-
-
 @dataclass
 class About:
-    """A loop, as far as its objects reveal it. `batch` and `sequence`: of one rank, in the first call; `accumulation`:
-    backwards per step and optimizer.
+    """A loop, as far as its objects reveal it. `batch` and `sequence` are one rank's in the first call; `accumulation`
+    is the number of backwards per step and optimizer.
     """
 
     name: str
@@ -80,25 +64,23 @@ class About:
     def of(cls, name: str, outer: Any, model: nn.Module, optimizers: list[Any], warmup: int) -> About:
         """Reads a loop's objects before its first step."""
         first = next(model.parameters(), torch.zeros(0))
-        inside = held_tensors.torch_optimizers(optimizers)
-        optimizer = type(inside[-1]).__name__.lower() if inside else "none"
-        chosen = inside[-1].defaults if inside else {}
-        implementation = next((one for one in ("fused", "foreach") if chosen.get(one)), "auto")
-        sizes = [(getattr(p, "ds_numel", None) or p.numel(), p) for p in model.parameters()]
-        shapes = [ParameterShape(numel, p.element_size(), p.requires_grad, ROOT) for numel, p in sizes]
+        inner = held_tensors.torch_optimizers(optimizers)
+        optimizer = type(inner[-1]).__name__.lower() if inner else "none"
+        defaults = inner[-1].defaults if inner else {}
+        implementation = next((option for option in ("fused", "foreach") if defaults.get(option)), "auto")
         precision = PRECISIONS.get(first.dtype, str(first.dtype).removeprefix("torch."))
-        buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
         return cls(
             name or type(model).__name__, held_tensors.strategy_of(outer, optimizers), optimizer, implementation,
-            precision,
-            first.device.type, shapes, buffer_bytes, warmup,
+            precision, first.device.type,
+            [ParameterShape(numel_of(p), p.element_size(), p.requires_grad, ROOT) for p in model.parameters()],
+            sum(buffer.nbytes for buffer in model.buffers()), warmup,
         )  # fmt: skip
 
-    def see_batch(self, tensors: Sequence[torch.Tensor]) -> None:
+    def read_batch(self, tensors: Sequence[torch.Tensor]) -> None:
         """Infers batch and sequence from the first call: integers of shape (sequences, tokens), or (samples, ...)."""
         if not self.batch and tensors and tensors[0].dim():
-            self.batch = tensors[0].shape[0]
-            self.sequence = tensors[0].shape[1] if tensors[0].dim() == 2 and not tensors[0].is_floating_point() else 1
+            is_tokens = tensors[0].dim() == 2 and not tensors[0].is_floating_point()
+            self.batch, self.sequence = tensors[0].shape[0], tensors[0].shape[1] if is_tokens else 1
 
     def config(self, world: WatchedWorld, measured: int) -> CellConfig:
         """Returns the loop as a cell."""
@@ -128,15 +110,24 @@ def write(
     to: str | Path | None, certificate: Certificate | None = None,
 ) -> tuple[Results, Path | None]:  # fmt: skip
     """Makes the run of a watch from its ranks' records, and writes it below `to`. Returns its tables and its folder.
-    `certificate`: is kept with them, if there is one.
+    A certificate is kept with them.
     """
     config = about.config(world, measured)
     machine = provenance.provenance(config) | {"commit": provenance.commit_of(Path.cwd()), "launched_by": "watch"}
     row = blank_row(config, machine, world.started)
     row.status, row.reason = status_of(error)
     row.seconds = round(time.monotonic() - world.began, 3)
-    first = 0 if error is None else world.rank
-    records = [_record(about, rank, one, measured) for rank, one in enumerate(plain, first) if one]
+    losses = (about.losses + [float("nan")] * (about.warmup + measured))[: about.warmup + measured]
+    results = [StepResult(loss, None, 1.0, False, None) for loss in losses]
+    schedule = Schedule.sequential(about.shapes)
+    records = [
+        RankRecord(
+            **vars(rebuild(PassRecords, record)), rank=rank, mode="accounted", buffer_bytes=about.buffer_bytes,
+            steps=steps_of(rank, "accounted", about.warmup, results, []), schedule=schedule,
+        )
+        for rank, record in enumerate(plain, 0 if error is None else world.rank)
+        if record
+    ]  # fmt: skip
     tables = join(row, config, records, theory=False) if records else {}
     if certificate is not None:
         tables["certificate"] = certificate.rows
@@ -148,22 +139,12 @@ def write(
         return load(path), path if to is not None else None
 
 
-def _record(about: About, rank: int, plain: dict[str, Any], measured: int) -> RankRecord:
-    found = rebuild(PassRecords, plain)
-    losses = (about.losses + [float("nan")] * (about.warmup + measured))[: about.warmup + measured]
-    results = [StepResult(loss, None, 1.0, False, None) for loss in losses]
-    return RankRecord(
-        **vars(found), rank=rank, mode="accounted", steps=steps_of(rank, "accounted", about.warmup, results, []),
-        schedule=Schedule.sequential(about.shapes), buffer_bytes=about.buffer_bytes,
-    )  # fmt: skip
-
-
 def status_of(error: BaseException | None) -> tuple[str, str]:
     """Returns the run's status and reason, given the error that ended the loop, if any."""
     if error is None:
         return "ok", ""
     lines = str(error).strip().splitlines()
-    words = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return "oom", words
-    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "crash"), words
+        return "oom", reason
+    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "crash"), reason

@@ -18,33 +18,35 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from ..cluster.serialize import to_plain
+from ..cluster.serialize import rebuild, to_plain
 from ..probes import AccountedPass
 from ..probes.in_transit import InTransit
 from ..probes.intervals import History
 from ..probes.labeling import has_storage
 from ..probes.snapshot import recorded, take
 from ..probes.snapshot import write as write_snapshot
+from ..records import CertificateRow
 from ..results.tables import Results
 from . import held_tensors, rows
-from .certificate import Certificate
-from .exchange import WatchError, gather, next_place, post_problem, share_folder
-from .expected import ExpectedTraining
+from .certificate import FIRST, UNKNOWN, Certificate, ExpectedTraining
+from .comparing import compare_with_reference, effect_of_option
+from .exchange import WatchedWorld, WatchError
 from .held_tensors import HeldTensors
-from .observed import TrainingObserver
+from .job_seen import JobSeen
+from .judging import judge
+from .observed import FirstUpdates, RankSeen, TrainingObserver
 from .parts import is_ours
 from .phases import Phases, inside_compiled, is_engine, on_step, tensors_in
-from .verifying import Verifying
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
 
-OF_LOOP = ("model", "_outer", "_called", "_optimizers", "_known", "_holdings", "_phases", "_observer")
+OF_LOOP = ("model", "_outer", "_called", "_optimizers", "_watched", "_held", "_phases", "_observer")
 """Attributes that refer to objects of the loop; a stopped watch no longer has them."""
 
 _watching: list[Watch] = []
@@ -55,7 +57,6 @@ ENDS = ("optimizer", "step")
 
 WATCH_TO = "ZEROBENCH_WATCH_TO"
 """The environment variable that names the results folder of watches without their own."""
-
 
 CALLBACKS = {"transformers.trainer": "trainer_callback", "lightning.pytorch.trainer": "lightning_callback"}
 """Module of a trainer -> our callback, which watches the loop that a trainer hides."""
@@ -94,7 +95,7 @@ class Watch:
         optimizer = model if optimizer is None and is_engine(model) else optimizer
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
         if is_ours(model):  # whose step is more than its optimizer's, whichever of the two the loop calls
-            self._optimizers = [model if one is model.optimizer else one for one in self._optimizers]
+            self._optimizers = [model if given is model.optimizer else given for given in self._optimizers]
         _check(self._optimizers, ends, warmup, steps)
         if snapshot and to is None:
             raise ValueError("watch: snapshot=True writes a file into the run's folder; give to=, a results folder")
@@ -109,7 +110,7 @@ class Watch:
         """The tables, on rank 0 once the watch has stopped."""
         self.folder: Path | None = None
         """The run's folder, where `to` is given."""
-        self._verifying = Verifying.of(verify)
+        self._verifying = None if verify is False else Verifying(verify)
         self._observer: TrainingObserver | None = None
         self.certificate: Certificate | None = None
         """The certificate, on rank 0 once the watch has stopped, if `verify` is given."""
@@ -134,8 +135,8 @@ class Watch:
             raise WatchError(f"watch: it is {self.state}; make a new one for another loop")
         if _watching:
             raise WatchError("watch: another one observes this process; leave it, or stop() it, before the next begins")
-        self._world, self._place = rows.WatchedWorld.here(self.node_size), next_place()
-        self._home = threading.get_ident()
+        self._world = WatchedWorld.here(self.node_size, self._timeout_s)
+        self._thread = threading.get_ident()
         try:
             _watching.append(self)
             self._observing.callback(_watching.remove, self)
@@ -145,15 +146,18 @@ class Watch:
             accounted = AccountedPass(device, self.node_size, witness=False, history=self._history)
             accounted.ledger.in_transit = InTransit()
             self.probe = self._observing.enter_context(accounted)
-            self._known = [*self._optimizers, *held_tensors.torch_optimizers(self._optimizers)]
-            self._holdings = HeldTensors(self.probe.ledger, self._outer, self.model, self._optimizers)
-            self._holdings.label_all()
+            self._watched = [*self._optimizers, *held_tensors.torch_optimizers(self._optimizers)]
+            self._held = HeldTensors(self.probe.ledger, self._outer, self.model, self._optimizers)
+            self._held.label_all()
             self.probe.hear(self.model)
-            engines = [one for one in dict.fromkeys((self._outer, *self._optimizers)) if is_engine(one)]
+            engines = list(filter(is_engine, dict.fromkeys((self._outer, *self._optimizers))))
             self._phases = self._observing.enter_context(Phases(self._called, engines, self))
             if self._verifying is not None:
-                ranks = self._world.world_size
-                self._observer = self._verifying.observer(self.model, engines, self._optimizers, accounted, ranks)
+                reference = self._verifying.reference
+                self._observer = TrainingObserver(
+                    self.model, engines, self._optimizers, accounted.ledger, accounted.meter,
+                    None if reference is None else reference.values, self._world.world_size,
+                )  # fmt: skip
                 self._observing.enter_context(self._observer.observing(self._called))
             if self._ends == "optimizer":
                 self._observing.callback(on_step(self._optimizers[-1], self._end_step))
@@ -181,34 +185,49 @@ class Watch:
             raise WatchError("watch.stop: the watch has not started; use it as a context manager, or call start()")
         if self.state == STOPPED:
             return
-        self._leave()
+        if self.state in (WARMING, MEASURING):
+            self.probe.ledger.begin()
+        self._step = ExitStack()  # a step that has begun and will not end leaves no records
+        self._observing.close()
         self.state = STOPPED
         try:
-            self._tell(error)
+            self._finish(error)
         finally:
             for name in OF_LOOP:  # a watch that is kept for its results keeps no model alive
                 vars(self).pop(name, None)
 
-    def _tell(self, error: BaseException | None) -> None:
+    def _finish(self, error: BaseException | None) -> None:
+        """Brings the ranks' records together and makes the tables; raises WatchError if there is nothing to account."""
         measured, world = max(0, self.done - self.warmup), self._world
-        why = self.problem or ("" if measured else self._why_nothing())
-        if why and (self.problem or self._others or not self.done):
-            named = [f"zerobench.{callback}()" for module, callback in CALLBACKS.items() if module in sys.modules]
-            why += f"; a Trainer is watched by callbacks=[{' or '.join(named)}]" if named else ""
+        problem = self.problem
+        if not problem and not measured:
+            steps = {0: "without a step", 1: "after 1 step"}.get(self.done, f"after {self.done} steps")
+            problem = f"watch: the loop ended {steps}"
+            if self._others:
+                name = type(self._optimizers[-1]).__name__
+                problem += f" of the watched {name}, while another {self._others} stepped; were model and optimizer"
+                problem += " replaced? Watch the ones that the loop uses"
+            elif self.done:
+                problem += f", and the first {self.warmup} are not accounted; give it more steps"
+            else:
+                ends = self._ends == "optimizer"
+                problem += f": {'the optimizer took no step' if ends else 'watch.step() was not called'}"
+        if problem and (self.problem or self._others or not self.done):
+            callbacks = [f"zerobench.{callback}()" for module, callback in CALLBACKS.items() if module in sys.modules]
+            problem += f"; a Trainer is watched by callbacks=[{' or '.join(callbacks)}]" if callbacks else ""
         if error is not None:
-            why = f"it left the loop with {type(error).__name__}"
-        if why:
-            post_problem(self._place, why, world.rank, world.world_size)
-        if why and error is None:
-            raise WatchError(why)
-        plain, observed = to_plain(self.probe.found(world.rank, Path())) if measured else {}, []
+            problem = f"it left the loop with {type(error).__name__}"
+        if problem:
+            world.post_problem(problem)
+        if problem and error is None:
+            raise WatchError(problem)
+        plain = to_plain(self.probe.found(world.rank, Path())) if measured else {}
+        # after an error other ranks may wait for this one in a collective: their records will not come
+        records, observed = [plain], []
         if error is None:
-            records = gather(self._place, plain, world.rank, world.world_size, self._timeout_s)
+            records = world.gather(plain)
             if self._observer is not None:
-                seen = to_plain(self._observer.seen)
-                observed = gather(f"{self._place}/seen", seen, world.rank, world.world_size, self._timeout_s)
-        else:  # other ranks may wait for this one in a collective; there is nothing to wait for here
-            records = [plain]
+                observed = world.gather(to_plain(self._observer.seen), "seen")
         if world.rank == 0 or error is not None:
             if self._verifying is not None and self._observer is not None and observed:
                 about, values = self._about, self._observer.values
@@ -216,21 +235,8 @@ class Watch:
             made = rows.write(self._about, world, measured, records, error, self._to, self.certificate)
             self.results, self.folder = made
         if self._snapshot is not None:
-            folder = self.folder
-            if error is None:
-                folder = share_folder(self._place, folder, world.rank, world.world_size, self._timeout_s)
+            folder = world.share_folder(self.folder) if error is None else self.folder
             write_snapshot(folder, world.rank, self._snapshot)
-
-    def _why_nothing(self) -> str:
-        steps = {0: "without a step", 1: "after 1 step"}.get(self.done, f"after {self.done} steps")
-        if self._others:
-            name = type(self._optimizers[-1]).__name__
-            words = f"watch: the loop ended {steps} of the watched {name}, while another {self._others} stepped"
-            return f"{words}; were model and optimizer replaced? Watch the ones that the loop uses"
-        if self.done == 0:
-            what = "the optimizer took no step" if self._ends == "optimizer" else "watch.step() was not called"
-            return f"watch: the loop ended without a step: {what}"
-        return f"watch: the loop ended {steps}, and the first {self.warmup} are not accounted; give it more steps"
 
     # -- a step ---------------------------------------------------------------------------------------
 
@@ -240,9 +246,9 @@ class Watch:
         self._step.enter_context(self.probe.step(measured=self.state == MEASURING))
 
     def _end_step(self) -> None:
-        if self.state not in (WARMING, MEASURING) or threading.get_ident() != self._home:
+        if self.state not in (WARMING, MEASURING) or threading.get_ident() != self._thread:
             return
-        self._holdings.label_updated()
+        self._held.label_updated()
         if self._observer is not None:
             self._observer.end_step(self._loss, self._backwards, self._micro_batches or self._backwards)
         self._step.close()
@@ -251,8 +257,10 @@ class Watch:
         self._about.accumulation = max(1, self._backwards // max(1, len(self._optimizers)))
         self._loss, self._backwards, self._micro_batches, self._has_forward = 0.0, 0, 0, False
         if not self._seen_forward:
-            words = f"the watched {type(self.model).__name__} was not called in step {self.done}; was it replaced?"
-            self.problem = f"watch: {words} Watch the model that the loop calls"
+            self.problem = (
+                f"watch: the watched {type(self.model).__name__} was not called in step {self.done}; was it replaced?"
+                " Watch the model that the loop calls"
+            )
         self._seen_forward = False
         if self.done < self.warmup + self.steps and not self.problem:
             self._begin_step()
@@ -262,17 +270,11 @@ class Watch:
             if _get_current_dispatch_mode() is self.probe.ledger and not inside_compiled():
                 self._observing.close()
 
-    def _leave(self) -> None:
-        if self.state in (WARMING, MEASURING):
-            self.probe.ledger.begin()
-        self._step = ExitStack()  # a step that has begun and will not end leaves no records
-        self._observing.close()
-
     def _take_snapshot(self, device: torch.device) -> None:
         self._snapshot = take(device, self._history) if self._history is not None else None
         self._history = None
 
-    # -- what the phases tell -------------------------------------------------------------------------
+    # -- called by the phases -------------------------------------------------------------------------
 
     def enter_phase(self, phase: str) -> None:
         """Called when a phase of the loop begins."""
@@ -280,16 +282,16 @@ class Watch:
         if phase == "update" and self._observer is not None:
             self._observer.on_engine_step()
 
-    def on_inputs(self, given: Any) -> None:
+    def on_inputs(self, inputs: Any) -> None:
         """Called when the model is called."""
         self._seen_forward = self._has_forward = True
-        found = [tensor for tensor in tensors_in(given) if has_storage(tensor)]
-        self._about.see_batch(found)
-        self.probe.inputs(*found)
+        tensors = [tensor for tensor in tensors_in(inputs) if has_storage(tensor)]
+        self._about.read_batch(tensors)
+        self.probe.inputs(*tensors)
 
     def on_update(self, optimizer: torch.optim.Optimizer, closure: str = "") -> None:
         """Called when an optimizer's step begins, "before" its closure makes gradients and "after" it has."""
-        if optimizer not in self._known:
+        if optimizer not in self._watched:
             self._others = type(optimizer).__name__
         if self._observer is not None:
             self._observer.on_update(optimizer, closure)
@@ -307,7 +309,7 @@ class Watch:
             if type(tensor) is torch.Tensor and tensor.numel() == 1:
                 self._loss += float(tensor.detach())
             elif type(tensor) is torch.Tensor and self._observer is not None and not tensor.detach().isfinite().all():
-                self._loss = math.nan  # of samples: their weights, and so the loss, are unknown
+                self._loss = math.nan  # the samples' weights, and so the loss, are unknown
 
     def after_backward(self) -> None:
         """Called when the gradients exist."""
@@ -323,9 +325,45 @@ def _check(optimizers: list[Any], ends: str | None, warmup: int, steps: int) -> 
         raise ValueError(f'watch: ends={ends!r}; it is "optimizer" or "step"')
     if ends == "optimizer" and not optimizers:
         raise ValueError('watch: ends="optimizer" needs the optimizer; give it, or mark steps with watch.step()')
-    for one in optimizers:
-        if not callable(getattr(one, "step", None)):
-            raise ValueError(f"watch: optimizer is {type(one).__name__}, which has no step")
+    for optimizer in optimizers:
+        if not callable(getattr(optimizer, "step", None)):
+            raise ValueError(f"watch: optimizer is {type(optimizer).__name__}, which has no step")
     for name, value, least in (("warmup", warmup, 0), ("steps", steps, 1)):
         if not isinstance(value, int) or value < least:
             raise ValueError(f"watch: {name}={value!r}; it is a whole number from {least} on")
+
+
+class Verifying:
+    """The certificate of one watch, in the making: the expected training, and the certificates to compare with.
+
+    Raises FileNotFoundError for a folder without a certificate, ValueError if it is damaged or has no values.
+    """
+
+    def __init__(self, verify: Literal[True] | Certificate | str | Path | ExpectedTraining) -> None:
+        if isinstance(verify, ExpectedTraining):
+            self.expected = verify
+        else:
+            self.expected = ExpectedTraining(reference=None if verify is True else verify)
+        self.reference, self._unlike = (
+            Certificate.read(given) if isinstance(given, str | Path) else given
+            for given in (self.expected.reference, self.expected.unlike)
+        )
+        if self.reference is not None and not self.reference.values.values:
+            raise ValueError(
+                "watch: the reference has no values of its updates; watch a loop of one process, with verify=True"
+            )
+
+    def certify(self, records: list[dict[str, Any]], values: FirstUpdates, strategy: str, name: str) -> Certificate:
+        """Returns the certificate of the job from the observations of all ranks."""
+        job = JobSeen(strategy, [rebuild(RankSeen, record) for record in records], name)
+        if problem := next((rank.failure for rank in job.ranks if rank.failure), ""):
+            row = CertificateRow("watch", "the loop", "not followed to its end", "", problem, UNKNOWN)
+            return Certificate(job, [row])
+        reference = self.reference.job if self.reference is not None else None
+        checks = [*judge(job, self.expected, reference)]
+        if reference is not None:
+            checks += compare_with_reference(job, reference)
+        if self._unlike is not None:
+            checks.append(effect_of_option(job, self._unlike.job))
+        checks.sort(key=lambda row: FIRST.index(row.verdict) if row.verdict in FIRST else len(FIRST))
+        return Certificate(job, checks, values)

@@ -354,8 +354,8 @@ def _check_whole(held: Collection[nn.Parameter], module: nn.Module, prefix: str,
     for name, parameter in module.named_parameters(recurse=False):
         if not keep_vars and parameter in held and is_placeholder(parameter):
             raise RuntimeError(
-                f"state_dict: {prefix}{name} is in parts, one on each rank; use engine.full_state_dict(), or call it"
-                " inside `with engine.full_parameters()` on every rank"
+                f"state_dict: {prefix}{name} is in parts, one on each rank; on every rank, call"
+                " engine.full_state_dict(), or this inside `with engine.full_parameters()`"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,7 +13,7 @@ from ...fake_execution.parts import PARTS
 from ...plots.page import Page
 from ...records.palette import CATEGORIES
 from ...sizes import SIZES, show_bytes
-from .row import EstimateRow
+from ..simulated import SimulatedCell
 from .show import heading
 
 LOOKS = {**CATEGORIES, "logits": ("#F5D5E5", ""), "loss": ("#8B4A72", "//")}
@@ -22,15 +23,15 @@ VISIBLE = 1e-3
 """A part is drawn from this fraction of the highest peak on."""
 
 
-def draw(rows: Sequence[EstimateRow], path: Path, memory: int | None = None) -> None:
+def draw(cells: Sequence[SimulatedCell], path: Path, memory: int | None = None) -> None:
     """Draws the cells that have an estimate into `path`. Raises ValueError if no cell has one."""
-    known = [row for row in rows if row.peak_bytes is not None]
+    known = [cell for cell in cells if not cell.problem]
     if not known:
         raise ValueError("--figure: no cell has an estimate to draw")
     with Page().used():
         figure = Figure(figsize=(max(4.5, 2.5 + 0.95 * len(known)), 4.0), layout="constrained")
         axes = figure.subplots()
-        highest = max([*(row.peak_bytes or 0 for row in known), memory or 0])
+        highest = max([*(cell.peak_bytes for cell in known), memory or 0])
         unit = next((name for name in ("tib", "gib", "mib") if highest >= SIZES[name]), "kib")
         _bars(axes, known, SIZES[unit])
         if memory is not None:
@@ -44,17 +45,16 @@ def draw(rows: Sequence[EstimateRow], path: Path, memory: int | None = None) -> 
         figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _bars(axes: Axes, rows: Sequence[EstimateRow], unit: int) -> None:
-    bottoms = [0.0] * len(rows)
+def _bars(axes: Axes, cells: Sequence[SimulatedCell], unit: int) -> None:
+    bottoms = [0.0] * len(cells)
     for part in PARTS:
-        heights = [row.parts_bytes[part] / unit for row in rows]
-        if max(heights) > VISIBLE * max(row.peak_bytes or 0 for row in rows) / unit:
+        heights = [cell.parts_bytes[part] / unit for cell in cells]
+        if max(heights) > VISIBLE * max(cell.peak_bytes for cell in cells) / unit:
             color, hatch = LOOKS[part]
-            axes.bar(
-                range(len(rows)), heights, 0.6, bottoms, label=part, color=color, hatch=hatch, edgecolor="white", lw=0.4
-            )
+            style: dict[str, Any] = {"color": color, "hatch": hatch, "edgecolor": "white", "lw": 0.4}
+            axes.bar(range(len(cells)), heights, 0.6, bottoms, label=part, **style)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    for place, row in enumerate(rows):
-        at = (place, bottoms[place])
-        axes.annotate(show_bytes(row.peak_bytes), at, (0, 3), textcoords="offset points", ha="center", fontsize=7)
-    axes.set_xticks(range(len(rows)), [row.name.replace(" ", "\n") for row in rows], fontsize=7)
+    for index, cell in enumerate(cells):
+        at = (index, bottoms[index])
+        axes.annotate(show_bytes(cell.peak_bytes), at, (0, 3), textcoords="offset points", ha="center", fontsize=7)
+    axes.set_xticks(range(len(cells)), [cell.name.replace(" ", "\n") for cell in cells], fontsize=7)

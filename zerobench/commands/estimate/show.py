@@ -1,7 +1,7 @@
 """Estimates as tables and files.
 
 tables   strategies side by side, a line per figure; below, the largest tensors at each peak
-files    JSON with everything, CSV with a line per cell; both have the columns of EstimateRow
+files    JSON with everything, CSV with a line per cell; both have the columns of SimulatedCell.as_dict
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,113 +22,121 @@ from ...host.terminal import file_console, print_on, stdout_console
 from ...results.grid import Grid
 from ...results.provenance import versions
 from ...sizes import printable, show_bytes
-from .row import EstimateRow
+from ..simulated import SimulatedCell
 
 ABREAST = 7
 """Cells in one table, if the terminal is wide enough; further cells are shown in tables below."""
 
-Figure = Callable[[EstimateRow], float | None]
-
-SOMETIMES: dict[str, Figure] = {
-    "host memory": lambda row: row.host_bytes or None,
-    "files": lambda row: row.file_bytes or None,
-    "allocated": lambda row: row.allocated_bytes,
-    "reserved, at least": lambda row: row.reserved_low_bytes,
-    "reserved, at most": lambda row: row.reserved_high_bytes,
+SOMETIMES = {
+    "host memory": "host_bytes",
+    "files": "file_bytes",
+    "allocated": "allocated_bytes",
+    "reserved, at least": "reserved_low_bytes",
+    "reserved, at most": "reserved_high_bytes",
 }
-"""Line -> bytes; shown if any cell has some."""
+"""Line -> column of its bytes; shown if any cell has some."""
 
 
-def show(rows: Sequence[EstimateRow], memory: int | None = None, console: Console | None = None) -> None:
+def show(cells: Sequence[SimulatedCell], memory: int | None = None, console: Console | None = None) -> None:
     """Prints the tables, and a message for each cell that has no estimate or for which `memory` is too small."""
     console = console or stdout_console()
-    known = [row for row in rows if row.peak_bytes is not None]
+    known = [cell for cell in cells if not cell.problem]
     if known:
         print_on(console, heading(known))
     for start in range(0, len(known), ABREAST):
         console.print(_side_by_side(known[start : start + ABREAST], memory))
-    if any(row.tensors for row in known):
+    if any(cell.tensors for cell in known):
         header = ["", "largest at the peak", "part", "shape", "made by"]
         body = []
-        for row in known:
-            for number, (tensor, times) in enumerate(Counter(row.tensors).items()):
+        for cell in known:
+            for number, (tensor, times) in enumerate(Counter(cell.tensors).items()):
                 where = " ".join(filter(None, [tensor.where, f"({tensor.source})" if tensor.source else ""]))
                 size = f"{times} × " * (times > 1) + show_bytes(tensor.bytes)
-                body.append(["" if number else row.name, size, tensor.part, tensor.shape, where])
+                body.append(["" if number else cell.name, size, tensor.part, tensor.shape, where])
         console.print(Grid(header, body, left=("", *header[2:])))
-    problems = dict.fromkeys(row.problem for row in rows if row.problem)
-    sentences = [f"{', '.join(row.name for row in rows if row.problem == one)}: {one}" for one in problems]
-    for sentence in sentences + [words for row in known if memory and (words := verdict(row, memory))]:
-        print_on(console, sentence)
+    print_problems(console, [vars(cell) for cell in cells])
+    for cell in known:
+        if memory and (message := verdict(cell, memory)):
+            print_on(console, message)
 
 
-def heading(rows: Sequence[EstimateRow]) -> str:
+def heading(cells: Sequence[SimulatedCell]) -> str:
     """Returns the settings that all cells share; the others are in the cells' names."""
+    rows = [cell.as_dict() for cell in cells]
     first = rows[0]
     model = {
-        "model": first.model, "psi": f"{first.psi:,} parameters" * bool(first.psi),
-        "frozen": f"{first.frozen or 0:,} frozen ones" * bool(first.frozen),
+        "model": first["model"], "psi": f"{first['psi']:,} parameters" if first["psi"] else "",
+        "frozen": f"{first['frozen']:,} frozen ones" if first["frozen"] else "",
     }  # fmt: skip
-    more = {
-        "device": f"for {first.device}",
-        "attention": f"{first.attention} attention" * (first.attention is not None),
+    target = {
+        "device": f"for {first['device']}",
+        "attention": f"{first['attention']} attention" if first["attention"] else "",
     }
-    return shared_words(rows, model | training_words(first) | more) + "; the rank with the most:"
+    return shared_words(rows, model | training_words(first) | target) + "; the rank with the most:"
 
 
-def training_words(row: Any) -> dict[str, str]:
-    """Returns field -> setting of the training of an estimate or a prediction, in words."""
+def training_words(row: Mapping[str, Any]) -> dict[str, str]:
+    """Returns column -> the setting of the training of an estimate or a prediction as text."""
+    accumulation, sequence = row["accumulation"], row["sequence"]
     return {
-        "world_size": f"N = {row.world_size}",
-        "micro_batch": f"micro-batch {row.micro_batch}", "sequence": f"sequence {row.sequence}" * (row.sequence != 1),
-        "accumulation": f"{row.accumulation} micro-batches per step" * (row.accumulation != 1),
-        "precision": row.precision, "optimizer": row.optimizer, "systems": row.systems,
+        "world_size": f"N = {row['world_size']}",
+        "micro_batch": f"micro-batch {row['micro_batch']}", "sequence": f"sequence {sequence}" * (sequence != 1),
+        "accumulation": f"{accumulation} micro-batches per step" * (accumulation != 1),
+        "precision": row["precision"], "optimizer": row["optimizer"], "systems": row["systems"],
     }  # fmt: skip
 
 
-def shared_words(rows: Sequence[object], words: dict[str, str]) -> str:
-    """Returns the words of the fields that are the same in all rows."""
-    return ", ".join(said for key, said in words.items() if said and len({getattr(row, key) for row in rows}) == 1)
+def shared_words(rows: Sequence[Mapping[str, Any]], words: dict[str, str]) -> str:
+    """Returns the texts of the columns that are the same in all rows."""
+    return ", ".join(text for key, text in words.items() if text and len({row[key] for row in rows}) == 1)
 
 
-def verdict(row: EstimateRow, memory: int) -> str:
+def print_problems(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints each problem once, after the names of its cells."""
+    for problem in dict.fromkeys(row["problem"] for row in rows if row["problem"]):
+        print_on(console, f"{', '.join(row['name'] for row in rows if row['problem'] == problem)}: {problem}")
+
+
+def verdict(cell: SimulatedCell, memory: int) -> str:
     """Returns a message if a cell does not fit a device, with the shortfall and the largest part; empty if it fits."""
-    needed = row.needed_bytes or 0
+    needed, low = cell.held_bytes, cell.reserved_low_bytes
     if needed <= memory:
         return ""
-    part = max(row.parts_bytes, key=lambda name: row.parts_bytes[name])
-    needs = "its allocator reserves up to" if row.reserved_high_bytes else "its peak is"
+    part = max(cell.parts_bytes, key=lambda name: cell.parts_bytes[name])
+    needs = "its allocator reserves up to" if cell.reserved_high_bytes else "its peak is"
     fewer = ""
-    if row.reserved_low_bytes and row.reserved_low_bytes <= memory:
+    if low and low <= memory:
         way = "as a rule with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        fewer = f"; at least {show_bytes(row.reserved_low_bytes)}, {way}"
+        fewer = f"; at least {show_bytes(low)}, {way}"
     return (
-        f"{row.name}: does not fit {show_bytes(memory)}: {needs} {show_bytes(needed)},"
+        f"{cell.name}: does not fit {show_bytes(memory)}: {needs} {show_bytes(needed)},"
         f" {show_bytes(needed - memory)} too much{fewer};"
-        f" the largest part of its peak: {part}, {show_bytes(row.parts_bytes[part])}"
+        f" the largest part of its peak: {part}, {show_bytes(cell.parts_bytes[part])}"
     )
 
 
-def _side_by_side(rows: Sequence[EstimateRow], memory: int | None) -> Grid:
-    def sizes(figure: Figure) -> list[str]:
-        return [show_bytes(figure(row)) for row in rows]
+def _side_by_side(cells: Sequence[SimulatedCell], memory: int | None) -> Grid:
+    def sizes(column: str) -> list[str]:
+        return [show_bytes(getattr(cell, column)) for cell in cells]
 
-    lines = {"peak": sizes(lambda row: row.peak_bytes)}
+    lines = {"peak": sizes("peak_bytes")}
     for part in PARTS:
-        if any(row.parts_bytes[part] for row in rows):
-            lines[f"  {part}"] = [show_bytes(row.parts_bytes[part]) for row in rows]
-    lines |= {name: sizes(figure) for name, figure in SOMETIMES.items() if any(map(figure, rows))}
+        if any(cell.parts_bytes[part] for cell in cells):
+            lines[f"  {part}"] = [show_bytes(cell.parts_bytes[part]) for cell in cells]
+    for line, column in SOMETIMES.items():
+        if any(getattr(cell, column) for cell in cells):
+            lines[line] = [show_bytes(getattr(cell, column) or None) for cell in cells]
     if memory is not None:
-        lines[f"left of {show_bytes(memory)}"] = [show_bytes(memory - (row.needed_bytes or 0)) for row in rows]
-    lines["states"] = sizes(lambda row: row.states_bytes)
-    lines["  formula"] = sizes(lambda row: row.formula_bytes)
-    lines["  in flight"] = sizes(lambda row: row.in_flight_bytes)
-    lines["volume ψ"] = ["–" if row.volume_psi is None else f"{row.volume_psi:.3f}" for row in rows]
-    lines["sent a step"] = sizes(lambda row: row.wire_bytes)
-    lines["seconds"] = [f"{row.seconds or 0:.1f}" for row in rows]
-    header = ["", *(printable(row.name).replace(" ", "\n") for row in rows)]
+        lines[f"left of {show_bytes(memory)}"] = [show_bytes(memory - cell.held_bytes) for cell in cells]
+    lines["states"] = sizes("states_bytes")
+    lines["  formula"] = sizes("formula_bytes")
+    lines["  in flight"] = sizes("in_flight_bytes")
+    lines["volume ψ"] = [f"{cell.volume_psi:.3f}" if cell.psi else "–" for cell in cells]
+    lines["sent a step"] = sizes("wire_bytes")
+    lines["seconds"] = [f"{cell.seconds:.1f}" for cell in cells]
+    header = ["", *(printable(cell.name).replace(" ", "\n") for cell in cells)]
     style = {name: "" if name.startswith(" ") else "bold" for name in lines}
-    return Grid(header, [[Text(text, style[name]) for text in (name, *cells)] for name, cells in lines.items()])
+    return Grid(header, [[Text(text, style[name]) for text in (name, *texts)] for name, texts in lines.items()])
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -138,47 +146,45 @@ FORM = 1
 """Version of the JSON format."""
 
 
-def as_json(rows: Sequence[EstimateRow], memory: int | None) -> str:
-    """Returns `{"form", "versions", "device_memory_bytes", "estimates": [a row's fields, ...]}`."""
+def as_json(cells: Sequence[SimulatedCell], memory: int | None) -> str:
+    """Returns `{"form", "versions", "device_memory_bytes", "estimates": [a cell's columns, ...]}`."""
     made_by = {"form": FORM, "versions": versions(("zerobench", "torch")), "device_memory_bytes": memory}
-    estimates = [row.as_dict() for row in rows]
-    return json.dumps(made_by | {"estimates": estimates}, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(made_by | {"estimates": [cell.as_dict() for cell in cells]}, indent=1, ensure_ascii=False) + "\n"
 
 
-def as_csv(rows: Sequence[EstimateRow], memory: int | None) -> str:
-    """Returns a line per cell: its fields, each part of the peak as PART_bytes, and the largest tensor."""
+def as_csv(cells: Sequence[SimulatedCell], memory: int | None) -> str:
+    """Returns a line per cell: its columns, each part of the peak as PART_bytes, and the largest tensor."""
     import pandas as pd  # takes a third of a second, which the other formats need not wait for
 
     lines = []
-    for row in rows:
-        fields = {key: value for key, value in row.as_dict().items() if key not in ("parts_bytes", "tensors", "config")}
-        parts = {f"{part}_bytes": row.parts_bytes.get(part) for part in PARTS}
-        largest = row.tensors[0] if row.tensors else None
-        ends = {"largest_bytes": largest and largest.bytes, "largest": largest and largest.where}
-        lines.append(fields | parts | ends)
+    for cell in cells:
+        columns = cell.as_dict()
+        parts = columns.pop("parts_bytes")
+        del columns["tensors"], columns["config"]
+        columns |= {f"{part}_bytes": parts.get(part) for part in PARTS}
+        largest = cell.tensors[0] if cell.tensors else None
+        lines.append(columns | {"largest_bytes": largest and largest.bytes, "largest": largest and largest.where})
     return str(pd.DataFrame(lines, dtype="object").to_csv(index=False))
 
 
-def as_table(rows: Sequence[EstimateRow], memory: int | None) -> str:
+def as_table(cells: Sequence[SimulatedCell], memory: int | None) -> str:
     """Returns the tables as they are printed, without color."""
     text = io.StringIO()
-    show(rows, memory, file_console(text))
+    show(cells, memory, file_console(text))
     return text.getvalue()
 
 
-FORMS: dict[str, Callable[[Sequence[EstimateRow], int | None], str]] = {
+FORMS: dict[str, Callable[[Sequence[SimulatedCell], int | None], str]] = {
     "table": as_table,
     "json": as_json,
     "csv": as_csv,
 }
-FORMATS = tuple(FORMS)
 
 
-def write(rows: Sequence[EstimateRow], form: str, out: Path | None, memory: int | None = None) -> None:
-    """Writes the rows to `out`, or to standard output."""
-    text = FORMS[form](rows, memory)
+def write_text(text: str, out: Path | None) -> None:
+    """Writes a text to `out`, or to standard output."""
     if out is None:
         sys.stdout.write(text)
-    else:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text)

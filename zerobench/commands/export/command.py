@@ -12,7 +12,6 @@ from ...results import tables
 from ...results.options import RESULTS, Parser, add_options, add_price, verb
 from ...results.selection import latest
 from ...sizes import show_count
-from .curves import write_wandb
 from .perfetto import write_perfetto
 from .table import TEXTS, note_of, select, to_latex
 
@@ -27,7 +26,6 @@ LATEX = "latex"
 
 FILES: dict[str, Callable[[tables.Results, Path], str]] = {
     "parquet": collect,
-    "wandb": write_wandb,
     "perfetto": write_perfetto,
 }
 """Format -> function that writes runs to --out and returns a message on what it wrote."""
@@ -44,8 +42,7 @@ def export(arguments: list[str]) -> int:
     results, _ = tables.load(chosen.runs).chosen(chosen.where)
     if chosen.format in FILES:
         kept = latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
-        said = FILES[chosen.format](results.of(kept), chosen.out)
-        print_line(said)
+        print_line(FILES[chosen.format](results.of(kept), chosen.out))
         return 0
     if chosen.format == LATEX:
         text = to_latex(results, chosen.table, chosen.columns, chosen.price)
@@ -68,24 +65,22 @@ def _parser() -> argparse.ArgumentParser:
         "Writes finished runs for other programs, as in: zerobench export results/runs --out runs.csv, or"
         " zerobench export results/runs --where strategy=zero3 --format perfetto --out step.json",
     )
-    words = "a results folder or a run (default: %(default)s)"
-    parser.add_argument("runs", nargs="?", default=RESULTS, help=words)
+    parser.add_argument("runs", nargs="?", default=RESULTS, help="a results folder or a run (default: %(default)s)")
     parser.add_argument(
         "--format",
         choices=(*TEXTS, LATEX, *FILES),
         default="csv",
         help="csv, markdown: one table as text; latex: one table for a paper, a row per cell (its newest launches"
         " together), with units and 95 %% intervals, for the package booktabs; parquet: every table of all runs as one"
-        " file each in the folder --out, which zerobench.load reads; wandb: each run's history, summary and config in"
-        " the folder --out, as JSON lines; perfetto: the step of all ranks (of runs with measure.events=true) as one"
-        " trace in the file --out,"
-        " for ui.perfetto.dev",
+        " file each in the folder --out, which zerobench.load reads; perfetto: the step of all ranks (of runs with"
+        " measure.events=true) as one trace in the file --out, for ui.perfetto.dev",
     )
     parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv, markdown and latex")
     parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for runs else")
     parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
     add_price(parser)
     add_options(parser, attempts=False)
-    words = "a file (default: standard output; for perfetto also .json.gz); for parquet and wandb a folder"
-    parser.add_argument("--out", type=Path, help=words)
+    parser.add_argument(
+        "--out", type=Path, help="a file (default: standard output; for perfetto also .json.gz); for parquet a folder"
+    )
     return parser

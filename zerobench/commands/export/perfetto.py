@@ -28,7 +28,6 @@ import pandas as pd
 from ...records import CATEGORIES, TIERS
 from ...results.events import collectives_of, live_bytes, streams_of
 from ...results.tables import Results
-from .curves import rows_of
 
 Entry = dict[str, Any]
 
@@ -55,23 +54,23 @@ class TraceSpan:
 
 def write_perfetto(results: Results, out: Path) -> str:
     """Writes one trace of all ranks of all runs; gzipped if `out` ends in .gz. Raises ValueError without any events."""
-    told = [run for run in rows_of(results) if (results.events["run_id"] == run["run_id"]).any()]
-    if not told:
+    with_events = set(results.events["run_id"])
+    recorded = [run for run in results.runs.query("status == 'ok'")["run_id"] if run in with_events]
+    if not recorded:
         raise ValueError(f"--format perfetto: {NO_EVENTS}")
     entries: list[Entry] = []
     ranks = 0
-    for run in told:
-        events = results.events[results.events["run_id"] == run["run_id"]]
-        for rank, mine in streams_of(events).items():
+    for run in recorded:
+        for rank, stream in streams_of(results.events[results.events["run_id"] == run]).items():
             ranks += 1
-            entries += process(ranks, f"{run['run_id']} rank {rank}", mine)
+            entries += process(ranks, f"{run} rank {rank}", stream)
     trace = {"traceEvents": entries, "displayTimeUnit": "ms"}
     text = json.dumps(trace, allow_nan=False, default=lambda number: number.item())  # a table's numbers are numpy's
     out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(f".{out.name}")
-    aside.write_bytes(gzip.compress(text.encode(), mtime=0) if out.suffix == ".gz" else text.encode())
-    aside.replace(out)
-    return f"{out}: {len(entries)} entries of {ranks} ranks of {len(told)} runs; open it at https://ui.perfetto.dev"
+    partial = out.with_name(f".{out.name}")
+    partial.write_bytes(gzip.compress(text.encode(), mtime=0) if out.suffix == ".gz" else text.encode())
+    partial.replace(out)
+    return f"{out}: {len(entries)} entries of {ranks} ranks of {len(recorded)} runs; open it at https://ui.perfetto.dev"
 
 
 def process(number: int, name: str, events: pd.DataFrame) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""One table of finished runs as text, with the swept keys among its columns: CSV, Markdown, LaTeX.
+"""One table of finished runs as text, with the swept keys among its columns: CSV, Markdown, LaTeX (pandas' Styler).
 
 LaTeX is for a paper, with the rules of the package booktabs. A row is a cell (its newest launches combined), or, in
 tables other than `runs`, a row of the table. A *head* is a column's name with the unit of all its numbers below. A
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -57,7 +56,7 @@ def select(
     for column in wanted:
         if column not in frame.columns:
             near = get_close_matches(column, frame.columns, n=3, cutoff=0.6)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"zerobench columns --table {table} lists them"
+            hint = f"did you mean {' or '.join(near)}?" if near else "docs/reference/columns.md lists them"
             raise ValueError(f"--columns: {column} is no column of {table}; {hint}")
     return frame, wanted
 
@@ -113,64 +112,14 @@ TEXTS: dict[str, Callable[[pd.DataFrame], str]] = {"csv": to_csv, "markdown": to
 """Format -> function that formats a table."""
 
 
-SIGNS = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': "''", "[": "{[}", "–": "--", "…": r"\ldots{}", "ψ": r"$\psi$", "×": r"$\times$",
-    "·": r"$\cdot$", "≥": r"$\geq$", "≤": r"$\leq$", "°": r"\textdegree{}", "²": "$^2$", "μ": r"$\mu$",
-}  # fmt: skip
-"""Characters that are special in LaTeX, or that pdfLaTeX lacks."""
-
-STEPS = {
+SCALES = {
     "bytes": (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)),
-    "s": (("s", 1.0), ("ms", 1e-3), ("$\\mu$s", 1e-6)),
+    "s": (("s", 1.0), ("ms", 1e-3), ("μs", 1e-6)),
 }
-"""Unit of a column -> larger and smaller units as LaTeX, each with its size in the column's unit, largest first."""
+"""Unit of a column -> larger and smaller units, each with its size in the column's unit, largest first."""
 
-SAYS_NOTHING = ("loss", "norm", "norm²", "number", "factor")
+REPEATS_NAME = ("loss", "norm", "norm²", "number", "factor")
 """Units that repeat the column's name."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How a column's numbers are written: divided by `by`, under a head of `name` and `unit`, both LaTeX."""
-
-    name: str
-    unit: str = ""
-    by: float = 1.0
-
-    @classmethod
-    def of(cls, name: str, values: pd.Series, noun: str) -> Scale:
-        """Returns the scale in which the largest value of a column reads well. `noun`: see `counted`."""
-        words = re.sub("(?<=.)(_per_s|_bytes|_psi|_s)$", "", name).replace("_", " ")
-        unit = unit_of(name).replace("tokens /", f"{noun} /")
-        if name.startswith("tokens_per_s"):
-            words = words.replace("tokens", noun)
-        if not _is_numeric(values) or unit in SAYS_NOTHING:
-            return cls(escaped(words))
-        if unit in STEPS:
-            largest = float(values.astype("float64").abs().max())  # NaN, of a column without a number: above no step
-            step = next((step for step in STEPS[unit] if largest >= step[1]), STEPS[unit][-1])
-            return cls(escaped(words), *step)
-        return cls(escaped(words), r"$\psi$" if unit == "elements / ψ" else escaped(unit))
-
-    def show(self, value: Any, low: Any, high: Any) -> str:
-        """Formats a value, with the ends of its interval if it has one."""
-        if pd.isna(value):
-            return "--"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return escaped(value)
-        size = abs(value / self.by)
-        # three significant digits, four below ten
-        digits = 0 if size >= 100 or not math.isfinite(size) else 1 if size >= 10 else 3
-        if pd.isna(low) or pd.isna(high):
-            return self._number(value, digits)
-        return f"{self._number(value, digits)} [{self._number(low, digits)}, {self._number(high, digits)}]"
-
-    def _number(self, value: float, digits: int) -> str:
-        if value == 0 or (isinstance(value, int) and self.by == 1):
-            return f"{value:.0f}"
-        return f"{value / self.by:.{digits}f}".replace("-", "$-$")
 
 
 def to_latex(results: tables.Results, table: str, columns: str | None, price: float | None = None) -> str:
@@ -181,33 +130,60 @@ def to_latex(results: tables.Results, table: str, columns: str | None, price: fl
     if table == "runs" and columns is None:
         figures = [name for name in short_columns(frame) if name not in ("cell", "repeat", "status")]
         wanted = ["cell", *(name for name in figures if frame[name].astype("float64").fillna(0).ne(0).any())]
-    noun = counted(frame.get("sequence", ()))
-    scales = {name: Scale.of(name, frame[name], noun) for name in wanted}
-    rows = []
-    for row in frame.to_dict("records"):
-        shown = [
-            scale.show(row[name], row.get(f"{name}_low"), row.get(f"{name}_high")) for name, scale in scales.items()
-        ]
-        if row.get("status", "ok") != "ok" and "status" not in scales:
-            place = shown.index("--") if "--" in shown else -1
-            shown[place] = (shown[place] + rf" \textit{{{escaped(row['status'])}}}").removeprefix("-- ")
-        rows.append(shown)
-    heads = [(scale.name, f"({scale.unit})" if scale.unit else "") for scale in scales.values()]
-    has_units = any(unit for _, unit in heads)
-    text = pd.DataFrame(rows, columns=pd.MultiIndex.from_tuples(heads) if has_units else [name for name, _ in heads])
+    text = pd.DataFrame({name: _latex_cells(frame, name) for name in wanted})
+    if "status" in frame and "status" not in wanted:  # a failed cell shows its status instead of its first number
+        for row in frame.index[frame["status"] != "ok"]:
+            empty = text.columns[text.loc[row] == "--"]
+            text.loc[row, empty[0] if len(empty) else wanted[-1]] = frame.loc[row, "status"]
     sides = "".join("r" if _is_numeric(frame[name]) else "l" for name in wanted)
-    return f"{_source(frame)}\n{text.to_latex(index=False, escape=False, column_format=sides, multicolumn=False)}"
+    text.columns = pd.Index([_latex_head(frame, name) for name in wanted])
+    style = text.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
+    rows = style.to_latex(hrules=True, column_format=sides)
+    return f"{_source(frame)}\n{rows}".replace("ψ", r"$\psi$").replace("μ", r"$\mu$")  # pdfLaTeX lacks both letters
+
+
+def _latex_scale(frame: pd.DataFrame, name: str) -> tuple[str, float]:
+    """Returns the unit in which the column's largest number reads well, and its size in the column's own unit."""
+    unit = unit_of(name) if _is_numeric(frame[name]) else ""
+    scales = SCALES.get(unit)
+    if scales is None:
+        return "" if unit in REPEATS_NAME else unit.removeprefix("elements / "), 1.0
+    largest = frame[name].astype("float64").abs().max()  # NaN if the column has no number: the smallest scale
+    return next((scale for scale in scales if largest >= scale[1]), scales[-1])
+
+
+def _latex_head(frame: pd.DataFrame, name: str) -> str:
+    head = re.sub("(?<=.)(_per_s|_bytes|_psi|_s)$", "", name).replace("_", " ")
+    noun = counted(frame.get("sequence", ()))
+    head = head.replace("tokens", noun) if name.startswith("tokens_per_s") else head
+    unit = _latex_scale(frame, name)[0].replace("tokens /", f"{noun} /")
+    return f"{head} ({unit})" if unit else head
+
+
+def _latex_cells(frame: pd.DataFrame, name: str) -> list[str]:
+    """Formats the column's values with three significant digits (four below ten) and the ends of their intervals."""
+    by = _latex_scale(frame, name)[1]
+
+    def show(value: Any, digits: int) -> str:
+        return f"{value:.0f}" if value == 0 or (isinstance(value, int) and by == 1) else f"{value / by:.{digits}f}"
+
+    cells = []
+    for row in frame.to_dict("records"):
+        value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
+        if pd.isna(value):
+            cells.append("--")
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            cells.append(printable(value))
+        else:
+            size = abs(value / by)
+            digits = 0 if size >= 100 or not math.isfinite(size) else 1 if size >= 10 else 3
+            interval = "" if pd.isna(low) or pd.isna(high) else f" [{show(low, digits)}, {show(high, digits)}]"
+            cells.append(show(value, digits) + interval)
+    return cells
 
 
 def _is_numeric(values: pd.Series) -> bool:
     return bool(is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values))
-
-
-def escaped(text: object) -> str:
-    """Escapes a text for LaTeX, to be set literally on one line; a character that is neither ASCII nor in SIGNS becomes
-    a question mark.
-    """
-    return "".join(SIGNS.get(sign, sign if sign.isascii() else "?") for sign in printable(text))
 
 
 def _source(frame: pd.DataFrame) -> str:

@@ -14,15 +14,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...config.cell import Cell
+from ...config.schema import Transformer
 from ...host.terminal import print_on, stdout_console
 from ...results.grid import Grid
 from ...results.options import show_price
 from ...sizes import counted, show_bytes, show_count
 from ..predict import show_time
+from ..simulated import SimulatedCell, Step
 from . import search
 from .candidates import AXES
 from .fastest import leading
-from .memory import Simulated
 
 OURS = ("zero1", "zero2", "zero3", "megatron")
 """Strategies of zerobench's engine; a plan that recommends another one says so."""
@@ -51,39 +52,65 @@ class Goal:
 
     axis: Callable[[Cell], search.PlanAxis]
     varies: tuple[str, ...]
-    value: Callable[[Simulated], float]
-    words: Callable[[Simulated], str]
+    value: Callable[[SimulatedCell], float]
+    words: Callable[[SimulatedCell], str]
     why: str
-    short: Callable[[Simulated], str] = lambda _: "yes"
+    short: Callable[[SimulatedCell], str] = lambda _: "yes"
     slack: float = LARGER
 
 
-def _traffic_words(found: Simulated) -> str:
-    words, elements = f"{found.volume_psi:.2f} ψ a step between GPUs", found.volume_elements
-    return words + f", {elements:,.0f} elements beside {found.frozen:,} frozen parameters" * (found.frozen > 0)
+def _traffic(cell: SimulatedCell) -> str:
+    text, elements = f"{cell.volume_psi:.2f} ψ a step between GPUs", cell.volume_elements
+    return text + f", {elements:,.0f} elements beside {cell.frozen:,} frozen parameters" * (cell.frozen > 0)
 
 
-def _micro_batch(found: Simulated) -> str:
-    return f"micro_batch={found.cell.config.micro_batch}"
+def _micro_batch(cell: SimulatedCell) -> str:
+    return f"micro_batch={cell.config.micro_batch}"
+
+
+def _gpus(cell: SimulatedCell) -> str:
+    return show_count(cell.config.world_size, "GPU")
+
+
+def _shape(cell: SimulatedCell) -> str:
+    """Returns a GPT's shape: "48 x 1600"; empty for another model."""
+    model = cell.config.model
+    return f"{model.layers} x {model.hidden}" if isinstance(model, Transformer) else ""
+
+
+def _held(cell: SimulatedCell) -> str:
+    """Returns the bytes that must fit as text: "9.66 GiB reserved"."""
+    return f"{show_bytes(cell.held_bytes)} {'reserved' if cell.reserved_high_bytes else 'at its peak'}"
+
+
+def _binding(cell: SimulatedCell) -> str:
+    """Returns the category with the largest share of the peak."""
+    return max(cell.at_peak, key=lambda category: cell.at_peak[category])
+
+
+def _largest(cell: SimulatedCell) -> str:
+    """Returns a short name of the largest storage: its label or the line that made it, and its module."""
+    if (tensor := cell.largest) is None:
+        return "–"
+    name = tensor.name or tensor.source.replace("zerobench/", "", 1) or tensor.module or tensor.category
+    return f"{name} in {tensor.module}" if tensor.module and tensor.module not in name else name
 
 
 GOALS = {
-    LEAST_TRAFFIC: Goal(lambda _: search.FIXED, (), lambda _: 0.0, _traffic_words, "sends the least of those that fit"),
+    LEAST_TRAFFIC: Goal(lambda _: search.FIXED, (), lambda _: 0.0, _traffic, "sends the least of those that fit"),
     "largest_model": Goal(
-        lambda _: search.LAYERS, ("model.layers",), lambda found: float(found.psi + found.frozen),
-        lambda found: f"{(found.psi + found.frozen) / 1e9:.2f}B parameters, {found.shape}", "holds the largest model",
-        lambda found: f"{(found.psi + found.frozen) / 1e9:.3g}B, {found.shape}",
+        lambda _: search.LAYERS, ("model.layers",), lambda cell: float(cell.psi + cell.frozen),
+        lambda cell: f"{(cell.psi + cell.frozen) / 1e9:.2f}B parameters, {_shape(cell)}", "holds the largest model",
+        lambda cell: f"{(cell.psi + cell.frozen) / 1e9:.3g}B, {_shape(cell)}",
     ),
     "largest_batch": Goal(
-        lambda _: search.MICRO_BATCHES, ("micro_batch", "batch"), lambda found: float(found.cell.config.micro_batch),
-        _micro_batch, "holds the largest micro-batch", lambda found: str(found.cell.config.micro_batch),
+        lambda _: search.MICRO_BATCHES, ("micro_batch", "batch"), lambda cell: float(cell.config.micro_batch),
+        _micro_batch, "holds the largest micro-batch", lambda cell: str(cell.config.micro_batch),
     ),
     "fewest_gpus": Goal(
-        search.gpus_axis, ("batch",), lambda found: -float(found.cell.config.world_size),
-        lambda found: show_count(found.cell.config.world_size, "GPU"), "needs the fewest GPUs",
-        lambda found: show_count(found.cell.config.world_size, "GPU"),
+        search.gpus_axis, ("batch",), lambda cell: -float(cell.config.world_size), _gpus, "needs the fewest GPUs", _gpus
     ),
-    FASTEST: Goal(search.timed_axis, ("micro_batch",), lambda found: found.timed.rate(), _micro_batch, "", slack=1),
+    FASTEST: Goal(search.timed_axis, ("micro_batch",), lambda cell: cell.timed.rate(), _micro_batch, "", slack=1),
 }  # fmt: skip
 """Goals by name, the default first."""
 
@@ -110,8 +137,8 @@ def cost(row: search.PlanRow) -> tuple[bool, float, bool, int]:
 def found_words(row: search.PlanRow, goal: Goal) -> str:
     """Returns the end of a row's search in words: what fits, or why nothing does."""
     if row.best is not None:
-        return f"fits, {goal.words(row.best)}, {row.best.held_words}"
-    return f"does not fit, {row.beyond.held_words}" if row.beyond else row.problem
+        return f"fits, {goal.words(row.best)}, {_held(row.best)}"
+    return f"does not fit, {_held(row.beyond)}" if row.beyond else row.problem
 
 
 def due_words(plan: search.Plan) -> str:
@@ -152,29 +179,25 @@ def _others(plan: search.Plan, row: search.PlanRow) -> str:
 
 def _fastest_sentence(plan: search.Plan) -> str:
     """Returns why the first wins, whether the interval says so, and when another would."""
-    ranked = plan.ranked
-    first, step = ranked[0].candidate, ranked[0].fit.timed
-    tokens = counted([ranked[0].fit.cell.config.sequence])
-    said = f"Take {first.name} with {_micro_batch(ranked[0].fit)}: {step.rate():,.0f}"
-    said += f" {tokens}/s per GPU, its step bound by {step.time.binds}"
+
+    def per_token(step: Step) -> dict[str, float]:
+        waits = {"waits longer for collectives": step.time.exposed_s, "waits longer for the host": step.time.host_s}
+        parts = waits | {"computes longer": step.time.step_s - sum(waits.values())}
+        return {name: seconds / step.tokens for name, seconds in parts.items()}
+
+    first, ranked = plan.ranked[0], plan.ranked
+    step, tokens = first.fit.timed, counted([first.fit.config.sequence])
+    message = f"Take {first.candidate.name} with {_micro_batch(first.fit)}: {step.rate():,.0f}"
+    message += f" {tokens}/s per GPU, its step bound by {step.time.binds}"
     if len(ranked) > 1:
         second = leading(ranked)[1]
-        behind = step.rate() / second.fit.timed.rate() - 1
-        here, there = _per_token(ranked[0].fit), _per_token(second.fit)
+        other = second.fit.timed
+        here, there = per_token(step), per_token(other)
         why = max(here, key=lambda part: there[part] - here[part])
         least = "" if second.fit.whole else "at least "
-        said += f"; {second.candidate.name} is {least}{behind:.1%} behind, because it {why}"
-        said += "; that is within the interval: a tie" * (not step.is_ahead(second.fit.timed))
-    parts = (f"{said}.", *plan.turns, f"The interval: {step.interval.words}.")
-    return " ".join(part for part in parts if part)
-
-
-def _per_token(found: Simulated) -> dict[str, float]:
-    """Returns the parts of a step, in time per token."""
-    time, tokens = found.timed.time, found.timed.tokens
-    waits = {"waits longer for collectives": time.exposed_s, "waits longer for the host": time.host_s}
-    parts = waits | {"computes longer": time.step_s - sum(waits.values())}
-    return {name: seconds / tokens for name, seconds in parts.items()}
+        message += f"; {second.candidate.name} is {least}{step.rate() / other.rate() - 1:.1%} behind, because it {why}"
+        message += "" if step.is_ahead(other) else "; that is within the interval: a tie"
+    return " ".join(filter(None, (f"{message}.", *plan.turns, f"The interval: {step.interval.words}.")))
 
 
 HELPS = {
@@ -201,13 +224,13 @@ def nothing_fits(plan: search.Plan) -> str:
     if (tier := capacity.fullest(least.bytes_in)[0]) != "device":
         held, key = least.bytes_in[tier], {"host": "--host-memory", "nvme": "--disk"}[tier]
         return f"nothing fits: {row.candidate.name} needs {show_bytes(held)} of {tier} per GPU; raise {key}"
-    smallest = math.ceil(least.held_bytes / (1 - capacity.reserve))
+    binding, smallest = _binding(least), math.ceil(least.held_bytes / (1 - capacity.reserve))
     return (
-        f"nothing fits {show_bytes(capacity.device_bytes)}: the least is {row.candidate.name} with {least.held_words}, "
+        f"nothing fits {show_bytes(capacity.device_bytes)}: the least is {row.candidate.name} with {_held(least)}, "
         f"so the smallest device that would do has {show_bytes(smallest)}; "
-        f"what binds most is {least.binding} ({show_bytes(least.at_peak[least.binding])}; the largest tensor has "
-        f"{show_bytes(least.largest.bytes if least.largest else None)}: {least.largest_name}), and what would help is "
-        f"{HELPS[least.binding]}"
+        f"what binds most is {binding} ({show_bytes(least.at_peak[binding])}; the largest tensor has "
+        f"{show_bytes(least.largest.bytes if least.largest else None)}: {_largest(least)}), and what would help is "
+        f"{HELPS[binding]}"
     )
 
 
@@ -235,7 +258,7 @@ def table_of(plan: search.Plan, columns: Sequence[str] | None = None) -> Grid:
     """Returns the table, without empty columns and interrupted rows; under goal fastest of the fastest rows."""
     if plan.goal == FASTEST:
         ranked = plan.ranked[:SHOWN]
-        tokens = counted(row.fit.cell.config.sequence for row in ranked)
+        tokens = counted(row.fit.config.sequence for row in ranked)
         header = [name.replace("tokens", tokens) for name in TIMED if plan.price is not None or name != PRICE]
         return Grid(header, [_timed_line(row, plan.price) for row in ranked], WORDS)
     lines = [_line(row, plan) for row in plan.rows.values() if row.over]
@@ -245,29 +268,30 @@ def table_of(plan: search.Plan, columns: Sequence[str] | None = None) -> Grid:
 
 
 def _line(row: search.PlanRow, plan: search.Plan) -> list[str]:
-    found = row.best or row.beyond
-    if found is None:
+    cell = row.best or row.beyond
+    if cell is None:
         fits = "bound" if row.problem == search.DOMINATED else "no"
         bound = f"states {show_bytes(row.bound_bytes)}" if row.bound_bytes else "–"
         return [row.candidate.name, fits, bound, *["–"] * (len(HEADER) - 3)]
     fits = GOALS[plan.goal].short(row.best) if row.best else "no"
-    free = plan.capacity.usable_bytes - found.held_bytes
-    sizes = (found.peak_bytes, found.reserved_bytes, free, found.host_bytes or None, found.file_bytes or None)
-    binds = f"{found.binding} {found.at_peak[found.binding] / (sum(found.at_peak.values()) or 1):.0%}"
-    largest = f"{show_bytes(found.largest.bytes)} {found.largest_name[:NAME_WIDTH]}" if found.largest else "–"
     if row.at_end and plan.goal in CUT_OFF:
         fits += " or more"
-    return [row.candidate.name, fits, *map(show_bytes, sizes), f"{found.volume_psi:.2f}", binds, largest]
+    sizes = [cell.device_peak_bytes, cell.reserved_high_bytes, plan.capacity.usable_bytes - cell.held_bytes]
+    sizes += [cell.host_bytes or None, cell.file_bytes or None]
+    binding = _binding(cell)
+    binds = f"{binding} {cell.at_peak[binding] / (sum(cell.at_peak.values()) or 1):.0%}"
+    largest = f"{show_bytes(cell.largest.bytes)} {_largest(cell)[:NAME_WIDTH]}" if cell.largest else "–"
+    return [row.candidate.name, fits, *map(show_bytes, sizes), f"{cell.volume_psi:.2f}", binds, largest]
 
 
 def _timed_line(row: search.PlanRow, price: float | None) -> list[str]:
-    config, step = row.fit.cell.config, row.fit.timed
+    config, step = row.fit.config, row.fit.timed
     low, high = (show_time(step.time.step_s * factor) for factor in (step.interval.low, step.interval.high))
     return [
         row.candidate.name,
         "≤ " * (not row.fit.whole) + f"{config.micro_batch}" + f" × {config.accumulation}" * (config.accumulation > 1),
-        show_bytes(row.fit.peak_bytes), show_bytes(row.fit.reserved_bytes), show_time(step.time.step_s),
-        f"{low} – {high}", f"{step.rate():,.0f}", *[show_price(step.priced(price))] * (price is not None),
+        show_bytes(row.fit.device_peak_bytes), show_bytes(row.fit.reserved_high_bytes), show_time(step.time.step_s),
+        f"{low} – {high}", f"{step.rate():,.0f}", *[show_price(step.columns(price))] * (price is not None),
         show_time(step.time.exposed_s), show_time(step.time.host_s), step.time.binds,
     ]  # fmt: skip
 
@@ -302,7 +326,7 @@ def print_plan(plan: search.Plan, columns: Sequence[str] | None = None) -> None:
 
 def commands_of(plan: search.Plan, row: search.PlanRow) -> list[str]:
     """Returns the commands that confirm a plan: one rank on one device first, then the whole world."""
-    config, changed = row.fit.cell.config, dict[str, Any]()
+    config, changed = row.fit.config, dict[str, Any]()
     if plan.goal == "largest_model":
         changed = {f"model.{key}": getattr(config.model, key) for key in ("layers", "hidden", "heads")}
     elif plan.goal == "largest_batch":
@@ -325,42 +349,37 @@ def commands_of(plan: search.Plan, row: search.PlanRow) -> list[str]:
 def as_json(plan: search.Plan) -> dict[str, Any]:
     """Returns the plan as plain values: sizes in bytes, times in seconds, volumes in ψ."""
     capacity, best = plan.capacity, recommended(plan)
-    told: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "goal": plan.goal, "device": plan.device, "overrides": list(plan.words),
         "device_bytes": capacity.device_bytes, "usable_bytes": capacity.usable_bytes,
         "host_bytes": capacity.host_bytes, "disk_bytes": capacity.disk_bytes,
     }  # fmt: skip
     if plan.costs is not None:
-        told["cluster"] = asdict(plan.costs.cluster)
-        found = {row.candidate.name: _found_as_json(row.fit, plan.price) or {} for row in plan.ranked}
-        told["rows"] = [{"name": name, **values} for name, values in found.items()]
+        columns["cluster"] = asdict(plan.costs.cluster)
+        columns["rows"] = [{"name": row.candidate.name} | _columns_of(row.fit, plan.price) for row in plan.ranked]
     else:
-        told["rows"] = [
+        columns["rows"] = [
             {
                 **{key: getattr(row.candidate, key) for key in AXES}, "problem": row.reason,
-                "best": _found_as_json(row.best), "beyond": _found_as_json(row.beyond), "at_end": row.at_end,
-                "bound_bytes": row.bound_bytes, "executed": len(row.probes),
+                "best": row.best and _columns_of(row.best), "beyond": row.beyond and _columns_of(row.beyond),
+                "at_end": row.at_end, "bound_bytes": row.bound_bytes, "executed": len(row.probes),
             }
             for row in plan.rows.values()
         ]  # fmt: skip
-    told |= {"recommended": best.candidate.name if best else None, "sentence": sentence(plan)}
-    return told | ({"commands": commands_of(plan, best)} if best and plan.costs is None else {})
+    columns |= {"recommended": best.candidate.name if best else None, "sentence": sentence(plan)}
+    return columns | ({"commands": commands_of(plan, best)} if best and plan.costs is None else {})
 
 
-def _found_as_json(found: Simulated | None, price: float | None = None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    config, names = found.cell.config, ("psi", "frozen", "peak_bytes", "reserved_bytes", "host_bytes", "file_bytes")
-    told = {name: getattr(found, name) for name in (*names, "at_peak", "volume_psi", "wire_bytes", "shape")} | {
-        "gpus": config.world_size, "micro_batch": config.micro_batch, "accumulation": config.accumulation,
-        "binds": found.binding, "largest_tensor": found.largest_name,
-        "largest_tensor_bytes": found.largest.bytes if found.largest else None,
+def _columns_of(cell: SimulatedCell, price: float | None = None) -> dict[str, Any]:
+    columns = {
+        "psi": cell.psi, "frozen": cell.frozen, "peak_bytes": cell.device_peak_bytes,
+        "reserved_bytes": cell.reserved_high_bytes, "host_bytes": cell.host_bytes, "file_bytes": cell.file_bytes,
+        "at_peak": cell.at_peak, "volume_psi": cell.volume_psi, "wire_bytes": cell.wire_bytes, "shape": _shape(cell),
+        "gpus": cell.config.world_size, "micro_batch": cell.config.micro_batch,
+        "accumulation": cell.config.accumulation, "binds": _binding(cell), "largest_tensor": _largest(cell),
+        "largest_tensor_bytes": cell.largest.bytes if cell.largest else None,
     }  # fmt: skip
-    if (step := found.step) is None:
-        return told
-    seconds = step.time.step_s
-    return told | {
-        "step_s": seconds, "low_s": seconds * step.interval.low, "high_s": seconds * step.interval.high,
-        "tokens_per_s_gpu": step.rate(), **step.priced(price), "exposed_s": step.time.exposed_s,
-        "host_s": step.time.host_s, "binds": step.time.binds,
-    }  # fmt: skip
+    if (step := cell.step) is None:
+        return columns
+    time = step.time
+    return columns | step.columns(price) | {"exposed_s": time.exposed_s, "host_s": time.host_s, "binds": time.binds}

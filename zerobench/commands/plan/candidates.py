@@ -109,15 +109,15 @@ def words_of(overrides: Sequence[str], gpus: int) -> tuple[list[str], dict[str, 
     return [*defaults, *words, *SAME, f"world_size={gpus}"], chosen
 
 
-def compose(rows: Sequence[Candidate], words: Sequence[str]) -> dict[Candidate, Cell]:
-    """Returns the cell of each row, as it would run. Raises RefusedError if another key has several values."""
+def compose(rows: Sequence[Candidate], words: Sequence[str], device: str) -> dict[Candidate, Cell]:
+    """Returns the cell of each row, as it runs on a device. Raises RefusedError if another key has several values."""
     cells: dict[Candidate, Cell] = {}
     for tier, group in groupby(rows, key=lambda row: row.offload):
         members = list(group)
         strategies = dict.fromkeys(row.strategy for row in members)
         activations = dict.fromkeys(row.activation for row in members)
         swept = [f"strategy={','.join(strategies)}", f"activation={','.join(activations)}", f"offload={tier}"]
-        composed = compose_cells(["-m", *words, *swept])
+        composed = compose_cells(["-m", *words, *swept], target=device)
         if len(composed) != len(members):
             several = [w for w in words if "," in w.partition("=")[2] and not w.partition("=")[2].startswith("[")]
             raise RefusedError([f"{'; '.join(several)}: a plan takes several values of {', '.join(AXES)} alone"])

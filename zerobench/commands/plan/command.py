@@ -26,10 +26,9 @@ from ...results.provenance import source_hash
 from ...sizes import parse_memory, show_left
 from ..predict import costs_of
 from .answer import FASTEST, GOALS, HEADER, as_json, due_words, found_words, print_plan, recommended
-from .candidates import QUICKEST, STRATEGIES, TIERS, Candidate, candidates, compose, words_of
+from .candidates import QUICKEST, TIERS, candidates, compose, words_of
 from .fastest import find_fastest
-from .memory import RESERVE, Capacity
-from .search import Plan, PlanRow, family_axis
+from .search import RESERVE, Capacity, Plan, PlanRow, family_axis
 from .settings import SYSTEMS
 
 LONG_S = 10.0
@@ -72,7 +71,10 @@ def plan(arguments: list[str]) -> int:
     capacity = _capacity(chosen)
     overrides, batch = batch_of(chosen.overrides, chosen.gpus) if chosen.goal == FASTEST else (chosen.overrides, None)
     words, axes = words_of(overrides, chosen.gpus)
-    cells = compose(_candidates(axes, chosen.goal, capacity), words)
+    limits = {"none": 0, "cpu": capacity.host_bytes, "nvme": capacity.disk_bytes}
+    bounded = [tier for tier in TIERS if chosen.goal != "largest_model" or limits[tier] is not None]
+    rows = candidates(axes, QUICKEST, ("none",)) if chosen.goal == FASTEST else candidates(axes, tiers=bounded)
+    cells = compose(rows, words, chosen.device)
     refuse_senseless(list(cells.values()))
     _check(chosen, list(cells.values()))
     execute = partial(execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS)
@@ -86,7 +88,7 @@ def plan(arguments: list[str]) -> int:
             axis_of = family_axis if chosen.family else GOALS[chosen.goal].axis
             answer.search(cells, axis_of)
     best = recommended(answer)
-    settings = SYSTEMS[chosen.settings](best.fit.cell.config) if chosen.settings and best else None
+    settings = SYSTEMS[chosen.settings](best.fit.config) if chosen.settings and best else None
     if chosen.format == "json":
         told = {"torch": version("torch"), "source_hash": source_hash("")} | as_json(answer)
         print(json.dumps(told | ({"settings": asdict(settings)} if settings else {}), indent=1))
@@ -192,16 +194,6 @@ def _capacity(chosen: argparse.Namespace) -> Capacity:
     if not device:
         raise ValueError(f"--device-memory {chosen.device_memory}: must be above 0")
     return Capacity(device, chosen.reserve, size("host_memory"), size("disk"))
-
-
-def _candidates(axes: dict[str, tuple[str, ...]], goal: str, capacity: Capacity) -> list[Candidate]:
-    """Returns the rows to try. The largest model has no bound in an offload tier without a limit: skips these."""
-    if goal == FASTEST:
-        return candidates(axes, QUICKEST, ("none",))
-    if goal != "largest_model":
-        return candidates(axes)
-    limits = {"cpu": capacity.host_bytes, "nvme": capacity.disk_bytes}
-    return candidates(axes, STRATEGIES, [tier for tier in TIERS if limits.get(tier, 0) is not None])
 
 
 def _check(chosen: argparse.Namespace, cells: Sequence[Cell]) -> None:

@@ -30,8 +30,7 @@ from ...strategies import built_in
 from ...timing.costs import GpuCosts, Transfer
 from ...zero.options import MASTERS
 from .candidates import Candidate
-from .memory import Capacity
-from .search import FIXED, Plan, PlanAxis, PlanRow, timed_axis
+from .search import FIXED, Capacity, Plan, PlanAxis, PlanRow, timed_axis
 
 LEADERS = 2
 """Strategies whose variants are tried."""
@@ -199,7 +198,7 @@ def trade_words(first: PlanRow, other: PlanRow, capacity: Capacity) -> str:
     if other.candidate.recomputes:
         does, takes = "Recomputing", "longer"
     words = f"{does} its blocks at the same micro-batch takes {abs(change):.1%} {takes}, and its peak is "
-    words += f"{show_bytes(there.peak_bytes)} instead of {show_bytes(here.peak_bytes)}"
+    words += f"{show_bytes(there.device_peak_bytes)} instead of {show_bytes(here.device_peak_bytes)}"
     return f"{words}, which does not fit." if capacity.load(there.bytes_in) > 1 else f"{words}."
 
 
@@ -209,7 +208,7 @@ def trade_words(first: PlanRow, other: PlanRow, capacity: Capacity) -> str:
 def turn_of_network(ranked: Sequence[PlanRow], costs: GpuCosts) -> tuple[str, list[PlanRow]]:
     """Returns a sentence on the nearest network at which another row is ahead, and that row, if there is one."""
     network = costs.cluster.node_gbit_s
-    if all(row.fit.cell.config.world_size <= costs.cluster.devices_per_node for row in ranked):
+    if all(row.fit.config.world_size <= costs.cluster.devices_per_node for row in ranked):
         return "All ranks are on one node, so that the network between nodes does not matter.", []
     best_at = partial(_best_at, ranked, costs)
     for words, factors in (("Below", SLOWER), ("Above", FASTER)):
@@ -246,7 +245,7 @@ def _best_at(ranked: Sequence[PlanRow], costs: GpuCosts, factor: float) -> PlanR
 
 def _larger(row: PlanRow, factor: int) -> Cell:
     """Returns the cell of a row that fits on so many times as many GPUs, with the same micro-batch."""
-    cell, config = row.fit.cell, row.fit.cell.config
+    cell, config = row.fit.cell, row.fit.config
     return cell.changed(world_size=config.world_size * factor, batch=config.batch and config.batch * factor)
 
 

@@ -1,6 +1,10 @@
 """The search for the largest fit of each candidate, along one number of a cell: its layers, its micro-batch, or the
 number of GPUs.
 
+capacity   bytes of a GPU, and of host memory and disk per GPU. Of the device a fraction is left for memory that torch's
+           allocator does not count: CUDA's context, libraries, NCCL
+load       the largest of the ratios held / usable over these tiers: 1 is full. On a GPU the bytes that its allocator
+           reserves must fit, which are more than its peak of allocated bytes
 axis       its values, from the emptiest to the fullest device, and a coordinate in which the load is roughly linear
 bracket    the last value that fits and the first that does not; the search ends when they are neighbors. It is found
            with few blocks, and then both are simulated with all. For goal fastest few blocks are judged by their peak,
@@ -26,13 +30,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ...config.cell import Cell, CellConfig
+from ...config.cell import Cell
 from ...fake_execution import Execution
 from ...predict.build import facts_if_any
 from ...predict.estimate import closed_form
 from ...timing.costs import GpuCosts
+from ..simulated import SimulatedCell, Work, run_works
 from .candidates import AXES, Candidate
-from .memory import Capacity, Execute, Simulated, Work
 
 MOST_GUESSES = 6
 """Guesses by linear interpolation; after these the bracket is halved."""
@@ -42,6 +46,35 @@ USUAL_PROBES = 3
 
 DEEPEST, WIDEST_BATCH, WIDEST_TIMED = 512, 65536, 64
 """Ends of the axes: a cell of 512 blocks takes half a minute to simulate. WIDEST_TIMED: of goal fastest."""
+
+
+RESERVE = 0.08
+"""Fraction of the device that is kept from the allocator by default; the GPU suite leaves as much."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Bytes for one GPU. `reserve`: fraction of the device that is left free."""
+
+    device_bytes: int
+    reserve: float = RESERVE
+    host_bytes: int | None = None
+    disk_bytes: int | None = None
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes that the device's allocator may take."""
+        return int(self.device_bytes * (1 - self.reserve))
+
+    def fullest(self, held: Mapping[str, int]) -> tuple[str, float]:
+        """Returns the fullest tier of those with bytes `held`, and its load; above 1 they do not fit."""
+        limits = {"device": self.usable_bytes, "host": self.host_bytes, "nvme": self.disk_bytes}
+        loads = {tier: 0.0 if (limit := limits[tier]) is None else size / limit for tier, size in held.items()}
+        return max(loads.items(), key=lambda item: item[1], default=("device", 0.0))
+
+    def load(self, held: Mapping[str, int]) -> float:
+        """Returns the load of the fullest tier."""
+        return self.fullest(held)[1]
 
 
 # -- axes ------------------------------------------------------------------------------------------
@@ -55,14 +88,14 @@ class PlanAxis:
 
     values: Sequence[int]
     first: tuple[int, ...]
-    """Places in `values` of the first probes, in order."""
+    """Indices in `values` of the first probes, in order."""
     changed: Callable[[Cell, int], Cell]
     coordinate: Callable[[int], float] = float
     in_states: bool = False
 
-    def at(self, place: int) -> float:
-        """Returns the coordinate of a place in `values`."""
-        return self.coordinate(self.values[place])
+    def at(self, index: int) -> float:
+        """Returns the coordinate of an index in `values`."""
+        return self.coordinate(self.values[index])
 
 
 def with_micro_batch(cell: Cell, samples: int) -> Cell:
@@ -145,13 +178,13 @@ def shapes() -> list[GptSize]:
 
 
 def family_axis(_: Cell) -> PlanAxis:
-    """Returns the axis of the family: places in `shapes`; the load is roughly linear in the number of parameters."""
+    """Returns the axis of the family: indices in `shapes`; the load is roughly linear in the number of parameters."""
     family = shapes()
 
-    def changed(cell: Cell, place: int) -> Cell:
-        return with_model(cell, **family[place]._asdict())
+    def changed(cell: Cell, index: int) -> Cell:
+        return with_model(cell, **family[index]._asdict())
 
-    return PlanAxis(range(len(family)), (1, 3), changed, lambda place: float(family[place].numel), in_states=True)
+    return PlanAxis(range(len(family)), (1, 3), changed, lambda index: float(family[index].numel), in_states=True)
 
 
 # -- a row and its search --------------------------------------------------------------------------
@@ -170,7 +203,7 @@ class PlanRow:
 
     `problem`: why it was not simulated. `bound_bytes`: of its first value. `over`: the search has ended. `timed`: the
     step of its last value that fits is predicted. `exact`: the ends of the bracket are simulated with all blocks, in
-    the end. `loads`, `probes`: by place in the axis; `place`: of the cell that is being simulated.
+    the end. `loads`, `probes`: by index in the axis; `index`: of the cell that is being simulated.
     `ran`: simulations so far.
     """
 
@@ -183,24 +216,24 @@ class PlanRow:
     timed: bool = False
     exact: bool = True
     loads: dict[int, float] = field(default_factory=dict, repr=False)
-    probes: dict[int, Simulated] = field(default_factory=dict, repr=False)
-    place: int = 0
+    probes: dict[int, SimulatedCell] = field(default_factory=dict, repr=False)
+    index: int = 0
     ran: int = 0
 
     @property
-    def best(self) -> Simulated | None:
+    def best(self) -> SimulatedCell | None:
         """The furthest cell that fits, once the search is over; None if there is none."""
         return self.probes.get(self.last) if self.over and not self.problem else None
 
     @property
-    def fit(self) -> Simulated:
+    def fit(self) -> SimulatedCell:
         """The furthest cell that fits, of a row that is known to fit."""
         return self.probes[self.last]
 
     @property
-    def beyond(self) -> Simulated | None:
+    def beyond(self) -> SimulatedCell | None:
         """The first cell that was simulated and does not fit, once the search is over."""
-        first = min((place for place in self.probes if self.loads[place] > 1), default=-1)
+        first = min((index for index in self.probes if self.loads[index] > 1), default=-1)
         return self.probes.get(first) if self.over and not self.problem else None
 
     @property
@@ -210,8 +243,8 @@ class PlanRow:
 
     @property
     def last(self) -> int:
-        """The last place that fits; -1 if none is known to."""
-        return max((place for place, load in self.loads.items() if load <= 1), default=-1)
+        """The last index that fits; -1 if none is known to."""
+        return max((index for index, load in self.loads.items() if load <= 1), default=-1)
 
     @property
     def at_end(self) -> bool:
@@ -228,46 +261,41 @@ class PlanRow:
 
     def advance(self, capacity: Capacity) -> Work | None:
         """Returns the next simulation; None if the search is over."""
-        place = None if self.problem else self._next(capacity)
-        due = place is None and self._lacks_step
-        if place is None and not due:
+        index = None if self.problem else self._next(capacity)
+        due = index is None and not self.problem and self.timed and self.last >= 0
+        due = due and (self.last not in self.probes or self.fit.step is None)
+        if index is None and not due:
             self.over = True
             return None
-        self.place = self.last if place is None else place
-        cell = self.axis.changed(self.cell, self.axis.values[self.place])
+        self.index = self.last if index is None else index
+        cell = self.axis.changed(self.cell, self.axis.values[self.index])
         if due:
             return Work.of_step(cell)
         # without a bracket to find with few blocks, or with one that all blocks have moved
         whole = self.exact and (self.timed or len(self.axis.values) == 1)
-        return Work.of(cell, whole or self.place in self.probes, few_micro_batches=self.timed)
+        return Work.of(cell, whole or self.index in self.probes, few_micro_batches=self.timed)
 
     def _next(self, capacity: Capacity) -> int | None:
-        """Returns the place whose memory to simulate next; None if the last that fits is known."""
+        """Returns the index whose memory to simulate next; None if the last that fits is known."""
         origin = None if self.axis.in_states else self.bound_bytes / capacity.usable_bytes
-        place = next_place(self.axis, self.loads, origin)
-        if place is None and self.exact:
+        index = next_index(self.axis, self.loads, origin)
+        if index is None and self.exact:
             ends = (max(self.last, 0),) if self.timed else (self.last, self.last + 1)
             return next((end for end in ends if end in self.probes and not self.probes[end].whole), None)
-        return place
+        return index
 
-    @property
-    def _lacks_step(self) -> bool:
-        if self.problem or not self.timed or self.last < 0:
-            return False
-        return self.last not in self.probes or self.fit.step is None
-
-    def take(self, answer: Simulated | str, capacity: Capacity) -> None:
-        """Takes the last simulation that `advance` returned, or why there is none."""
+    def take(self, answer: SimulatedCell, capacity: Capacity) -> None:
+        """Takes the last simulation that `advance` returned."""
         self.ran += 1
-        if isinstance(answer, str):
-            self.problem = answer
+        if answer.problem:
+            self.problem = answer.problem
             return
-        if (before := self.probes.get(self.place)) is not None:
+        if (before := self.probes.get(self.index)) is not None:
             memory, timed = (answer, before) if answer.step is None else (before, answer)
             answer = replace(memory, step=timed.step)
         if self.timed and not answer.whole:
-            answer = replace(answer, reserved_bytes=None)
-        self.probes[self.place], self.loads[self.place] = answer, capacity.load(answer.bytes_in)
+            answer = replace(answer, reserved_low_bytes=None, reserved_high_bytes=None)
+        self.probes[self.index], self.loads[self.index] = answer, capacity.load(answer.bytes_in)
 
 
 def bound_of(cell: Cell) -> int:
@@ -278,19 +306,19 @@ def bound_of(cell: Cell) -> int:
     return (closed_form(cell.config, facts) or 0) if facts is not None else 0
 
 
-def next_place(axis: PlanAxis, loads: Mapping[int, float], origin: float | None = None) -> int | None:
-    """Returns the place of the axis whose load is needed next; None if the last that fits is known, or none fits. It is
+def next_index(axis: PlanAxis, loads: Mapping[int, float], origin: float | None = None) -> int | None:
+    """Returns the index of the axis whose load is needed next; None if the last that fits is known, or none fits. It is
     where the line through the nearest probes on both sides of a load of 1, or the two nearest, meets it. `origin`: load
     at the coordinate 0, for want of a second probe.
     """
-    low = max((place for place, load in loads.items() if load <= 1), default=-1)
-    high = min((place for place, load in loads.items() if load > 1), default=len(axis.values))
+    low = max((index for index, load in loads.items() if load <= 1), default=-1)
+    high = min((index for index, load in loads.items() if load > 1), default=len(axis.values))
     if high - low <= 1:
         return None
-    if first := [place for place in axis.first if low < place < high]:
+    if first := [index for index in axis.first if low < index < high]:
         return first[0]
-    near = [low, high] if {low, high} <= {*loads} else sorted(loads, key=lambda place: abs(loads[place] - 1))[:2]
-    points = [(axis.at(place), loads[place]) for place in near]
+    near = [low, high] if {low, high} <= {*loads} else sorted(loads, key=lambda index: abs(loads[index] - 1))[:2]
+    points = [(axis.at(index), loads[index]) for index in near]
     if origin is not None and len(points) == 1:
         points.append((0.0, origin))
     halves = (low + high) // 2 if high < len(axis.values) else min(2 * low + 1, high - 1)
@@ -300,8 +328,8 @@ def next_place(axis: PlanAxis, loads: Mapping[int, float], origin: float | None 
     slope = (load - its_load) / (x - other)
     if slope <= 0:
         return halves
-    place = bisect_right(axis.values, x + (1 - load) / slope, key=axis.coordinate) - 1
-    return min(max(place, low + 1), high - 1)
+    index = bisect_right(axis.values, x + (1 - load) / slope, key=axis.coordinate) - 1
+    return min(max(index, low + 1), high - 1)
 
 
 # -- a plan: all searches, in parallel -------------------------------------------------------------
@@ -311,8 +339,8 @@ def next_place(axis: PlanAxis, loads: Mapping[int, float], origin: float | None 
 class Plan:
     """A goal by name, and the rows that are found for it.
 
-    `words`: overrides of all cells; `named`: keys of AXES that the user gave. `costs`: of the cluster of goal fastest;
-    `price`: dollars per GPU hour.
+    `execute`: fake_execution.execute_all. `words`: overrides of all cells; `named`: keys of AXES that the user gave.
+    `costs`: of the cluster of goal fastest; `price`: dollars per GPU hour.
     `tell` takes the plan and a row whose search has ended, or None before the first simulation and after each. `notes`:
     on rows that were left out; `turns`: sentences on what would change the answer. `due`: number of rows of which a
     cell is simulated first. `larger`: leaders of goal fastest on more GPUs, by the id of their cell. `ran`: number of
@@ -321,7 +349,7 @@ class Plan:
 
     goal: str
     capacity: Capacity
-    execute: Execute
+    execute: Callable[..., list[Execution]]
     costs: GpuCosts | None = None
     price: float | None = None
     tell: Callable[[Plan, PlanRow | None], None] = lambda *_: None
@@ -350,7 +378,7 @@ class Plan:
         return sorted(timed, key=lambda row: -row.fit.timed.rate())
 
     @property
-    def least(self) -> tuple[Simulated, PlanRow] | None:
+    def least(self) -> tuple[SimulatedCell, PlanRow] | None:
         """The cell that is closest to fitting, and its row; None if none was simulated."""
         tried = [(probe, row) for row in self.rows.values() for probe in row.probes.values()]
         load = self.capacity.load
@@ -383,16 +411,13 @@ class Plan:
 
     def simulate(self, chains: Sequence[list[PlanRow]]) -> None:
         """Searches chains of rows: of each chain one row after the other, until one fits."""
-        configs: list[CellConfig] = []
-        operators: list[bool] = []
-        jobs: list[tuple[list[PlanRow], Work, dict[int, Execution]]] = []
+        works, owners = list[Work](), list[list[PlanRow]]()
 
         def advance(chain: list[PlanRow]) -> None:
             while chain:
                 if (due := chain[0].advance(self.capacity)) is not None:
-                    configs.extend(due.small.configs)
-                    operators.extend([due.timed] * len(due.small.configs))
-                    jobs.extend([(chain, due, {})] * len(due.small.configs))
+                    works.append(due)
+                    owners.append(chain)
                     return
                 row = chain.pop(0)
                 while row.best and chain:
@@ -401,19 +426,15 @@ class Plan:
                 if self.rows.get(row.candidate) is row:
                     self.tell(self, row)
 
-        def tell(job: int, news: object) -> None:
-            if isinstance(news, Execution):
-                chain, work, parts = jobs[job]
-                parts[job] = news
-                if len(parts) == len(work.small.configs):
-                    chain[0].take(work.answer([parts[part] for part in sorted(parts)], self.costs), self.capacity)
-                    advance(chain)
-                    self.ran, self.left = self.ran + 1, sum(chain[0].due for chain in chains if chain)
-                    self.tell(self, None)
+        def take(index: int, cell: SimulatedCell) -> None:
+            owners[index][0].take(cell, self.capacity)
+            advance(owners[index])
+            self.ran, self.left = self.ran + 1, sum(chain[0].due for chain in chains if chain)
+            self.tell(self, None)
 
         for chain in chains:
             advance(chain)
-        if configs and not any(row.probes for row in self.rows.values()):
+        if works and not any(row.probes for row in self.rows.values()):
             self.due = sum(map(bool, chains))
             self.tell(self, None)
-        self.execute(configs, tell=tell, operators=operators)
+        run_works(works, self.execute, take, self.costs)

@@ -10,8 +10,7 @@ from ...launch import fork_server
 from ...results import tables
 from ...results.options import RESULTS, Parser, add_jobs, add_options, verb
 from ...sizes import show_bytes, show_count
-from ...timing.costs import CpuCosts, GpuCosts
-from ..predict import calibrated_costs, costs_of
+from ..predict import costs_of
 from .page import write_page
 from .worlds import ReplayWorld, executed_worlds, recorded_worlds, with_ranks
 
@@ -66,8 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--worlds", default=EVERY, metavar="N,...", help=f"{words} (default: %(default)s)")
     words = "give simulated steps the times predicted for this cluster (zerobench predict --help)"
     add("--cluster", metavar="NAME", help=words)
-    words = "the same for a machine measured by zerobench calibrate --compute, next to its recorded steps"
-    add("--calibration", type=Path, metavar="DIR", help=words)
     add("--ranks", default=EVERY, metavar="R,...", help="recorded ranks to show, such as 0,1 (default: %(default)s)")
     add_jobs(parser)
     add_options(parser, attempts=False)
@@ -84,15 +81,10 @@ def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
 
 
 def _write_page(to: Path, worlds: list[ReplayWorld], wanted: list[int] | None, chosen: argparse.Namespace) -> None:
-    if chosen.cluster is not None and chosen.calibration is not None:
-        raise ValueError("--cluster, --calibration: each names the hardware; give one")
-    costs: GpuCosts | CpuCosts | None = None if chosen.cluster is None else costs_of(chosen.cluster, None)
-    costs = costs if chosen.calibration is None else calibrated_costs(chosen.calibration)
+    costs = None if chosen.cluster is None else costs_of(chosen.cluster, None)
     there = {world.ranks for world in worlds}
     powers = [2**power for power in range(1, MOST.bit_length())]
     ranks = [n for n in (powers if wanted is None else wanted) if n not in there]
-    if isinstance(costs, CpuCosts):
-        ranks = [costs.ranks]  # next to the measured step, if that is recorded
     made = executed_worlds(worlds[0].panels, ranks, chosen.jobs, costs) if ranks else []
     for world in made:
         for problem in {panel.problem for panel in world.panels if panel.problem}:

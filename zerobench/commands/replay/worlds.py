@@ -35,7 +35,7 @@ from ...strategies import find, predicts, spare_look
 from ...strategies.spec import StrategySpec
 from ...theory.closed_forms import Formula, from_json, to_json
 from ...theory.strategy import StrategyTheory
-from ...timing.costs import Costs, GpuCosts, costs_at
+from ...timing.costs import GpuCosts, costs_at
 from ...timing.timeline import lay_out
 
 MEASURED, EXECUTED = "measured", "simulated"
@@ -172,12 +172,12 @@ LIMITS = Limits(seconds=300.0)
 
 
 def executed_worlds(
-    panels: Sequence[Panel], ranks: Sequence[int], jobs: int | None, costs: Costs | None = None
+    panels: Sequence[Panel], ranks: Sequence[int], jobs: int | None, costs: GpuCosts | None = None
 ) -> list[ReplayWorld]:
     """Returns a world for each N of `ranks`: the cells of `panels`, simulated at N. `costs`: of the device for which
     their events are laid out in time; None: events have the times of their simulation.
     """
-    target = CUDA if isinstance(costs, GpuCosts) else CPU
+    target = CPU if costs is None else CUDA
     wanted = [(n, panel) for n in ranks for panel in panels]
     configs = [at(panel.config, n) for n, panel in wanted]
     with progress_bar("executing", len(configs), "cells") as advance:
@@ -201,7 +201,7 @@ def at(config: CellConfig, ranks: int) -> CellConfig:
     return replace(config, world_size=ranks, batch=batch, rank=None, measure=measure)
 
 
-def _executed_panel(panel: Panel, one: Execution, costs: Costs | None) -> Panel:
+def _executed_panel(panel: Panel, one: Execution, costs: GpuCosts | None) -> Panel:
     if one.record is None:
         return replace(panel, row=panel.row | dict.fromkeys(NUMBERS), streams={}, problem=one.problem)
     has_theory = predicts(one.config.strategy.values())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ...records import CATEGORIES, COLLECTIVES
 from ...results.markup import Bar, BarFigure, BarPart
+from ...results.printed_table import step_interval
 from ...sizes import show_bytes, show_ms, show_rate
 from .settings import Row, Setting
 
@@ -69,8 +70,7 @@ def _time(label: str, row: Row) -> Bar | None:
     step, low, high = row["step_s"], row["step_s_low"], row["step_s_high"]
     if step is None:
         return None
-    interval = "too few for an interval" if low is None else f"95 % interval {low * 1000:.1f}–{high * 1000:.1f} ms"
-    head = [label, f"step {show_ms(step)}", interval]
+    head = [label, f"step {show_ms(step)}", step_interval(row) or "too few for an interval"]
     times = {name: row[f"{name}_s"] for name in ("forward", "backward", "update") if row[f"{name}_s"] is not None}
     lines = [*head, *(f"{name} {show_ms(s)}" for name, s in times.items())]
     lines.append(show_rate(row["tokens_per_s"], row["sequence"]))

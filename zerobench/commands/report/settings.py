@@ -18,7 +18,7 @@ from ...config.flat import name_strategies
 from ...judging.comparison import Compared, Measured, measured
 from ...judging.paired import FASTER, NOISE, SLOWER
 from ...results.grid import Grid
-from ...results.printed_table import COLUMNS, best_rows
+from ...results.printed_table import COLUMNS, best_rows, step_interval
 from ...results.summary import LEAST_LAUNCHES, SETTING, busy_words
 from ...sizes import show_bytes, show_count, show_length, show_ms, show_rate
 from ...strategies import find
@@ -177,10 +177,9 @@ def _fastest(setting: Setting, judge: Judge) -> str:
     if busy := busy_words([cell.row for cell in timed]):
         return f"not judged: {busy}"
     best = setting.best("step ms") or timed[:1]
-    row, known = best[0].row, " (too few for an interval)"
-    if row["step_s_low"] is not None:
-        known = f" (95 % interval {row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f} ms)"
-    words = f"{_names(best)}: {show_ms(row['step_s'])} a step{known}, {show_rate(row['tokens_per_s'], row['sequence'])}"
+    row = best[0].row
+    step = f"{show_ms(row['step_s'])} a step ({step_interval(row) or 'too few for an interval'})"
+    words = f"{_names(best)}: {step}, {show_rate(row['tokens_per_s'], row['sequence'])}"
     groups: dict[str, list[SettingCell]] = {}
     for cell in timed:
         if cell not in best:

@@ -52,15 +52,12 @@ class Prediction:
 
 
 def predict_states(
-    strategy: StrategyShape, schedule: Schedule, world_size: int, optimizer: OptimizerShape,
-    precision: PrecisionShape = FULL, groups: GroupShape | None = None, tiers: TierShape = NOWHERE,
-    rank: int | None = None,
+    strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
+    precision: PrecisionShape = FULL, tiers: TierShape = NOWHERE, rank: int | None = None,
 ) -> Prediction:  # fmt: skip
     """Plays a step, and returns the model states' maxima on the rank that uses most, and each category's maximum over
-    the ranks. `rank`: the rank whose host memory
-    is played; None: the one that uses most.
+    the ranks. `rank`: the rank whose host memory is played; None: the one that uses most.
     """
-    groups = groups or GroupShape(world_size)
     if any(shape.matrix for shape in schedule.shapes) and strategy.theory.optimizer:
         owners = [rank] if rank is not None else range(groups.shard_ranks)
         if len(owners) > MOST_OWNERS:

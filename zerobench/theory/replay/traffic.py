@@ -26,6 +26,7 @@ Under DDP every rank has whole gradients and computes their norm locally.
 
 from __future__ import annotations
 
+from ..closed_forms import FULL
 from ..groups import GroupShape, Moved
 from ..shapes import ParameterShape, PrecisionShape, Schedule, wire_bytes
 from ..strategy import StrategyShape, buffers_of, gathers_of, settle
@@ -34,30 +35,28 @@ REDUCTION, GATHER = "reduce_scatter", "all_gather"
 
 
 def predict_traffic(
-    strategy: StrategyShape, schedule: Schedule, world_size: int, groups: GroupShape | None = None,
-    precision: PrecisionShape | None = None,
-) -> Moved:  # fmt: skip
+    strategy: StrategyShape, schedule: Schedule, groups: GroupShape, precision: PrecisionShape = FULL
+) -> Moved:
     """Elements, padding included, and the bytes that each rank sends."""
-    return sum(predict_parts(strategy, schedule, world_size, groups, precision).values(), Moved())
+    return sum(predict_parts(strategy, schedule, groups, precision).values(), Moved())
 
 
 def predict_parts(
-    strategy: StrategyShape, schedule: Schedule, world_size: int, groups: GroupShape | None = None,
-    precision: PrecisionShape | None = None, rank: int | None = None,
+    strategy: StrategyShape, schedule: Schedule, groups: GroupShape, precision: PrecisionShape = FULL,
+    rank: int | None = None,
 ) -> dict[str, Moved]:  # fmt: skip
     """The traffic by collective (records.COLLECTIVES); `predict_traffic` is the sum. `rank`: for pairwise exchanges,
     in which ranks that own matrices send different amounts; None: the mean over the ranks.
     """
-    if world_size == 1:
+    if groups.world_size == 1:
         return {}
     reductions = strategy.reductions(schedule.micro_batches)
-    groups = groups or GroupShape(world_size)
     if not strategy.theory.optimizer:  # one ring over all ranks, in the parameters' dtype
         trained = [s for s in schedule.shapes if s.trainable]
         each = [groups.all_reduction(s.numel, s.element_bytes).times(reductions) for s in trained]
         return {"all_reduce": sum(each, Moved())}
     strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
-    by_all, precision = strategy.reduce_with == "all_reduce", precision or PrecisionShape()
+    by_all = strategy.reduce_with == "all_reduce"
     reduce = groups.all_reduction if by_all else groups.reduction
     reduced, gathered = Moved(), Moved()
     for unit, buffer in buffers_of(strategy, schedule.shapes, groups.shard_ranks):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable
-from functools import wraps
+from functools import partial, wraps
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -262,9 +262,14 @@ def step_by(optimizer: optim.Optimizer, engine: Any) -> None:
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
-def guard(optimizer: optim.Optimizer) -> None:
-    """Makes `optimizer` reject a plain run's states, and own the states that it loads."""
-    optimizer.register_load_state_dict_pre_hook(_check_states)
+OWNER = "part_of_rank"
+"""Key of an engine's optimizer's `state_dict`: (rank, N)."""
+
+
+def guard(optimizer: optim.Optimizer, rank: int, size: int) -> None:
+    """Makes `optimizer` reject the states of a plain run and of other ranks, and own the states that it loads."""
+    optimizer.register_state_dict_post_hook(lambda _, saved: saved | {OWNER: (rank, size)})
+    optimizer.register_load_state_dict_pre_hook(partial(_check_states, (rank, size)))
     optimizer.register_load_state_dict_post_hook(_own_states)
     optimizer.register_state_dict_pre_hook(_check_reader)
     for parameter in [p for group in optimizer.param_groups for p in group["params"]][:1]:
@@ -294,8 +299,11 @@ def check_groups(optimizer: optim.Optimizer, updated_by: str) -> None:
             )
 
 
-def _check_states(optimizer: optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Raises ValueError if `saved` does not belong to this rank's segments."""
+def _check_states(own: tuple[int, int], optimizer: optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Raises ValueError if `saved` does not belong to this rank's segments. `own`: (rank, N)."""
+    owner = tuple(saved.get(OWNER, own))  # as a file may have it, a list
+    if owner != own:
+        raise _refusal("the states are those of rank {} of {}, and this is rank {} of {}".format(*owner, *own))
     groups = zip(saved["param_groups"], optimizer.param_groups, strict=False)
     for number, (theirs, ours) in enumerate(groups):
         given, mine = theirs["params"], ours["params"]
@@ -326,7 +334,8 @@ def _tensors_of(optimizer: optim.Optimizer, state: dict[str, Any]) -> list[tuple
 def _refusal(found: str) -> ValueError:
     return ValueError(
         f"optimizer.load_state_dict: {found}; the engine's optimizer takes what its own state_dict gave on the same"
-        " rank, stage and N, not a plain run's states; engine.load(path) takes a checkpoint of any stage and N"
+        " rank, stage and N, not a plain run's states; every rank saves its own, or all call engine.save(path) and"
+        " engine.load(path), for any stage and N"
     )
 
 

@@ -75,7 +75,7 @@ class Update:
         self.add(units)
         optimizer.add_param_group = self._add_param_group  # type: ignore[method-assign, assignment]
         optimizer.register_step_pre_hook(self._check_step)
-        guard(optimizer)
+        guard(optimizer, comm.rank, comm.size)
 
     def add(self, units: Sequence[Unit]) -> None:
         """Gives the optimizer the segments of `units`, which are new, as are their parameters in `trainable`."""

@@ -46,7 +46,8 @@ TRANSFORMED = (
 
 IN_PARTS = (
     "where zero3 holds a part of it only; in a forward, name a module that contains every use in units=, or let"
-    " persistence_numel keep it whole; elsewhere, read it inside `with engine.full_parameters()`"
+    " persistence_numel keep it whole; in another method, register that by engine.register_forward_method; elsewhere,"
+    " read it inside `with engine.full_parameters()`"
 )
 
 LOST = (
