@@ -39,7 +39,7 @@ LARGEST = {"ddp": 28, "zero1": 30, "zero2": 30, "zero3": 26, "megatron": 32}
 def test_update_and_clipping_take_at_most_12_kernels(strategy: str, options: dict[str, Any]) -> None:
     """Each value is read once and written once; the norm reads gradients again. The host does not wait."""
     bucketed = {"bucket_bytes": 2**20} if strategy != "zero3" else {}
-    config = cell(strategy, 1, "million", **{"precision": schema_training.Bf16()} | bucketed | options).config
+    config = cell(strategy, 1, "million", "cuda", **{"precision": schema_training.Bf16()} | bucketed | options).config
     with cached_memory.counted() as updates:
         shapes = execute(config, target=CUDA, operators=True).known.schedule.shapes
     last, norm = updates[-1], 0 if not options else 4 if strategy == "megatron" else 2
