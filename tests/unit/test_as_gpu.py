@@ -268,9 +268,11 @@ def test_a_peer_in_bf16_attends_by_flash_though_its_module_is_in_fp32() -> None:
 
 def test_every_table_of_the_engine_by_device_has_a_gpu_s_entry() -> None:
     """A table that is left out makes the GPU work in a CPU's pieces: thousands of small kernels where it has few."""
+    names = [module.name for module in walk_packages(zero.__path__, "zerobench.zero.")]
+    names.remove("zerobench.zero.optim.adam_kernel")  # imports Triton, and runs on a GPU alone
     tables = [
         (module.__name__, name, table)
-        for module in (import_module(one.name) for one in walk_packages(zero.__path__, "zerobench.zero."))
+        for module in map(import_module, names)
         for name, table in vars(module).items()
         if isinstance(table, dict) and isinstance(table.get("cpu"), int)
     ]

@@ -35,6 +35,7 @@ class GroupComm(Comm):
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = self.ranks = dist.get_world_size(group)
+        self._hosts = group  # for flags
         self._reductions: Threads | CommStream = Threads()
         self._gathers: Threads | CommStream = Threads()
         self._sent: torch.Tensor | None = None
@@ -63,9 +64,13 @@ class GroupComm(Comm):
         if dense is not tensor:
             tensor.copy_(dense)
 
+    def agree_by(self, hosts: dist.ProcessGroup) -> None:
+        """Sends flags over `hosts`, a group of the same ranks with a backend for the CPU."""
+        self._hosts, self.flags_device = hosts, torch.device("cpu")
+
     def maximum(self, flags: torch.Tensor) -> None:
         with labels.collective("control"):
-            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group if flags.is_cuda else self._hosts)
         self._sent = flags
 
     def sum(self, values: torch.Tensor) -> None:
