@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch.nn import functional as F
 
-from ...zero import precision, writes
+from ...zero import low_bit, precision, writes
 from ...zero.activations import offload as offloaded_activations
 from ...zero.comm import quantize, simulated
 from ...zero.comm.streams import CommStream
@@ -72,6 +72,7 @@ ROWS: dict[str, dict[Any, Any]] = {
     "words of a fingerprint": {"table": versions.CHUNKS, "cpu": versions.LARGE_CHUNK},
     "results of comparisons": {"table": writes.ASKS, "cpu": False},
     "masters compared with parameters": {"table": placement.COMPARED, "cpu": placement.COMPARED["cuda"]},
+    "decoded states of 8 bits": {"table": low_bit.CHUNK_NUMEL, "cpu": low_bit.CHUNK_NUMEL["cuda"]},
     "tiles of an update": {"table": step_by_tiles.TILE_BYTES, "cpu": step_by_tiles.TILE_BYTES["cuda"]},
     "kernels of an update": {"table": one_pass.KERNELS, "cpu": kernels.UpdateKernels},
 }
