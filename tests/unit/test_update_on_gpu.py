@@ -1,5 +1,6 @@
 """An update on a GPU: its kernels and memory traffic, counted; writes that it finds; hooks that write to masters."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -117,6 +118,17 @@ def test_write_that_an_update_has_replaced_is_an_error_at_the_next_step(stage: s
     with pytest.raises(RuntimeError, match=r"^embedding\.weight"):
         engine.full_state_dict()
     engine.full_state_dict()  # it was said once
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_replaced_write_before_the_last_step_is_printed_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    engine = engine_of("zero2")
+    step(engine)
+    weight_of(engine).data[0, 0] += 1
+    step(engine)
+    del engine
+    gc.collect()
+    assert capfd.readouterr().err.startswith("embedding.weight: it was written to between steps")
 
 
 @pytest.mark.usefixtures("on_gpu")

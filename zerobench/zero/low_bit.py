@@ -33,8 +33,8 @@ from .layout import MemoryOrder
 
 BLOCK_NUMEL = 256
 CHUNK_NUMEL = {"cpu": 2**20, "cuda": 2**26}
-"""Device type -> elements whose states are decoded to fp32 at a time, whole blocks. Like small tiles, small chunks stay in
-a CPU's cache, and leave a GPU's multiprocessors idle.
+"""Device type -> elements whose states are decoded to fp32 at a time, whole blocks. Small chunks stay in a CPU's cache,
+and leave a GPU's multiprocessors idle.
 """
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -47,7 +47,7 @@ from torch import nn
 from .engine import ShardedEngine
 from .modules.wrapping import Hook
 from .parameters.absent import as_they_are, is_placeholder, placeholder, restore_placeholders
-from .parameters.unseen import UnseenWrites
+from .parameters.unseen import OVERWRITTEN, UnseenWrites
 from .parameters.versions import Versions, fingerprint
 from .units.unit import Unit
 
@@ -57,12 +57,6 @@ HOW = (
 )
 
 WRITTEN = f"it was written to while this rank held a part of it only; {HOW}"
-
-OVERWRITTEN = (
-    "written to between steps or in a forward by .data, or in another way that autograd does not count; on a GPU"
-    " that is found after the values were replaced: they are lost; write in place under torch.no_grad() (`p.clamp_()`),"
-    " or inside `with engine.full_parameters()`"
-)
 
 ASKS = {"cpu": True}
 """Device type -> True if the host may ask for the result of a comparison, since it need not wait for the device."""
@@ -110,7 +104,7 @@ class Writes:
         placement.asks = self._asks or placement.is_tiered
         if one_pass is not None and not placement.asks and any(one.rounded is not None for one in engine.segments):
             numbers = [one.segment.parameter for one in engine.segments]
-            placement.unseen = UnseenWrites(numbers, engine.trainable[0].device)
+            placement.unseen = UnseenWrites(numbers, engine.names, engine.trainable[0].device)
             one_pass.flags = placement.unseen.flags
         self.note_values()
 
@@ -149,7 +143,7 @@ class Writes:
         """Raises RuntimeError for a number that `take_lost` has returned on some rank."""
         self.forget_lost()
         if number >= len(self._units):
-            raise RuntimeError(f"{self._engine.names[number - len(self._units)]}: it was {OVERWRITTEN}")
+            raise RuntimeError(f"{self._engine.names[number - len(self._units)]}: {OVERWRITTEN}")
         raise RuntimeError(self._units[number].lost_write)
 
     def forget_lost(self) -> None:
