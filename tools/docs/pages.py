@@ -58,7 +58,7 @@ CELLS = {
 MEASURED = (
     "answer", "answer_times", "memory_cap", "stage_traffic", "versions", "offload", "offload_time",
     "delayed", "low_bit", "nodes", "shard_group", "zeropp", "zeropp_error", "activation", "buffers", "arena",
-    "settings", "accumulation", "outside_ledger",
+    "settings", "accumulation", "gradient_dtype", "outside_ledger",
 )  # fmt: skip
 """Functions of measured.py that are named as their blocks."""
 
