@@ -203,7 +203,7 @@ def gradient_dtype() -> str:
         f"{both[0].model}, {both[0].accumulation} micro-batches a step, {len(curves['fp32'])} steps: the mean of the"
         f" last 10 losses is {means} ({gap:+.4f}); the largest difference in a step is {largest:.4f}."
     )
-    return f"{textwrap.fill(text, 130)}\n\n{recorded('gradient_dtype')}"
+    return textwrap.fill(text, 130)
 
 
 def outside_ledger() -> str:
