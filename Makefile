@@ -8,8 +8,9 @@ export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
-.PHONY: questions compare published gpu-suite peers setup-browser lock replay report fake-equality blind kills table1
-.PHONY: answer-times certificates watch-cost gpu-runs one-gpu update-traffic published-runs versions predicted-maps predicted-runs largest-model clean
+.PHONY: questions compare published gpu-suite peers setup-browser setup-triton test-triton kernel-ulps lock replay report fake-equality blind
+.PHONY: kills table1 answer-times certificates watch-cost gpu-runs one-gpu update-traffic published-runs versions predicted-maps predicted-runs
+.PHONY: largest-model clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -45,9 +46,11 @@ help:
 	@echo "make predicted-maps  the fastest strategy over model and ranks, networks of break-even (results/predicted_maps/)"
 	@echo "make one-gpu   rates of one GPU, fitted to results/h100; the next machines' steps, predicted"
 	@echo "make gpu-runs  a GPU's peaks and steps beside estimates and predictions made without one (results/h100/)"
+	@echo "make kernel-ulps  masters of our kernel of Adam's update beside torch's, interpreted (results/kernel_ulps.csv)"
 	@echo "make update-traffic  memory traffic and kernels of an update on a GPU, counted (results/update_traffic.csv)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
+	@echo "make test-triton  the kernels of a GPU's update, interpreted on the CPU; installs Triton, 700 MB, in build/"
 	@echo "make setup-browser  a headless Chromium, for the tests of pages and for their screenshots"
 	@echo "make setup      what all of them use: .venv with the pinned versions, each file by its hash"
 	@echo "make lock       the hashes again, after a change of pyproject.toml or constraints.txt (requirements/)"
@@ -87,6 +90,21 @@ setup-browser: .venv/browser
 	$(INSTALL) -r requirements/browser.txt
 	$(RUN) -m pip check
 	@touch .venv/browser
+
+# Triton in a folder of its own: 700 MB, and torch.compile would find it in .venv.
+setup-triton: build/triton/installed
+
+build/triton/installed: requirements/triton.txt | setup
+	$(INSTALL) --quiet --target build/triton --upgrade -r requirements/triton.txt
+	@touch build/triton/installed
+
+# Triton's kernels, interpreted on the CPU.
+test-triton: setup-triton
+	PYTHONPATH=build/triton $(PYTEST) tests/unit/test_adam_kernel.py
+
+kernel-ulps: setup-triton
+	PYTHONPATH=build/triton $(VALIDATE) kernel-ulps
+	$(RUN) tools/docs/pages.py
 
 bench: setup
 	@code=0; $(RUN) -m zerobench experiment=stages || code=$$?; \

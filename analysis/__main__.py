@@ -54,12 +54,13 @@ DRAWN_AS = {"muon": "memory", "compile": "memory", "long_sequences": "memory"}
 OF_FOLDERS = ("compare", "largest_model", "table1", "predicted_maps", "calibration")
 """Modules with FOLDER, `read` and FIGURES (name -> function), and, if the figures come with tables, `write_tables`."""
 
-WITHOUT_FIGURE = ("zeropp_error", "settings", "accumulation", "save")
+WITHOUT_FIGURE = ("zeropp_error", "settings", "accumulation", "gradient_dtype", "save")
 """Experiments whose runs make a table on a page and no figure."""
 
 UNTIMED = (
     "losses", "offload", "infinity", "delayed", "partition", "buffers", "arena", "tiling", "zeropp", "shard_group",
     "nodes", "muon", "long_sequences", "low_bit", "zeropp_error", "settings", "accumulation",
+    "gradient_dtype",
 )  # fmt: skip
 """Experiments of bytes, traffic or losses alone: `make experiments` runs two of them at a time."""
 

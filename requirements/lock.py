@@ -7,6 +7,7 @@ torch.txt      torch alone, tried from the disk first: given hashes, pip prefers
 ci.txt         the extra `dev` without torch, at the versions of constraints.txt
 docs.txt       further packages of the extra `docs`; browser.txt, of `browser`
 cuda.txt       libraries that torch's builds for CUDA need and its builds for the CPU do not
+triton.txt     one of them, which interprets our kernels on a CPU
 
 uv resolves for all platforms and all Pythons from PYTHON on. torch's CPU builds are not on PyPI: where pip is set up to
 find one (find-links), its hash is added to those of PyPI's, and it stays as long as the version does.
@@ -114,6 +115,7 @@ def main() -> None:
         "torch.txt": {"torch": [torch]},
         "ci.txt": {name: pins for name, pins in ci.items() if name != "torch" and not CUDA.match(name)},
         "cuda.txt": {name: pins for name, pins in ci.items() if CUDA.match(name)},
+        "triton.txt": {"triton": ci["triton"]},
     }
     for extra in ("docs", "browser"):
         files[f"{extra}.txt"] = beyond(compiled("pyproject.toml", "--extra", extra), ci)

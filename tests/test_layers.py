@@ -12,10 +12,10 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "zerobench.records": set(),
     "zerobench.theory": set(),
-    "zerobench.zero": {"torch"},
+    "zerobench.zero": {"torch", "triton"},
     "zerobench": {
         *("torch", "numpy", "hydra", "omegaconf", "yaml", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil"),
-        *("filelock", "jinja2"),
+        *("filelock", "jinja2", "triton"),  # the last comes with torch's builds for CUDA
         *("transformers", "peft", "deepspeed", "hydra_plugins", "lightning", "pytest"),  # a user may have
     },
 }

@@ -38,7 +38,6 @@ from zerobench.sizes import printable
 from zerobench.strategies import shape_of
 from zerobench.theory.closed_forms import floor_bytes, state_formulas
 from zerobench.theory.replay.states import predict_states
-from zerobench.zero.options import TILE_BYTES
 
 from .published.equations import states_per_parameter
 from .runner import execute_cells
@@ -121,7 +120,7 @@ class TableCell:
     def arguments(self) -> list[str]:
         """The command line of the cell."""
         psi, shard = SIZES[self.size], 1 if self.strategy == BASELINE else self.ranks
-        tile_bytes = max(TILE_BYTES["cuda"], int(4 * psi / shard / PIECES))
+        tile_bytes = max(10 * 2**20, int(4 * psi / shard / PIECES))
         changed = VARIANTS[self.strategy][self.variant] if self.variant else ()
         words = [
             f"strategy={self.strategy}", f"world_size={self.ranks}", f"batch={self.ranks}",

@@ -8,7 +8,10 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
+import zerobench
 from tests.distributed.streams import ModeledCuda
 from tests.distributed.test_races import engine_for, train
 from tests.ranks import run_ranks
@@ -89,9 +92,42 @@ def all_reduce_and_control(rank: int, n: int) -> None:
     assert last() is not None
 
 
+def agreement_of_hosts(rank: int, n: int) -> None:
+    """Flags of a group without a CPU's backend, in a ring and by rank 0; each group of hosts is made once."""
+    world = dist.group.WORLD
+    assert world is not None
+    with mock.patch.object(backends, "backend_for", lambda device, group: "gloo" if group is not world else ""):
+        comm = backends.NcclComm(world, ModeledCuda())
+        assert comm.flags_device is None
+        hosts = hierarchical._hosts_of(world)
+        assert hierarchical._hosts_of(world) is hosts is not world
+        comm.agree_by(hosts)
+        for tree_from in (n, n + 1):
+            with mock.patch.object(backends, "TREE_FROM", tree_from):
+                flags = torch.tensor([rank, -rank, 7], dtype=torch.int32)
+                comm.maximum(flags)
+                assert flags.tolist() == [n - 1, 0, 7]
+
+
+def small_halves(rank: int, n: int) -> None:
+    """A gradient of twice the smallest number of fp16 is not lost in a mean of 4 ranks, nor is a large sum infinite."""
+    model = nn.Linear(8, 1, bias=False).half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    engine = zerobench.initialize(model, optimizer, "zero2")
+    for value in (2.0**-23, 2.0**14):
+        engine.backward((engine(torch.ones(1, 8).half()) * value).sum())
+        mean = engine.full_gradient("weight")
+        assert mean is not None
+        assert mean.unique().tolist() == [value]
+        engine.zero_grad()
+
+
 def everything(rank: int, n: int) -> None:
     in_flight_together(rank, n)
     all_reduce_and_control(rank, n)
+    agreement_of_hosts(rank, n)
+    if n == 4:
+        small_halves(rank, n)
     collectives(rank, n)
 
 

@@ -12,8 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import zoo
 from tests.distributed.test_streams import cuda  # noqa: F401  # a fixture
+from tests.plain_kernels import PlainKernels
 from zerobench.strategies import wrap
 from zerobench.zero import initialize
+from zerobench.zero.optim import one_pass
+from zerobench.zero.optim.step_by_tiles import ONE_PASS
 from zerobench.zero.precision import LossScaling
 
 ASKING = (
@@ -27,7 +30,17 @@ VARIANTS: list[tuple[str, dict[str, Any], torch.dtype]] = [
     ("zero3", {"prefetch": 2}, torch.bfloat16),
     ("megatron", {}, torch.bfloat16),
     *((f"zero{stage}", {"loss_scaling": LossScaling(initial=1024.0)}, torch.float16) for stage in (1, 2, 3)),
+    ("zero2", {"loss_scaling": LossScaling(initial=1024.0), "tile_bytes": 1024}, torch.float16),
+    *((f"zero{stage}", {"tile_bytes": ONE_PASS}, torch.bfloat16) for stage in (1, 2, 3)),
+    ("zero2", {"loss_scaling": LossScaling(initial=1024.0), "tile_bytes": ONE_PASS}, torch.float16),
 ]
+
+
+class NoKernels(PlainKernels):
+    """Updates nothing: a kernel does not wait."""
+
+    def update(self, *_: Any) -> None:
+        pass
 
 
 METHODS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
@@ -82,7 +95,11 @@ def step(engine: Any, number: int) -> torch.Tensor:
 @pytest.mark.parametrize(("strategy", "options", "dtype"), VARIANTS)
 def test_a_step_asks_for_nothing(strategy: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     module = zoo.build("tied").to(dtype)
-    engine = initialize(module, zoo.OPTIMIZERS["adamw"](module.parameters()), strategy, bucket_bytes=4096, **options)
+    with mock.patch.dict(one_pass.KERNELS, {"cpu": NoKernels}):
+        engine = initialize(
+            module, zoo.OPTIMIZERS["adamw"](module.parameters()), strategy, bucket_bytes=4096, **options
+        )
+    assert (engine.update.one_pass is not None) == (options.get("tile_bytes") == ONE_PASS)
     step(engine, 0)
     with Questions(engine.update._used_flags) as questions:
         for number in range(1, 3):

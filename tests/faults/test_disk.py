@@ -32,34 +32,6 @@ def files_in(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_a_damaged_block_is_named(tmp_path: Path, direct: bool) -> None:
-    with opened(tmp_path, BLOCK, direct=direct) as store:
-        store.allocate(100)
-        region = store.allocate(3 * BLOCK + 100)
-        region.write(zeros(region.nbytes)).wait()
-        (file,) = files_in(tmp_path)
-        with file.open("r+b") as underneath:
-            underneath.seek(region.offset + 2 * BLOCK + 5)
-            underneath.write(b"\1")
-            underneath.flush()
-            os.fsync(underneath.fileno())
-        region.read(zeros(2 * BLOCK)).wait()
-        handle = region.read(zeros(region.nbytes))
-        where = f"{file}: {BLOCK} bytes at {region.offset + 2 * BLOCK} are not the bytes that were written"
-        with pytest.raises(DiskError, match=where):
-            handle.wait()
-        region.write(zeros(region.nbytes)).wait()
-        region.read(zeros(region.nbytes)).wait()
-    with opened(tmp_path, BLOCK, checksums=False) as store:
-        region = store.allocate(BLOCK)
-        region.write(zeros(BLOCK)).wait()
-        files_in(tmp_path)[0].write_bytes(b"\1" * BLOCK)
-        into = zeros(BLOCK)
-        region.read(into).wait()
-        assert int(into.sum()) == BLOCK, "without checksums nobody notices"
-
-
-@pytest.mark.parametrize("direct", [True, False])
 def test_a_file_cut_short_is_named(tmp_path: Path, direct: bool) -> None:
     with opened(tmp_path, BLOCK, direct=direct) as store:
         region = store.allocate(4 * BLOCK)

@@ -106,11 +106,11 @@ def test_whole_gradients_that_fsdp2_accumulates_in_fp32_are_gradients(ranks: int
 
 def test_the_host_compares_no_masters_on_a_gpu_also_if_the_rank_is_alone() -> None:
     """The update does, and its answers are read later."""
-    by_host, by_update = placement.ShardRange.follow_parameters, UnseenWrites.compare
+    by_host = placement.ShardRange.follow_parameters
     for target, answer in ((CPU, (True, False)), (CUDA, (False, True))):
         with (
             mock.patch.object(placement.ShardRange, "follow_parameters", autospec=True, side_effect=by_host) as host,
-            mock.patch.object(UnseenWrites, "compare", autospec=True, side_effect=by_update) as update,
+            mock.patch.object(UnseenWrites, "send", autospec=True) as update,
         ):
             executed(target, "zero1", 1, precision=schema_training.Bf16())
         assert (host.called, update.called) == answer
@@ -268,9 +268,11 @@ def test_a_peer_in_bf16_attends_by_flash_though_its_module_is_in_fp32() -> None:
 
 def test_every_table_of_the_engine_by_device_has_a_gpu_s_entry() -> None:
     """A table that is left out makes the GPU work in a CPU's pieces: thousands of small kernels where it has few."""
+    names = [module.name for module in walk_packages(zero.__path__, "zerobench.zero.")]
+    names.remove("zerobench.zero.optim.adam_kernel")  # imports Triton, and runs on a GPU alone
     tables = [
         (module.__name__, name, table)
-        for module in (import_module(one.name) for one in walk_packages(zero.__path__, "zerobench.zero."))
+        for module in map(import_module, names)
         for name, table in vars(module).items()
         if isinstance(table, dict) and isinstance(table.get("cpu"), int)
     ]

@@ -14,7 +14,6 @@ import torch
 from tests.faults.disk import opened
 from zerobench.zero import labels
 from zerobench.zero.offload.disk import ALIGN_BYTES, IoHandle, Pool
-from zerobench.zero.offload.disk.file_store import checksum, memory_of
 
 BLOCK = 4 * ALIGN_BYTES
 
@@ -187,32 +186,3 @@ def test_a_pool_gives_aligned_buffers_and_waits_for_one() -> None:
     threading.Timer(0.05, pool.give, [buffers[1]]).start()
     assert pool.take() is buffers[1]
     pool.give(buffers[0])
-
-
-def test_a_checksum_tells_bytes_apart() -> None:
-    """Any flipped bit, two in one place of two words, pages or sectors that changed places, zeros, a last odd byte."""
-    nbytes = 65 * ALIGN_BYTES + 13
-    values = noise(nbytes)
-
-    def of(changed: torch.Tensor) -> int:
-        return checksum(memory_of(changed))
-
-    def swapped(a: int, b: int, length: int) -> torch.Tensor:
-        copy = values.clone()
-        copy[a : a + length], copy[b : b + length] = values[b : b + length], values[a : a + length]
-        return copy
-
-    changed = [values.clone() for _ in range(40)]
-    for number, copy in enumerate(changed[:30]):
-        copy[number * nbytes // 30] ^= 1 << number % 8
-    changed[30][-1] ^= 1
-    changed[31][ALIGN_BYTES : 2 * ALIGN_BYTES] = 0
-    both = values.clone()
-    both[0], both[8] = 0, 128
-    opposite = both.clone()
-    opposite[0], opposite[8] = 128, 0
-    changed[32:] = [both, opposite, swapped(0, ALIGN_BYTES, ALIGN_BYTES), swapped(0, 512, 512), swapped(8, 16, 8)]
-    assert len({of(copy) for copy in [*changed, values]}) == len(changed) + 1
-    assert of(values.clone()) == of(values)
-    shifted = torch.cat([noise(4), values])[4:]
-    assert of(shifted) == of(values)

@@ -189,6 +189,23 @@ def low_bit() -> Iterator[Any]:
         yield cell
 
 
+def gradient_dtype() -> str:
+    """Losses with gradients of several micro-batches summed in bf16 and in fp32."""
+    results, both = load(REFERENCE / "gradient_dtype"), cells(REFERENCE / "gradient_dtype")
+    curves = {cell.config.precision.gradient_dtype: losses(results, cell).astype("float64") for cell in both}
+    last = {dtype: curve.iloc[-10:].mean() for dtype, curve in curves.items()}
+    means, gap = (
+        f"{last['bf16']:.4f} with gradients in bf16 and {last['fp32']:.4f} in fp32",
+        last["bf16"] - last["fp32"],
+    )
+    largest = (curves["bf16"] - curves["fp32"]).abs().max()
+    text = (
+        f"{both[0].model}, {both[0].accumulation} micro-batches a step, {len(curves['fp32'])} steps: the mean of the"
+        f" last 10 losses is {means} ({gap:+.4f}); the largest difference in a step is {largest:.4f}."
+    )
+    return textwrap.fill(text, 130)
+
+
 def outside_ledger() -> str:
     """The largest share of a peak in bf16 that only the allocator sees, of all budgets, which `make budget` checks."""
     shares = [

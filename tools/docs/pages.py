@@ -23,6 +23,7 @@ from tools.docs import measured, predicted, quoted, references
 from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, cells, recorded
 from tools.docs.render import render
 from validation.certificates.judged import CertificateCount
+from validation.kernel_ulps import UlpsRow
 from validation.kills import KillsRow
 from validation.predicted_maps import BreakEvenRow, OptionRow
 from validation.store import read
@@ -57,7 +58,7 @@ CELLS = {
 MEASURED = (
     "answer", "answer_times", "memory_cap", "stage_traffic", "versions", "offload", "offload_time",
     "delayed", "low_bit", "nodes", "shard_group", "zeropp", "zeropp_error", "activation", "buffers", "arena",
-    "settings", "accumulation", "outside_ledger",
+    "settings", "accumulation", "gradient_dtype", "outside_ledger",
 )  # fmt: skip
 """Functions of measured.py that are named as their blocks."""
 
@@ -73,6 +74,7 @@ PREDICTED = (
 ROWS: dict[str, tuple[str, type]] = {
     "kills": ("kills/kills.csv", KillsRow), "map_options": ("predicted_maps/options.csv", OptionRow),
     "map_break_even": ("predicted_maps/break_even.csv", BreakEvenRow),
+    "kernel_ulps": ("kernel_ulps.csv", UlpsRow),
     "update_traffic": ("update_traffic.csv", TrafficRow), "watch_cost": ("watch_cost.csv", WatchCostRow),
     "certificates": ("certificates/summary.csv", CertificateCount),
 }  # fmt: skip

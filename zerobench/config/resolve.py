@@ -289,7 +289,7 @@ def _resolve_training(draft: Config, device: str, problems: list[str]) -> None:
     if optimizer.implementation == "auto":
         optimizer.implementation = default_implementation(optimizer.name, updated_by)
     problems += optimizer.problems()
-    draft.precision = draft.precision.resolved(strategy, updated_by)
+    draft.precision = draft.precision.resolved(strategy, updated_by, optimizer)
     problems += draft.precision.problems(strategy)
     draft.offload = draft.offload.resolved(strategy)
     # Measured steps must be alike, so delayed updates begin before the first measured step.

@@ -121,8 +121,7 @@ class NvmeOffloadConfig(OffloadConfig):
     """ZeRO-Infinity (arXiv 2104.07857): the parts live in files under `path` (null: the run's own folder next to the
     results), read and written in blocks of `block_bytes`, `depth` at a time, through a pool of `buffers` of them.
 
-    `parameters`: null means under zero3. `direct`: past the page cache if the file system can. `checksums`: every
-    block is checked as it is read.
+    `parameters`: null means under zero3. `direct`: past the page cache if the file system can.
     """
 
     name: str = "nvme"
@@ -137,7 +136,6 @@ class NvmeOffloadConfig(OffloadConfig):
     )(16)
     depth: int = Key("blocks that are read or written at a time", unit="blocks", limits=(1, 256))(8)
     direct: bool = Key("bypass the page cache if the file system can")(True)
-    checksums: bool = Key("blocks are checked as they are read")(True)
 
     def resolved(self, strategy: str) -> OffloadConfig:
         leave = spec_of(strategy).composes.offload
@@ -160,7 +158,6 @@ class NvmeOffloadConfig(OffloadConfig):
             parameters=_parameters_leave(strategy) if self.parameters is None else self.parameters,
             fraction=self.fraction,
             block_bytes=self.block_bytes, buffers=self.buffers, depth=self.depth, direct=self.direct,
-            checksums=self.checksums,
         )  # fmt: skip
 
     def theory_shape(self) -> TierShape:

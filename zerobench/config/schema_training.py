@@ -23,7 +23,7 @@ from ..theory.shapes import OptimizerShape, PrecisionShape
 from ..zero.low_bit import AdamW8bit, AdamWBf16, block_numel
 from ..zero.optim.muon import REST, MuonWithAdamW, split
 from ..zero.optim.owned import OWNED
-from ..zero.options import TILE_BYTES
+from ..zero.options import ONE_PASS, usual_tile_bytes
 from ..zero.precision import DTYPES, LossScaling
 from .axis import Axis, CellKeys
 
@@ -425,8 +425,9 @@ class Precision(Axis):
 
     `gradient_dtype`: in which gradients are accumulated; null: the model's. `wire_dtype`: in which they are reduced;
     null: `gradient_dtype`. `tile_bytes`: most that the fp32 gradients which the optimizer is given in place of
-    half-precision ones take at once, 4 MiB where null (10 MiB on a GPU); our stages update in tiles of that size where
-    an optimizer is not fused, too. Under megatron null means fp32 gradients, and no tiles. fsdp2 casts fp32 shards as
+    half-precision ones take at once, 4 MiB where null; our stages update in tiles of that size where an optimizer is
+    not fused, too. On a GPU null means 0 for fused Adam and AdamW: one kernel, which needs no such gradients; 256 MiB
+    for others. Under megatron null means fp32 gradients, and no tiles. fsdp2 casts fp32 shards as
     it gathers them; with `masters` false there are none, and its shards and the optimizer's states are in `name` too.
     """
 
@@ -439,19 +440,24 @@ class Precision(Axis):
         "dtype in which gradients are reduced; null: gradient_dtype", words=("fp32", "bf16", "fp16")
     )(None)
     tile_bytes: int | None = Key(
-        "limit of the fp32 gradients that an update makes at a time; null: 4 MiB, 10 MiB on a GPU", unit="bytes",
-        limits=(2**10, 2**40),
+        "limit of the fp32 gradients that an update makes at a time; null: 4 MiB; on a GPU 0 or 256 MiB", unit="bytes",
+        limits=(0, 2**40),
     )(None)  # fmt: skip
     masters: bool = Key(
         "fp32 master weights and states; false, with fsdp2: all states in the model's dtype", omitted=True
     )(True)
 
-    def resolved(self, strategy: str, updated_by: str) -> Precision:
+    def resolved(self, strategy: str, updated_by: str, optimizer: Optimizer) -> Precision:
         """Fills in the options that depend on the strategy. `updated_by`: cpu or cuda, where the optimizer runs."""
-        usual: dict[str, Any] = {"gradient_dtype": self.name, "tile_bytes": TILE_BYTES[updated_by]}
+        kind = KINDS[optimizer.name].make
+        tile_bytes = usual_tile_bytes(updated_by, kind, optimizer.implementation == "fused")
+        usual: dict[str, Any] = {"gradient_dtype": self.name, "tile_bytes": tile_bytes}
         defaults = {**usual, **spec_of(strategy).precision_defaults}
+        if tile_bytes == ONE_PASS:
+            defaults["tile_bytes"] = tile_bytes
         gradients = self.gradient_dtype or defaults["gradient_dtype"]
-        wire, tile = self.wire_dtype or gradients, self.tile_bytes or defaults["tile_bytes"]
+        wire = self.wire_dtype or gradients
+        tile = defaults["tile_bytes"] if self.tile_bytes is None else self.tile_bytes
         return replace(self, gradient_dtype=gradients, wire_dtype=wire, tile_bytes=tile)
 
     def problems(self, strategy: str) -> list[str]:

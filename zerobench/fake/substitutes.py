@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..zero import labels
 from ..zero.offload import paged_tensor
-from ..zero.offload.disk import direct_io, file_store
+from ..zero.offload.disk import file_store
 from ..zero.offload.disk.direct_io import aligned
 from ..zero.offload.disk.io_threads import Act
 from ..zero.optim import delayed_update
@@ -90,9 +90,7 @@ ROWS: list[tuple[Any, str, Any]] = [
     (file_store, "Channel", NoFile),
     (file_store, "Carriers", CarriersAtOnce),
     (file_store, "memory_of", _bytes_of),
-    (file_store, "checksum", lambda piece: 0),
     (paged_tensor, "Scratch", NoFolder),
-    (direct_io, "_in_large_pages", lambda address, nbytes: None),
 ]
 """(module, name, replacement)."""
 

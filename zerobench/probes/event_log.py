@@ -194,12 +194,11 @@ class EventLog(labels.Observer):
         self.note(kind, self.ledger.lines.here(), unit=unit, bytes=size)
 
     def on_update(self, parts: Sequence[labels.Updated]) -> None:
-        """Records that the engine's optimizer is about to update the `parts` that have a gradient."""
+        """Records that the engine's optimizer is about to update `parts`."""
         self._engine_updates = True
         sizes: Counter[tuple[str, str]] = Counter()
         for one in parts:
-            if one.tensor.grad is not None:
-                sizes[one.unit_name, one.tier] += one.tensor.nbytes
+            sizes[one.unit_name, one.tier] += one.tensor.nbytes
         self.note(UPDATE, self.ledger.lines.here(), by_unit=sizes)
 
     def on_wait(self, operation: int) -> None:

@@ -4,7 +4,7 @@
     gradients    2ψ    in DDP's buckets, all-reduced in the module's dtype
     masters      4ψ    fp32, one flat tensor per parameter; the optimizer holds *shares* of it, at most a tile large
     optimizer    8ψ    Adam's states of the masters
-    tile               fp32 gradients of the shares that are updated together
+    tile               fp32 gradients of the shares that are updated together; none in one pass (optim/one_pass.py)
 
 Parameters in fp32 have no master: their shares are views of them. A flat parameter is in the order of its memory; a
 parameter with gaps there has its own master in any dtype.
@@ -21,10 +21,10 @@ from torch import nn, optim
 
 from ..zero import labels
 from ..zero.layout import MemoryOrder, Segment
+from ..zero.optim.one_pass import OnePass
 from ..zero.optim.owned import owned_by, owners_of
 from ..zero.optim.segments import set_aside, swap_parameters
-from ..zero.optim.step_by_tiles import TileBuffers, update_tiles
-from ..zero.options import TILE_BYTES
+from ..zero.optim.step_by_tiles import ONE_PASS, TILE_BYTES, TileBuffers, update_tiles
 from ..zero.precision import HALF, GradientScaling, LossScaling, Share, flat_of, norm_of, sum_of_powers, tiles_of
 from ..zero.units.unit import align_numel
 from .ddp import DdpEngine
@@ -46,6 +46,12 @@ class ParameterShare(Share):
         """Returns these elements, (numel,), of a tensor of the parameter's shape; a view if it is dense."""
         return self.order.flatten(whole)[self.segment.start : self.segment.stop]
 
+    @property
+    def rounded(self) -> torch.Tensor | None:
+        parameter = self.parameter.detach()
+        has_view = parameter.dtype in HALF and parameter.stride() == self.order.strides
+        return self.part_of(parameter) if has_view else None
+
     def gradient(self) -> torch.Tensor | None:
         return None if self.parameter.grad is None else self.part_of(self.parameter.grad)
 
@@ -64,17 +70,22 @@ class MasterDdpEngine(DdpEngine):
         self._orders = {p: MemoryOrder.of(p) for p in self._parameters}
         named = {p: name for name, p in module.named_parameters()}
         self._masters = [_master_of(named[p], p, order) for p, order in self._orders.items()]
+        device = self._parameters[0].device
+        in_one_pass, tile_bytes = tile_bytes == ONE_PASS, tile_bytes or TILE_BYTES[device.type]
         align = align_numel(optimizer, 4)  # so that shares are updated as the whole is (zero/layout.py says why)
         most = max(tile_bytes // 4 // align, 1) * align
         owned = owners_of(owned_by(optimizer), self._parameters, 1)
         shares = [
-            share for i, p in enumerate(self._parameters) for share in self._shares_of(i, None if p in owned else most)
+            share
+            for i, p in enumerate(self._parameters)
+            for share in self._shares_of(i, None if p in owned else self._masters[i].numel() if in_one_pass else most)
         ]
         index = {p: i for i, p in enumerate(self._parameters)}
         segments: Any = shares  # of one rank
         swap_parameters(optimizer, set_aside(optimizer, optimizer.param_groups), index, segments, self._orders)
         self._tiles = tiles_of(shares, most)
         self._buffers = TileBuffers(self._tiles)
+        self._one_pass = OnePass.of(optimizer, shares, device) if in_one_pass else None
 
     def _shares_of(self, i: int, most: int | None) -> Iterator[ParameterShare]:
         """Yields a parameter's shares; with `most` None one share, whole, in the parameter's shape."""
@@ -104,7 +115,12 @@ class MasterDdpEngine(DdpEngine):
             if not skips:
                 coefficient = self._scaling.coefficient
                 with torch.no_grad():
-                    hooks_wrote = update_tiles(self.optimizer, self._tiles, coefficient, self._buffers, self._rounded)
+                    if self._one_pass is not None:
+                        hooks_wrote = self._one_pass.step(coefficient)
+                    else:
+                        hooks_wrote = update_tiles(
+                            self.optimizer, self._tiles, coefficient, self._buffers, self._rounded
+                        )
                     for (parameter, order), master in zip(self._orders.items(), self._masters, strict=True):
                         late = hooks_wrote or parameter.stride() != order.strides  # or one with gaps, which has no view
                         if late and _has_master(parameter, order):
@@ -113,12 +129,11 @@ class MasterDdpEngine(DdpEngine):
 
     @contextmanager
     def _rounded(self, tile: Sequence[ParameterShare]) -> Iterator[None]:
-        """Rounds the masters of a tile to its parameters at the end, while a GPU's cache still has them."""
+        """Rounds the masters of a tile to its parameters at the end."""
         yield
-        halves = [share for share in tile if share.parameter.dtype in HALF]
-        parts = [share.part_of(share.parameter.detach()) for share in halves]
-        if parts:
-            torch._foreach_copy_(parts, [flat_of(share.tensor) for share in halves])
+        for share in tile:
+            if (rounded := share.rounded) is not None:
+                rounded.copy_(flat_of(share.tensor))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients."""
@@ -126,6 +141,8 @@ class MasterDdpEngine(DdpEngine):
         self.module.zero_grad(set_to_none)
 
     def _norm(self, norm_type: float) -> torch.Tensor:
+        if self._one_pass is not None and norm_type == 2:
+            return norm_of(self._one_pass.sum_of_squares(), norm_type)
         gradients = [order.flatten(p.grad) for p, order in self._orders.items() if p.grad is not None]
         return norm_of(sum_of_powers(gradients, norm_type, self._parameters[0].device), norm_type)
 

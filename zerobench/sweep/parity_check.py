@@ -155,7 +155,7 @@ class ParityCheck:
         open_precision = replace(config.precision, gradient_dtype=None, wire_dtype=None, tile_bytes=None)
         made = cell.changed(
             strategy=reference.options(**reference.reference or {}),
-            precision=open_precision.resolved(reference.name, config.device),
+            precision=open_precision.resolved(reference.name, config.device, config.optimizer),
             measure=Measure(1, steps, repeats=1, check_training=config.measure.check_training, passes="timed"),
             results_dir=str(Path(config.results_dir) / REFERENCES),
             offload=OffloadConfig(), activation=Activation(), buffers=Buffers(), zeropp=ZeroppConfig(),

@@ -86,8 +86,8 @@ class OptimizerShape:
 @dataclass(frozen=True)
 class PrecisionShape:
     """Bytes per element of a gradient, as accumulated and as sent, for a parameter below fp32. Such a parameter has an
-    fp32 master; the optimizer gets fp32 gradients in tiles of `tile_bytes`, or all together if None. `casts`: gradients
-    are sent in a different dtype from the one they are accumulated in.
+    fp32 master; the optimizer gets fp32 gradients in tiles of `tile_bytes`, all together if None, as
+    they are if 0. `casts`: gradients are sent in a different dtype from the one they are accumulated in.
     """
 
     gradient_bytes: int = 4

@@ -29,9 +29,10 @@ from .modules.wrapping import in_normal_mode
 from .offload.policy import NvmeOffload, Offload
 from .optim.muon import AdafactorWithAdamW, MuonWithAdamW
 from .optim.segments import ELEMENTWISE, check_groups, check_optimizer, check_states, check_type
-from .options import BUCKETED, MODES, TILE_BYTES, Options, check_owned, spelled_out
+from .optim.step_by_tiles import ONE_PASS
+from .options import BUCKETED, MODES, Options, check_owned, spelled_out, usual_tile_bytes
 from .parameters import meta_init
-from .precision import LossScaling
+from .precision import LossScaling, is_fused
 from .stage1 import Stage1
 from .stage2 import Stage2
 from .stage3 import Stage3
@@ -128,7 +129,8 @@ def _checked(
         )
     offload = options.get("offload")
     updated_by = "cpu" if offload is not None and offload.optimizer else device.type
-    tile_bytes = TILE_BYTES[updated_by] if type(optimizer) in ELEMENTWISE else None  # of others we do not know enough
+    usual = usual_tile_bytes(updated_by, type(optimizer), is_fused(optimizer))
+    tile_bytes = usual if type(optimizer) in ELEMENTWISE else None  # of others we do not know enough
     chosen = _choose(strategy, mode, {"tile_bytes": tile_bytes}, options)
     _check(model, optimizer, moves_frozen, chosen)
     check_groups(optimizer, updated_by)
@@ -149,7 +151,8 @@ def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, 
         if name not in known:
             raise ValueError(f"{name}: no such option{_nearest(name, known)}")
     preset = {key: value for key, value in MODES[mode].items() if (strategy == "zero3") != (key in BUCKETED)}
-    chosen = Options(**{**usual, **preset, **DEFAULTS.get(strategy, {}), **options})
+    own = DEFAULTS.get(strategy, {}) | ({"tile_bytes": ONE_PASS} if usual["tile_bytes"] == ONE_PASS else {})
+    chosen = Options(**{**usual, **preset, **own, **options})
     chosen.check()
     if chosen.offload is not None:
         chosen.offload.check(strategy, OFFLOADS.get(strategy, ()))

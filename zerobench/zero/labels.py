@@ -76,7 +76,7 @@ class Observer:
         """Records that a wait for the operation of this number has returned."""
 
     def on_update(self, parts: Sequence[Updated]) -> None:
-        """Records that an optimizer is about to update the `parts` that have a gradient."""
+        """Records that an optimizer is about to update `parts`, which have gradients."""
 
     def followed(self) -> AbstractContextManager[object]:
         """Inside, this observer sees the operators of the current thread, an EngineThread."""
@@ -135,7 +135,7 @@ def waited(operation: int) -> None:
 
 
 def updates(parts: Sequence[Updated]) -> None:
-    """Reports to observers that an optimizer is about to update the `parts` that have a gradient."""
+    """Reports to observers that an optimizer is about to update `parts`, which have gradients."""
     for observer in _observers:
         observer.on_update(parts)
 

@@ -15,7 +15,8 @@ from torch import nn, optim
 from .comm.zeropp import Zeropp
 from .offload.policy import NvmeOffload, Offload
 from .optim.owned import OWNED
-from .precision import DTYPES, Dtypes, LossScaling
+from .optim.step_by_tiles import ONE_PASS, TILE_BYTES
+from .precision import DTYPES, LOOKS_ITSELF, Dtypes, LossScaling
 
 AUTO = "auto"
 """The value of an option that is chosen from the model."""
@@ -60,10 +61,10 @@ vendor   DeepSpeed 0.19: buckets are all-reduced (stages 1, 2: 3ψ), stage 3 kee
          backward (models below 0.5 G parameters, its max_reuse_distance) and parameters of up to 1e5 elements for good
 """
 
-TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 10 * 2**20}
-"""Default of `Options.tile_bytes` by device type. On a GPU a tile is compared, cast, updated and rounded in the cache,
-50 MB on an H100, of which it needs 20 bytes per element; smaller tiles launch more kernels.
-"""
+
+def usual_tile_bytes(updated_by: str, kind: object, fused: bool) -> int:
+    """Returns the default of `Options.tile_bytes` for an optimizer that runs on this type of device."""
+    return ONE_PASS if updated_by == "cuda" and fused and kind in LOOKS_ITSELF else TILE_BYTES[updated_by]
 
 
 def automatic_bucket_bytes(psi_bytes: int, ranks: int) -> int:
@@ -94,8 +95,8 @@ class Options:
     `reduce_with`        reduce_scatter, or all_reduce at twice the volume, as other systems do
     `gradient_dtype`     dtype in which gradients of half parameters are accumulated; default: the parameter's dtype
     `wire_dtype`         dtype that reductions send; default: the gradients' dtype
-    `tile_bytes`         largest temporary fp32 gradients of an update; default: TILE_BYTES, or None, one tile, for an
-                         optimizer that is not torch's
+    `tile_bytes`         largest temporary fp32 gradients of an update; default: usual_tile_bytes, or None, one tile,
+                         for an optimizer that is not torch's
     `loss_scaling`       for fp16: see precision.LossScaling
     `device`             device of a model that was built on the meta device; default: the CPU
     `initial_dtype`      the dtype in which its values are drawn, before the cast to the parameters' own
@@ -163,7 +164,7 @@ class Options:
         sizes = {"bucket_bytes": 1024, "prefetch": 0, "persistence_numel": 0, "tile_bytes": 1024}
         for name, least in sizes.items():
             value = getattr(self, name)
-            if (name, value) in (("tile_bytes", None), ("bucket_bytes", AUTO)):
+            if (name, value) in (("tile_bytes", None), ("tile_bytes", ONE_PASS), ("bucket_bytes", AUTO)):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name}: {value!r} cannot be; use a whole number of at least {least}")

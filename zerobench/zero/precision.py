@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn, optim
@@ -126,7 +126,7 @@ class LossScaler:
     @property
     def unscaling(self) -> torch.Tensor | float:
         """The factor that removes the scale from a gradient."""
-        return 1.0 if self.policy is None else 1 / self.scale
+        return 1.0 if not isinstance(self.scale, torch.Tensor) else self.scale.reciprocal()
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Returns the loss to backpropagate in place of `loss`."""
@@ -184,28 +184,34 @@ class GradientScaling:
         self.scaler = LossScaler(policy, device)
         self.coefficient: torch.Tensor | float | None = None
         self._norm = norm
-        self._known: torch.Tensor | None = None  # a norm of these gradients, if clipping has asked for one
+        self._overflows: torch.Tensor | None = None  # of these gradients, if clipping has asked for their norm
 
     def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool = False) -> torch.Tensor:
         """Returns the norm of the unscaled gradients, 0-dim fp32, and clips them to `max_norm`, as torch does."""
-        pending = self.pending
-        self._known = norm = self._norm(norm_type) * pending
+        norm = self._scaled(self._norm(norm_type).float())
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
                 f"clip_grad_norm_: the norm of the gradients is {norm.item()}, and error_if_nonfinite=True wants a"
                 " finite one; the gradients are as they were: call zero_grad(), or clip without error_if_nonfinite"
             )
-        self.coefficient = clip_coefficient(norm, max_norm) * pending
-        return norm.float()
+        self.coefficient = self._scaled(clip_coefficient(norm, max_norm))
+        self._overflows = None if self.scaler.policy is None else _is_not_finite(norm)
+        return norm
 
     @property
     def pending(self) -> torch.Tensor | float:
         """The factor by which gradients will be multiplied before the optimizer gets them, as far as is known."""
         return self.scaler.unscaling if self.coefficient is None else self.coefficient
 
+    def _scaled(self, value: torch.Tensor) -> torch.Tensor:
+        """Returns `value` times `pending`, in at most one kernel."""
+        if self.coefficient is not None:
+            return value * self.coefficient
+        return value if self.scaler.policy is None else value / self.scaler.scale
+
     def edited(self) -> None:
-        """Forgets the norm, which no longer shows overflows: gradients may have been changed."""
-        self._known = None
+        """Forgets whether gradients overflow: they may have been changed."""
+        self._overflows = None
 
     @contextmanager
     def judging(self, optimizer: optim.Optimizer) -> Iterator[bool]:
@@ -216,13 +222,16 @@ class GradientScaling:
             yield skips
 
     def forget(self) -> None:
-        """Forgets the coefficient and the norm."""
-        self.coefficient = self._known = None
+        """Forgets what is known of the gradients."""
+        self.coefficient = self._overflows = None
 
     def _overflow(self) -> torch.Tensor:
         """Returns 1 if a gradient overflowed anywhere, otherwise 0; 0-dim fp32."""
-        norm = self._norm(math.inf) if self._known is None else self._known
-        return norm.isfinite().logical_not().float()
+        return _is_not_finite(self._norm(2.0).float()) if self._overflows is None else self._overflows
+
+
+def _is_not_finite(norm: torch.Tensor) -> torch.Tensor:
+    return norm.mul(0).ne_(0)  # 0 times infinity is NaN
 
 
 IS_PART = (
@@ -269,6 +278,11 @@ class Share:
         raise NotImplementedError
 
     @property
+    def rounded(self) -> torch.Tensor | None:
+        """The (numel,) view of the parameters that are the rounded master; None if there are none."""
+        return None
+
+    @property
     def crosses(self) -> bool:
         """True if the gradient is in another tier than `tensor`."""
         return False
@@ -277,6 +291,22 @@ class Share:
     def unit_name(self) -> str:
         """The unit that it belongs to; empty if there is none."""
         return ""
+
+
+class Part(NamedTuple):
+    """A share in an update by one kernel. `state`: of the optimizer; `group`: its options; `number`: of its flag."""
+
+    master: torch.Tensor
+    gradient: torch.Tensor
+    parameter: torch.Tensor | None
+    state: dict[str, torch.Tensor]
+    group: dict[str, Any]
+    number: int
+
+    @property
+    def dtypes(self) -> str:
+        """The dtypes of gradient and parameter, which one kernel's parts have in common."""
+        return f"{self.gradient.dtype} {self.parameter.dtype if self.parameter is not None else ''}"
 
 
 def shaped_as(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
@@ -355,4 +385,4 @@ def norm_of(total: torch.Tensor, norm_type: float) -> torch.Tensor:
 
 def clip_coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
     """Returns the factor of gradient clipping, as torch.nn.utils.clip_grad_norm_ computes it."""
-    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    return torch.tensor(max_norm, dtype=norm.dtype).div(norm + 1e-6).clamp_(max=1.0)  # one kernel for the division

@@ -2,9 +2,10 @@
 
     p.mul_(), nn.init, load_state_dict     found by the parameter's version: masters are updated
     p.data.mul_(), NumPy, in a forward     kept when the unit is resharded; if that is impossible, an error at the step;
-                                           on a GPU, of masters alone: an error at the next step
+                                           lost on a GPU beside masters alone
     p.data.mul_(), NumPy, between steps    found by comparing values, at a step and before a checkpoint: masters are
-                                           updated; on a GPU found in the update: an error at the next step
+                                           updated; on a GPU found by the update's kernel, if there is one: an error at
+                                           the next step
     anything inside full_parameters()      values are compared at its end: shards and masters are updated; an error on
                                            all ranks if they differ between ranks
     p.data = ..., module.double()          found by the parameter's address: an error at the next forward or step, but
@@ -18,7 +19,7 @@ compares them, with one small collective.
 
 A forward checks addresses and versions, a step versions: about 0.3 µs of host time per parameter in total. Values are
 compared if masters and parameters are separate: each rank its own part. On a GPU, which the host must not wait for, the
-update compares them (parameters/unseen.py).
+kernel of the update compares them (parameters/unseen.py).
 
 torch's `module.load_state_dict`, of the whole module or of a part, on a module that is under an engine:
 
@@ -46,7 +47,7 @@ from torch import nn
 from .engine import ShardedEngine
 from .modules.wrapping import Hook
 from .parameters.absent import as_they_are, is_placeholder, placeholder, restore_placeholders
-from .parameters.unseen import UnseenWrites
+from .parameters.unseen import OVERWRITTEN, UnseenWrites
 from .parameters.versions import Versions, fingerprint
 from .units.unit import Unit
 
@@ -56,12 +57,6 @@ HOW = (
 )
 
 WRITTEN = f"it was written to while this rank held a part of it only; {HOW}"
-
-OVERWRITTEN = (
-    "written to between steps or in a forward by .data, or in another way that autograd does not count; on a GPU"
-    " that is found after the values were replaced: they are lost; write in place under torch.no_grad() (`p.clamp_()`),"
-    " or inside `with engine.full_parameters()`"
-)
 
 ASKS = {"cpu": True}
 """Device type -> True if the host may ask for the result of a comparison, since it need not wait for the device."""
@@ -105,12 +100,12 @@ class Writes:
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = Versions(parameters)
         self._segments = Versions([segment.tensor for segment in engine.segments])
-        placement = engine.placement
-        alone = [unit for unit in self._units if unit.dtypes.keeps_masters]
-        compares = not placement.is_tiered and (alone or not all(one.is_parameters for one in placement.all_ranges()))
-        if compares and not self._asks and engine.update.most is not None:
-            scratch = engine.update.buffers.scratch(engine.trainable[0].device)
-            placement.unseen = UnseenWrites(self._segments, scratch, alone)
+        placement, one_pass = engine.placement, engine.update.one_pass
+        placement.asks = self._asks or placement.is_tiered
+        if one_pass is not None and not placement.asks and any(one.rounded is not None for one in engine.segments):
+            numbers = [one.segment.parameter for one in engine.segments]
+            placement.unseen = UnseenWrites(numbers, engine.names, engine.trainable[0].device)
+            one_pass.flags = placement.unseen.flags
         self.note_values()
 
     # -- the check ----------------------------------------------------------------------------------------
@@ -123,8 +118,9 @@ class Writes:
         self.check_places()
         self.follow()
         self.follow_unseen()
-        number, comm = self.take_lost(), self._engine.comm
-        if collective and comm.size > 1 and any(unit.may_lose for unit in self._units):
+        number, comm = self.take_lost(waits=True), self._engine.comm
+        may_lose = self._engine.placement.unseen is not None or any(unit.may_lose for unit in self._units)
+        if collective and comm.size > 1 and may_lose:
             device = comm.flags_device or self._units[0].device
             with torch.inference_mode(False):  # a communicator keeps the last value that it sent
                 flag = torch.tensor([-1 if number is None else number], dtype=torch.int32, device=device)
@@ -133,13 +129,27 @@ class Writes:
         if number is not None:
             self.raise_lost(number)
 
-    def take_lost(self) -> int | None:
-        """Returns the number of a unit whose shard could not keep what a forward wrote, and forgets all such writes."""
-        return max((number for number, unit in enumerate(self._units) if unit.take_lost()), default=None)
+    def take_lost(self, waits: bool = False) -> int | None:
+        """Returns the number of a unit whose shard could not keep what a forward wrote, and forgets all such writes; or
+        after all units' numbers that of a parameter whose writes an update has replaced. `waits`: for the last update.
+        """
+        unseen = self._engine.placement.unseen
+        found = [number for number, unit in enumerate(self._units) if unit.take_lost()]
+        if unseen is not None and (parameter := unseen.found(waits)) is not None:
+            found.append(len(self._units) + parameter)
+        return max(found, default=None)
 
     def raise_lost(self, number: int) -> NoReturn:
-        """Raises RuntimeError for the unit of this number."""
+        """Raises RuntimeError for a number that `take_lost` has returned on some rank."""
+        self.forget_lost()
+        if number >= len(self._units):
+            raise RuntimeError(f"{self._engine.names[number - len(self._units)]}: {OVERWRITTEN}")
         raise RuntimeError(self._units[number].lost_write)
+
+    def forget_lost(self) -> None:
+        """Forgets writes that updates have replaced."""
+        if self._engine.placement.unseen is not None:
+            self._engine.placement.unseen.forget()
 
     def follow(self) -> None:
         """Updates masters after in-place writes, without checking addresses, which the next forward does."""
@@ -155,17 +165,12 @@ class Writes:
 
     def follow_unseen(self, updates: bool = False) -> None:
         """Updates masters after writes that versions do not show, by comparing values. `updates`: an update follows,
-        which may compare them itself (parameters/unseen.py). Raises RuntimeError for writes that one has replaced.
+        before which a GPU compares none; it may do so itself (parameters/unseen.py).
         """
         for unit in self._units:
             unit.keep_written()
-        unseen = self._engine.placement.unseen
-        if unseen is not None and (lost := unseen.take(waits=not updates)):
-            names = [self._engine.names[number] for number in lost[:8]] + ["others"] * (len(lost) > 8)
-            raise RuntimeError(f"one of {', '.join(names)}: it was {OVERWRITTEN}")
-        later = unseen is not None and updates and not unseen.hooks_write
-        for unit in self._units:
-            if not later and unit.placement.may_be_written(unit):
+        for unit in self._units if self._engine.placement.asks or not updates else ():
+            if unit.placement.may_be_written(unit):
                 self._engine.schedule.check_writable(unit.name)
                 unit.placement.follow(unit, (), self._asks)
         self._segments.note()

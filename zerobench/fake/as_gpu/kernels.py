@@ -3,6 +3,7 @@
 dropout      one kernel: keeps a mask of one byte per element, while a CPU keeps a factor in the input's dtype
 layer_norm   keeps means and deviations in fp32, while a CPU keeps them in the input's dtype
 rms_norm     one kernel: keeps its input and fp32 deviations, while a CPU runs plain operators
+updates      of Adam and AdamW: one kernel, which is in Triton, an operator here
 
 scaled_dot_product_attention uses one of three kernels, which keep different tensors for backward:
 
@@ -30,6 +31,7 @@ from unittest import mock
 import torch
 from torch.nn import functional as F
 
+from ...zero.precision import Part
 from ..caching_allocator import round_up
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -67,6 +69,44 @@ class Kernel:
 
     run: Callable[[Call], torch.Tensor]
     refusal: Callable[[Call], str]
+
+
+LIBRARY = torch.library.Library("zerobench", "DEF")
+"""Operators in place of our own kernels."""
+
+LIBRARY.define(
+    "adam_(Tensor(a!)[] states, Tensor[] gradients, Tensor(b!)[] parameters, Tensor[] compared, Tensor[] factors) -> ()"
+)
+LIBRARY.define("squares(Tensor[] gradients) -> Tensor")
+
+SUMMED = 2**12
+"""Elements of a gradient per sum of squares."""
+
+
+def _sums(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    return gradients[0].new_empty(sum(-(-one.numel() // SUMMED) for one in gradients), dtype=torch.float64)
+
+
+torch.library.register_fake("zerobench::adam_", lambda *_: None, lib=LIBRARY)
+torch.library.register_fake("zerobench::squares", _sums, lib=LIBRARY)
+
+
+class UpdateKernels:
+    """The kernels of an update (zero/optim/one_pass.py) on fake tensors."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.squares = torch.ops.zerobench.squares
+
+    def update(
+        self, parts: Sequence[Part], factor: torch.Tensor | None, found_inf: torch.Tensor | None,
+        flags: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """Updates `parts`; the parameters are read, too, if they are compared."""
+        states = [tensor for part in parts for tensor in (part.master, *part.state.values())]
+        rounded = [part.parameter for part in parts if part.parameter is not None]
+        factors = [tensor for tensor in (factor, found_inf) if tensor is not None]
+        compared = [] if flags is None else rounded
+        torch.ops.zerobench.adam_(states, [part.gradient for part in parts], rounded, compared, factors)
 
 
 def run_math(call: Call) -> torch.Tensor:

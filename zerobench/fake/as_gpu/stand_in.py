@@ -19,12 +19,13 @@ from unittest import mock
 import torch
 from torch.nn import functional as F
 
-from ...zero import options, precision, writes
+from ...zero import low_bit, precision, writes
 from ...zero.activations import offload as offloaded_activations
 from ...zero.comm import quantize, simulated
 from ...zero.comm.streams import CommStream
 from ...zero.offload import cpu as host_memory
 from ...zero.offload import placement
+from ...zero.optim import one_pass, step_by_tiles
 from ...zero.parameters import versions
 from .. import observers
 from . import kernels
@@ -71,7 +72,9 @@ ROWS: dict[str, dict[Any, Any]] = {
     "words of a fingerprint": {"table": versions.CHUNKS, "cpu": versions.LARGE_CHUNK},
     "results of comparisons": {"table": writes.ASKS, "cpu": False},
     "masters compared with parameters": {"table": placement.COMPARED, "cpu": placement.COMPARED["cuda"]},
-    "tiles of an update": {"table": options.TILE_BYTES, "cpu": options.TILE_BYTES["cuda"]},
+    "decoded states of 8 bits": {"table": low_bit.CHUNK_NUMEL, "cpu": low_bit.CHUNK_NUMEL["cuda"]},
+    "tiles of an update": {"table": step_by_tiles.TILE_BYTES, "cpu": step_by_tiles.TILE_BYTES["cuda"]},
+    "kernels of an update": {"table": one_pass.KERNELS, "cpu": kernels.UpdateKernels},
 }
 """Tables by device whose CPU entry is replaced."""
 

@@ -62,7 +62,7 @@ def replay_ddp(
                 replay.drop("gradients", ("unsynced", i))
             else:
                 replay.hold("gradients", ("unsynced", i), bytes_of(shapes[i]))
-    if half:
+    if most:
         replay.hold("gradients", "tile", _largest_tile([shapes[i] for i in trainable(shapes)], most))
 
 

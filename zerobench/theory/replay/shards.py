@@ -99,13 +99,17 @@ class Shards:
 
     @property
     def casts(self) -> bool:
-        """Whether gradients have a different dtype from masters."""
-        return self.precision.gradient_bytes < 4 and any(b.is_half for b in self.buffers)
+        """Whether gradients are cast to their masters' dtype: not by a kernel that reads them as they are."""
+        return (
+            self.precision.tile_bytes != 0
+            and self.precision.gradient_bytes < 4
+            and any(b.is_half for b in self.buffers)
+        )
 
     @property
     def tile_numel(self) -> int | None:
         """Maximum number of elements that are updated together; None: all of them."""
-        if self.precision.tile_bytes is None:
+        if not self.precision.tile_bytes:
             return None
         if self.optimizer.fused and not self.casts and self.tiers.place is None:
             return None

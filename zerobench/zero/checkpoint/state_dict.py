@@ -256,6 +256,7 @@ class StateFace(ShardedEngine):
         with torch.no_grad():
             self.placement.round_masters()
             self.placement.settle()
+        self.writes.forget_lost()
         self.send_parameters()
 
     def send_parameters(self) -> None:

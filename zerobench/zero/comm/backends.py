@@ -25,6 +25,12 @@ FAKE = "fake"
 """torch's name for a process group that sends nothing (torch-private, tested): a simulated world."""
 
 
+TREE_FROM = 16
+"""Ranks from which on flags are gathered on rank 0 and sent from there: gloo's all-reduce is a ring, 2 (N - 1) messages
+that wait for one another, and its broadcast a tree.
+"""
+
+
 class GroupComm(Comm):
     """The part of a backend that is common to all process groups."""
 
@@ -35,6 +41,7 @@ class GroupComm(Comm):
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = self.ranks = dist.get_world_size(group)
+        self._hosts = group  # for flags
         self._reductions: Threads | CommStream = Threads()
         self._gathers: Threads | CommStream = Threads()
         self._sent: torch.Tensor | None = None
@@ -63,9 +70,20 @@ class GroupComm(Comm):
         if dense is not tensor:
             tensor.copy_(dense)
 
+    def agree_by(self, hosts: dist.ProcessGroup) -> None:
+        """Sends flags over `hosts`, a group of the same ranks with a backend for the CPU."""
+        self._hosts, self.flags_device = hosts, torch.device("cpu")
+
     def maximum(self, flags: torch.Tensor) -> None:
+        group = self.group if flags.is_cuda else self._hosts
         with labels.collective("control"):
-            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
+            if self.size >= TREE_FROM and backend_for(flags.device.type, group) == "gloo":
+                rows = list(flags.new_empty(self.size, *flags.shape)) if self.rank == 0 else None
+                dist.gather(flags, rows, group_dst=0, group=group)
+                flags.copy_(torch.stack(rows).amax(0)) if rows else None
+                dist.broadcast(flags, group_src=0, group=group)
+            else:
+                dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
         self._sent = flags
 
     def sum(self, values: torch.Tensor) -> None:

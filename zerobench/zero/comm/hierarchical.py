@@ -195,7 +195,10 @@ def connect_groups(
 
     Collective. Raises ValueError if the ranks cannot be divided in this way.
     """
-    all_ranks = watched(connect(group, device))
+    all_ranks = connect(group, device)
+    if isinstance(all_ranks, GroupComm) and all_ranks.flags_device is None and all_ranks.on_streams:
+        all_ranks.agree_by(_hosts_of(all_ranks.group))
+    all_ranks = watched(all_ranks)
     check_groups(all_ranks.size, node_size, shard_group)
     if all(size in (None, all_ranks.size) for size in (node_size, shard_group)):
         return all_ranks
@@ -233,6 +236,17 @@ def nodes_of(all_ranks: Comm, device: torch.device, node_size: int) -> Nodes:
 
 
 _made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
+
+
+_hosts: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def _hosts_of(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Returns a gloo group of the same ranks, created only once per `group`; collective over it."""
+    if group not in _hosts:
+        ranks = dist.get_process_group_ranks(group)
+        _hosts[group] = dist.new_group(ranks, backend="gloo", use_local_synchronization=group is not dist.group.WORLD)
+    return _hosts[group]
 
 
 def _mine(group: dist.ProcessGroup, parts: list[list[int]]) -> dist.ProcessGroup:

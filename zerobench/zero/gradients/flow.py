@@ -203,7 +203,10 @@ class GradientFlow:
         bucket = unit.gradients
         assert bucket.wire is not None
         bucket.is_in_flight = False
-        bucket.store(unit.own_slice(bucket.wire) if target is None else target)
+        mean = unit.own_slice(bucket.wire) if target is None else target
+        if bucket.rest != 1:
+            mean.div_(bucket.rest)
+        bucket.store(mean)
         bucket.end_round()
 
     # -- around a backward and a step -------------------------------------------------------------------------

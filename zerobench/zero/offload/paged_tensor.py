@@ -155,7 +155,7 @@ class Swapper:
 
     def __init__(self, policy: NvmeOffload, pinned: bool) -> None:
         self._scratch = Scratch(policy.path)
-        self._store = FileStore(self._scratch.path, policy.block_bytes, policy.depth, policy.direct, policy.checksums)
+        self._store = FileStore(self._scratch.path, policy.block_bytes, policy.depth, policy.direct)
         self.pool = Pool(policy.block_bytes, policy.buffers, pinned)
         self._block_bytes = policy.block_bytes
         self._fetched: list[PagedTensor] = []  # in this step, in order

@@ -26,7 +26,7 @@ from torch import nn, optim
 
 from .. import labels
 from ..layout import Segment
-from ..parameters.unseen import MasterPart, UnseenWrites
+from ..parameters.unseen import UnseenWrites
 from ..parameters.versions import fingerprint
 from ..unit_tensors import UnitTensors
 
@@ -60,6 +60,12 @@ class GradientSink(Protocol):
 def follow_written(master: torch.Tensor, written: torch.Tensor) -> None:
     """master := `written`, except elements that are rounded to `written`, which keep bits that it cannot represent."""
     torch.where(master.to(written.dtype) == written, master, written, out=master)
+
+
+MasterPart = tuple[UnitTensors, int, torch.Tensor]
+"""A tile's part of a unit: its first element in the shard, and its masters. With the gaps between segments it is whole
+64-bit words.
+"""
 
 
 class ShardRange:
@@ -162,14 +168,12 @@ class ShardRange:
     @contextmanager
     def visit(self, tile: Sequence[PlacedSegment]) -> Iterator[None]:
         """Makes masters, states and gradients of a tile of this range available for an update inside; then its
-        parameters are set to the rounded masters, while a GPU's cache still has them.
+        parameters are set to the rounded masters.
         """
         if (parts := self._parts.get(id(tile))) is None:
             parts = self._parts[id(tile)] = [*_parts_of(tile)]
-        if self._placement.unseen is not None:
-            self._placement.unseen.compare(parts)
         yield
-        for unit, start, master, _ in parts:
+        for unit, start, master in parts:
             self._placement.put(unit, start, master)
 
     @contextmanager
@@ -200,7 +204,7 @@ def _parts_of(tile: Sequence[PlacedSegment]) -> Iterator[MasterPart]:
             start = inside[0].offset
             stop = min(-(-(inside[-1].offset + inside[-1].numel) // 4) * 4, shard_range.stop)
             master = shard_range.segment(start, stop - start)
-            yield shard_range.unit, start, master, [one.parameter for one in inside]
+            yield shard_range.unit, start, master
 
 
 class Placement:
@@ -214,8 +218,10 @@ class Placement:
     """True if masters may be in another tier, so that comparing them with the parameters would cost a transfer."""
     masters_follow = True
     """False while the parameters are temporary, so that no master follows writes to them."""
+    asks = True
+    """False on a GPU: the host does not wait for a comparison of parameters with masters in training."""
     unseen: UnseenWrites | None = None
-    """Finds writes while an update runs; None: they are found before."""
+    """The writes that an update has found; None: updates look for none."""
 
     def __init__(self) -> None:
         self.ranges: dict[UnitTensors, list[ShardRange]] = {}

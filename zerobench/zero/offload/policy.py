@@ -61,7 +61,6 @@ class NvmeOffload(Offload):
                    8 these run one after the other
     `depth`        requests that are at the disk concurrently
     `direct`       past the page cache, if the file system supports it
-    `checksums`    each block is checked when it is read
     """
 
     path: str = ""
@@ -69,7 +68,6 @@ class NvmeOffload(Offload):
     buffers: int = 16
     depth: int = 8
     direct: bool = True
-    checksums: bool = True
 
     def check(self, strategy: str, leaves: Collection[str]) -> None:
         super().check(strategy, leaves)

@@ -81,6 +81,11 @@ class OptimizerSegment(Share):
         return self._gradient if self.used else None
 
     @property
+    def rounded(self) -> torch.Tensor | None:
+        shard_range, numel = self.shard_range, self.segment.numel
+        return None if shard_range.is_parameters else self.unit.parameter_shard.narrow(0, self.segment.offset, numel)
+
+    @property
     def gradient_tier(self) -> str:
         """The tier of its gradient."""
         return self.bucket.tier_of(self.segment.offset)

@@ -22,8 +22,14 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 from .. import labels
 from ..arena import Heap
 from ..parameters.versions import Versions
-from ..precision import LOOKS_ITSELF, Share, is_fused, shaped_as
+from ..precision import Share, shaped_as
 from .segments import FactsOfParts
+
+TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
+"""Default size of a tile by device type: smaller ones stay in a CPU's cache, and leave a GPU's multiprocessors idle."""
+
+ONE_PASS = 0
+"""The size of a tile if one kernel updates all shards and casts gradients as it reads them (one_pass.py)."""
 
 Visit = Callable[[Sequence[Any]], AbstractContextManager[None]]
 """Given a tile: makes its masters, states and gradients available inside, and rounds the masters to parameters."""
@@ -51,10 +57,9 @@ def update_tiles(
             # tiles; the others run right before it, after the hooks that may still change learning rates.
             def all_but_the_last() -> None:
                 facts.begin()
-                fused = fused_update(optimizer, [share for tile in tiles[:-1] for share in tile])
                 for tile in tiles[:-1]:
                     next(parts)
-                    (fused or groups.update)(tile)
+                    groups.update(tile)
                     facts.end_part()
                 next(parts)
                 done.note()
@@ -152,7 +157,7 @@ def _each_ready(
                     if gradient is not None and coefficient is not None:
                         gradient.mul_(_beside(coefficient, gradient))
                     share.tensor.grad = None if gradient is None else shaped_as(share.tensor, gradient)
-                labels.updates(tile)
+                labels.updates([share for share in tile if share.tensor.grad is not None])
                 yield
                 for share in tile:
                     share.tensor.grad = None
@@ -208,12 +213,6 @@ class TileBuffers:
             for buffer in self._made.values():
                 Heap().release(buffer)
 
-    def scratch(self, device: torch.device) -> torch.Tensor:
-        """Returns the buffer of fp32 gradients on the device, before an update."""
-        buffer = self._buffer(labels.DEVICE, torch.float32, device)
-        Heap().release(buffer)
-        return buffer
-
     def ready(self, tile: Sequence[Share]) -> list[torch.Tensor | None]:
         """Returns gradients of a tile's shares, in their masters' tier and dtype, in the memory of the last tile's."""
         self._offsets.clear()
@@ -228,8 +227,10 @@ class TileBuffers:
                 sources.append(gradient)
                 casts.append(gradient := self._place(share, share.tensor.dtype))
             found[number] = gradient
-        if casts:
-            torch._foreach_copy_(casts, sources)  # one kernel on a GPU
+        if len(casts) == 1:  # a GPU's kernel for lists keeps fewer of its threads busy
+            casts[0].copy_(sources[0])
+        elif casts:
+            torch._foreach_copy_(casts, sources)
         return found
 
     def _place(self, share: Share, dtype: torch.dtype, pinned: bool = False) -> torch.Tensor:
@@ -246,38 +247,6 @@ class TileBuffers:
             made = torch.empty(self._most, dtype=dtype, device=device, pin_memory=pinned)
             self._made[tier, dtype] = labels.label(made, labels.GRADIENTS, "tile", tier=tier)
         return self._made[tier, dtype]
-
-
-def fused_update(optimizer: optim.Optimizer, shares: Sequence[Share]) -> Callable[[Sequence[Share]], None] | None:
-    """Counts a step of fused Adam(W) over `shares`, and returns its update of a tile of them, which calls the kernel at
-    once: torch's own step needs more of the host's time. None: this step needs torch's, as one that makes states does.
-    """
-    groups, state = optimizer.param_groups, optimizer.state
-    is_plain = type(optimizer) in LOOKS_ITSELF and is_fused(optimizer) and not hasattr(optimizer, "grad_scale")
-    if not is_plain or not all(
-        one.tier == labels.DEVICE and one.gradient() is not None and state.get(one.tensor) for one in shares
-    ):
-        return None
-    found_inf = getattr(optimizer, "found_inf", None)
-    torch._foreach_add_([state[one.tensor]["step"] for one in shares], 1 if found_inf is None else 1 - found_inf)
-    group_of = {id(p): group for group in groups for p in group["params"]}
-    names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")  # in the kernel's order; the third with amsgrad alone
-
-    def update(tile: Sequence[Share]) -> None:
-        calls: dict[tuple[int, torch.dtype], tuple[dict[str, Any], list[list[torch.Tensor]]]] = {}
-        for share in tile:
-            group, p = group_of[id(share.tensor)], share.tensor
-            _, lists = calls.setdefault((id(group), p.dtype), (group, [[] for _ in range(6)]))
-            for one, value in zip(lists, (p, p.grad, *map(state[p].get, names)), strict=True):
-                if value is not None:
-                    one.append(value)
-        for group, lists in calls.values():
-            kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
-            options = {key: group[key] for key in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
-            beta1, beta2 = group["betas"]
-            kernel(*lists, **options, beta1=beta1, beta2=beta2, grad_scale=None, found_inf=found_inf)
-
-    return update
 
 
 def _beside(coefficient: torch.Tensor | float, gradient: torch.Tensor) -> torch.Tensor | float:

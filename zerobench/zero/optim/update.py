@@ -29,9 +29,10 @@ from ..layout import MemoryOrder, Segment
 from ..offload.placement import Placement, ShardRange
 from ..precision import GradientScaling, LossScaling, is_fused, norm_over_ranks, sum_of_powers, tiles_of
 from ..units.unit import Unit, align_numel
+from .one_pass import OnePass
 from .owned import OWNED
 from .segments import STEP, OptimizerSegment, Waiting, dimensions, guard, set_aside, swap_parameters
-from .step_by_tiles import TileBuffers, update_tiles
+from .step_by_tiles import ONE_PASS, TILE_BYTES, TileBuffers, update_tiles
 
 
 class Update:
@@ -39,6 +40,7 @@ class Update:
 
     `used`        parameters, by number, with a gradient on this rank; after `agree`, on any rank
     `most`        elements of a tile at most; None: there is one tile
+    `one_pass`    the update by one kernel; None: by tiles
     `waiting`     the frozen parameters of the optimizer's groups, for which it has nothing yet
     `is_running`  True while the optimizer runs, in any thread; `is_stepping`: in `step`, not behind a forward
     `fault`       returns the number of what keeps this rank from an update, or None; `raise_fault` raises its error
@@ -90,6 +92,9 @@ class Update:
         self.segments += new
         self.tiles += _tiles(new, most)
         self.buffers = TileBuffers(self.tiles)
+        casts = any({one.gradients, one.parameters} != {one.master} for one in (unit.dtypes for unit in self.units))
+        wanted = self._tile_bytes == ONE_PASS and casts  # without casts torch's own fused kernel is one pass
+        self.one_pass = OnePass.of(self.optimizer, self.segments, self._device) if wanted else None
         self._index = {p: i for i, p in enumerate(self.trainable)}
         swap_parameters(self.optimizer, self.waiting, self._index, new, self._orders)
         self._placement.attach(self.optimizer, new)
@@ -102,8 +107,10 @@ class Update:
 
     def _tile_numel(self, units: Sequence[Unit], tile_bytes: int | None) -> int | None:
         """Returns the elements per tile, or None if one step over everything needs no memory besides the states."""
-        dtypes = [unit.dtypes for unit in units]  # a tile that is cast or rounded is still in a GPU's cache then
+        dtypes = [unit.dtypes for unit in units]
         needed = any({one.gradients, one.parameters} != {one.master} for one in dtypes) or self._placement.tiles_always
+        if tile_bytes == ONE_PASS:  # a kernel's temporaries; without a kernel, the default's
+            tile_bytes = TILE_BYTES[self._device.type]
         if tile_bytes is None or (is_fused(self.optimizer) and not needed):
             return None
         align = align_numel(self.optimizer, 4)
@@ -159,10 +166,14 @@ class Update:
         # 2 with loss scaling: all ranks skip, or none
         with self.scaling.judging(self.optimizer) as skips:
             if not skips:
-                # 3 tile by tile, which bounds the memory of casts and of an unfused optimizer
+                # 3 by one kernel; or tile by tile, which bounds the memory of casts and of an unfused optimizer
                 factor, visit = self.scaling.coefficient, self._placement.visit
                 with self.running():
-                    if update_tiles(self.optimizer, self.tiles, factor, self.buffers, visit):
+                    if self.one_pass is not None:
+                        hooks_wrote = self.one_pass.step(factor)
+                    else:
+                        hooks_wrote = update_tiles(self.optimizer, self.tiles, factor, self.buffers, visit)
+                    if hooks_wrote:
                         self._placement.round_masters()
                 if self._placement.unseen is not None:
                     self._placement.unseen.send()
@@ -226,6 +237,8 @@ class Update:
 
     def _norm(self, norm_type: float) -> torch.Tensor:
         """Returns the norm over all ranks' gradients, 0-dim fp64; NaN if any gradient has one."""
+        if self.one_pass is not None and norm_type == 2:
+            return norm_over_ranks(self.one_pass.sum_of_squares(), norm_type, self.comm.sum, self.comm.maximum)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for tile in filter(None, self.tiles):
             with tile[0].shard_range.gradients(), labels.on_tier(tile[0].gradient_tier):

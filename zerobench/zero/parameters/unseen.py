@@ -1,106 +1,55 @@
-"""Writes that versions do not show, found on a GPU while an update runs.
+"""Writes that versions do not show, found on a GPU by the kernel that updates the masters (optim/one_pass.py).
 
-The host must not wait for a comparison there. A tile's parameters are compared with its rounded masters while both are
-in the GPU's cache, right before its update, which then replaces what was written. Of a unit that has masters alone, the
-gathered slice is compared with them before its memory is freed. So such a write is lost, and an error at a later step
-says so: at the next one, or the one after if the answer has not arrived yet.
-
-    answers    (pieces + segments,) at most one for each comparison of this step: True if any bit differs
-    found      (pieces + segments,) on the device: the answers of all steps since the last error
-    seen       (pieces + segments,) the same in host memory, as far as it has arrived; read without waiting
-
-A comparison is three kernels; that of a tile makes no tensor after the first update.
+The host must not wait for a comparison there. The kernel reads each parameter that it is about to replace, and sets its
+segment's flag if that is not the rounded master. So such a write is lost, and an error at a later step says so: at the
+next one, or the one after if the flags have not arrived yet. If there is none, stderr says it at the engine's end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from ..unit_tensors import UnitTensors
-from .versions import Versions
-
-MasterPart = tuple[UnitTensors, int, torch.Tensor, list[int]]
-"""A tile's part of a unit: its first element in the shard, its masters, and the numbers of their parameters. With the
-gaps between segments it is whole 64-bit words.
-"""
-
-PIECE = 2**22
-"""Elements of a gathered slice that are compared at a time, with 2 bytes of temporary memory for each."""
+OVERWRITTEN = (
+    "it was written to between steps or in a forward by .data, or in another way that autograd does not count; on a GPU"
+    " that is found after the values were replaced: they are lost; write in place under torch.no_grad() (`p.clamp_()`),"
+    " or inside `with engine.full_parameters()`"
+)
 
 
 class UnseenWrites:
-    """The comparisons of all tiles, and of the `units` with masters alone. `masters`: noted before the hooks of a step,
-    which may write to them. `scratch`: memory of a tile's gradients, which come after its comparison.
+    """The flags of segments. `numbers`: of the segments' parameters; `names`: of parameters, by number.
 
-    `hooks_write`  True once a hook has done so: then parameters must be compared before the hooks
+    `flags`  (segments,) int32 on the device, set for all steps since the last error
     """
 
-    def __init__(self, masters: Versions, scratch: torch.Tensor, units: Sequence[UnitTensors]) -> None:
-        self._masters, self._scratch = masters, scratch
-        self.hooks_write = self._is_asked = False
-        self._about: list[Sequence[int]] = []  # the parameters of each answer
-        self._views: dict[int, list[tuple[torch.Tensor, ...]]] = {}  # of each tile
-        self._places = {unit: self._reserve(unit) for unit in units}  # of the answers about its pieces
-        slots = len(self._about) + len(masters.parameters)
-        self._answers, self._found = torch.zeros(2, slots, dtype=torch.bool, device=scratch.device)
-        self._host = torch.zeros(self._found.shape, dtype=torch.bool, pin_memory=self._found.is_cuda)
+    def __init__(self, numbers: Sequence[int], names: Sequence[str], device: torch.device) -> None:
+        self._numbers = numbers
+        self.flags = torch.zeros(len(numbers), dtype=torch.int32, device=device)
+        self._host = torch.zeros(len(numbers), dtype=torch.int32, pin_memory=self.flags.is_cuda)
         self._seen = self._host.numpy()  # reads of it are no operators, which might wait
-
-    def compare(self, parts: Sequence[MasterPart]) -> None:
-        """Compares the parameters of a tile's parts with their rounded masters, bit by bit."""
-        self.hooks_write = self.hooks_write or (not self._is_asked and self._masters.have_moved)
-        if not self.hooks_write:
-            self._is_asked = True
-            views = self._views.get(id(parts)) or self._views.setdefault(id(parts), [*map(self._views_of, parts)])
-            for master, rounded, bits, written, answer in views:
-                rounded.copy_(master)
-                torch.any(bits.bitwise_xor_(written), out=answer)
-
-    def _reserve(self, unit: UnitTensors) -> slice:
-        first, segments = len(self._about), [*unit.layout.segments(unit.rank)]
-        for start in range(0, unit.shard_numel, PIECE):
-            here = [one for one in segments if one.offset < start + PIECE and start < one.offset + one.numel]
-            self._about.append([one.parameter for one in here])
-        return slice(first, len(self._about))
-
-    def compare_gathered(self, unit: UnitTensors) -> None:
-        """Compares a unit's gathered slice with its rounded masters, bit by bit."""
-        place = self._places[unit]
-        views = self._views.get(id(unit)) or self._views.setdefault(id(unit), [*self._pieces_of(unit)])
-        for master, own, written, answer in views:
-            torch.any(master.to(own.dtype).view(torch.int64).ne(written), out=answer)
-        self._found[place].logical_or_(self._answers[place])
-
-    def _pieces_of(self, unit: UnitTensors) -> Iterator[tuple[torch.Tensor, ...]]:
-        pieces = (tensor.split(PIECE) for tensor in (unit.parameter_shard, unit.own_slice(unit.full_parameters)))
-        for master, own, answer in zip(*pieces, self._answers[self._places[unit]], strict=True):
-            yield master, own, own.view(torch.int64), answer
-
-    def _views_of(self, part: MasterPart) -> tuple[torch.Tensor, ...]:
-        unit, start, master, numbers = part
-        self._about.append(numbers)
-        rounded = self._scratch.view(unit.dtypes.parameters)[: master.numel()]
-        written = unit.parameter_shard[start : start + master.numel()].view(torch.int64)
-        return master, rounded, rounded.view(torch.int64), written, self._answers[len(self._about) - 1]
+        weakref.finalize(self, _report, self._seen, [names[number] for number in numbers])
 
     def send(self) -> None:
-        """Sends the answers to the host when the update has been launched."""
-        if self._is_asked:
-            self._is_asked = False
-            self._found.logical_or_(self._answers)
-        self._host.copy_(self._found, non_blocking=True)
+        """Sends the flags to the host when the update has been launched."""
+        self._host.copy_(self.flags, non_blocking=True)
 
-    def take(self, waits: bool) -> list[int]:
-        """Returns the numbers of parameters of which some were written to, and forgets them. `waits`: for all answers;
-        otherwise those that have arrived.
-        """
-        self._is_asked = False  # by an update that has failed
+    def found(self, waits: bool) -> int | None:
+        """Returns the number of a parameter that was written to. `waits`: for all flags; otherwise for none."""
         if waits:
-            self._host.copy_(self._found)
-        found = {number for place in self._seen.nonzero()[0] for number in self._about[place]}
-        if found:
-            self._answers.zero_()
-            self._host.copy_(self._found.zero_())  # waits, so that no earlier copy arrives later
-        return sorted(found)
+            self._host.copy_(self.flags)
+        return max((self._numbers[int(segment)] for segment in self._seen.nonzero()[0]), default=None)
+
+    def forget(self) -> None:
+        """Forgets all writes."""
+        self._host.copy_(self.flags.zero_())  # waits, so that no earlier copy arrives later
+
+
+def _report(seen: Any, names: list[str]) -> None:
+    """Prints the writes that no step has raised an error for, at the end of the engine or of the program."""
+    for name in dict.fromkeys(names[segment] for segment in seen.nonzero()[0]):
+        print(f"{name}: {OVERWRITTEN}", file=sys.stderr)

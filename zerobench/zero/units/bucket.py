@@ -3,7 +3,8 @@
 [Note: the life of a gradient bucket]
 
     open       `full` has memory: before the first gradient of a round
-    fill       a gradient, divided by N, is written into its piece of `full`, or added to a gradient that waits there
+    fill       a gradient, divided by N, or in fp16 by about √N, is written into its piece of `full`, or added to a
+               gradient that waits there
     cast       all have come: zeros for missing ones, and the tensor that is sent, `wire`
     store      this rank's slice of the mean has come, and is kept in `shard`, or in the sink of a tier
     release    the optimizer has used it, or it is dropped: back to no gradients and no memory
@@ -13,7 +14,7 @@ of these is called, and the reduction between cast and store, is decided in grad
 memory is allocated and freed: stage1.py has buckets that stay whole until the update, stage2.py frees buckets once
 reduced.
 
-    full     (padded_numel,)   this rank's gradients divided by N
+    full     (padded_numel,)   this rank's gradients divided by N, or in fp16 by about √N
     wire     (padded_numel,)   the same in the wire's dtype, while in flight; often the same tensor
     shard    (shard_numel,)    the mean over the ranks, whose segments the optimizer sees, without the sink's part
 
@@ -34,6 +35,16 @@ from ..offload.placement import GradientSink
 from ..unit_tensors import UnitTensors
 
 
+def divisors(wire: torch.dtype, ranks: int) -> tuple[float, float]:
+    """Returns the divisors before and after a sum over `ranks`. In fp16 both are about √N, so that neither small
+    gradients vanish nor sums overflow, as in FSDP2; the first is a power of two, which rounds nothing.
+    """
+    before = 1.0 if wire == torch.float16 else float(ranks)
+    while before * before < ranks and ranks % before == 0:
+        before *= 2
+    return before, ranks / before
+
+
 class GradientBucket:
     """One unit's gradients. Subclasses decide when memory is allocated and freed: `open`, `store` and `release`.
 
@@ -43,6 +54,7 @@ class GradientBucket:
     `is_in_flight` True if its reduction was launched and not waited for
     `is_reduced`  True if the shard holds a mean that `step` has not consumed
     `all_reduces` True if every rank gets the whole sum, not only its own slice
+    `rest`        the divisor of a sum over the ranks, 1 except in fp16
     `sink`        the destination of the shard's first `offloaded_numel` elements, if they leave the device
     """
 
@@ -59,6 +71,7 @@ class GradientBucket:
         self.sink = sink
         self.offloaded_numel = 0 if sink is None else sink.numel
         self._comm = comm
+        self._divisor, self.rest = divisors(unit.dtypes.wire, comm.ranks)
         self.all_reduces = reduce_with == "all_reduce"
         self.expected: set[int] = set()
         self.arrived: set[int] = set()
@@ -105,9 +118,9 @@ class GradientBucket:
         return 2 * sum(piece.numel for piece in layout.pieces if piece.parameter in self.arrived) >= layout.numel
 
     def fill(self, piece: Piece, gradient: torch.Tensor) -> None:
-        """Writes gradient / N, (piece.numel,), into its piece, or adds it to what waits there (tied, micro-batches)."""
+        """Divides a gradient, (piece.numel,), into its piece, or adds it to what waits there (tied, micro-batches)."""
         assert self.full is not None
-        place, scale = self.full.narrow(0, piece.offset, piece.numel), 1 / self._comm.ranks
+        place, scale = self.full.narrow(0, piece.offset, piece.numel), 1 / self._divisor
         if piece in self.filled:
             place.add_(gradient, alpha=scale)
         elif place.dtype == gradient.dtype:

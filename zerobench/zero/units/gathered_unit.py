@@ -224,9 +224,7 @@ class GatheredUnit(Unit):
         elif self._gathered is not None:  # the flag is read at the step, for the host would wait for it
             differs = self._gathered != fingerprint(own)
             self._lost = differs if self._lost is None else self._lost | differs
-        elif self.placement.unseen is not None and self.dtypes.keeps_masters:
-            self.placement.unseen.compare_gathered(self)
-        else:
+        elif self.placement.asks or not self.dtypes.keeps_masters:  # else it is lost: a comparison would cost too much
             self.placement.keep(self, own.narrow(0, 0, self.layout.filled_numel(self.rank)))  # without the padding
 
     @property

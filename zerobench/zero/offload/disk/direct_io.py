@@ -208,12 +208,6 @@ class Buffer:
         return self.tensor[offset : offset + numel * dtype.itemsize].view(dtype)
 
 
-def _in_large_pages(address: int, nbytes: int) -> None:
-    """Advises the kernel to use large pages: direct I/O works by page, and takes half the CPU time with them."""
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), mmap.MADV_HUGEPAGE)
-
-
 class Pool:
     """`count` buffers of `buffer_bytes` (rounded up to ALIGN_BYTES). Thread-safe."""
 
@@ -228,8 +222,6 @@ class Pool:
         self.slab = labels.Held(slab, labels.COMMUNICATION, "nvme pool", labels.HOST)
         labels.label(*self.slab)
         begin = -slab.data_ptr() % ALIGN_BYTES
-        if not pinned:
-            _in_large_pages(slab.data_ptr() + begin, size)
         parts = slab[begin : begin + size].split(self.buffer_bytes)
         self._free = deque(Buffer(part) for part in parts)
         self._changed = threading.Condition()

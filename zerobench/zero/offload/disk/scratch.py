@@ -1,17 +1,17 @@
 """Folders for a rank's files, which are useless once the rank has ended.
 
 parent    where the user wants files: `offload.path`, or a run's own folder
-scratch   a rank's folder in it, NAME-*, with a file LOCK that names its process. The lock is the kernel's (flock) and
-          ends with the process, in every case; without locks in the file system, pid and start time identify the owner
+scratch   a rank's folder in it, NAME-*, with a file LOCK that names its machine. The lock is the kernel's (flock) and
+          ends with the process, in every case
 sweep     removes the scratch folders of a parent whose processes have ended: a killed rank cannot clean up itself.
-          Other machines' folders stay: their locks may be invisible here (NFS with `nolock`, Lustre with `localflock`)
+          Other machines' folders stay: their locks may be invisible here (NFS with `nolock`, Lustre with `localflock`),
+          and so do all in a file system without locks
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import platform
 import shutil
@@ -50,11 +50,11 @@ class Scratch:
 
 
 def hold(lock: Path) -> int:
-    """Makes a file that names this process and is locked until its descriptor, which is returned, is closed."""
+    """Makes a file that names this machine and is locked until its descriptor, which is returned, is closed."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.write(descriptor, json.dumps([*_machine(), os.getpid(), _started(os.getpid())]).encode())
+    os.write(descriptor, platform.node().encode())
     return descriptor
 
 
@@ -93,46 +93,14 @@ def is_held(file: Path) -> bool:
     except OSError:  # another user's
         return True
     try:
-        boot, name, pids, pid, started = _owner(os.read(lock, 4096))
-        here, own_name, own_pids = _machine()
-        seen = os.major(os.fstat(lock).st_dev) or boot in (None, here) or name == own_name  # a disk, or this machine
-        if not seen:
+        if os.read(lock, 4096) not in (b"", platform.node().encode()):  # another machine's
             return True
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:  # it is held, or there are no locks
         return True
-    except OSError:  # no locks
-        return (boot, pids) != (here, own_pids) or started is None or _started(pid) == started
     finally:
         os.close(lock)
     return False
-
-
-def _owner(text: bytes) -> list[Any]:
-    """Reads boot, name, namespace of pids, pid and start time; all None if an earlier version wrote the file."""
-    try:
-        said = json.loads(text)
-        return said if len(said) == 5 else [None] * 5
-    except (ValueError, TypeError, RecursionError):
-        return [None] * 5
-
-
-def _machine() -> list[Any]:
-    """Returns an identifier of this kernel's boot, the machine's name, and the namespace of its pids."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return [boot, platform.node(), os.stat("/proc/self/ns/pid").st_ino]
-    except OSError:  # not Linux
-        return [platform.node(), platform.node(), 0]
-
-
-def _started(pid: int) -> int | None:
-    """Returns a process's start time, in ticks since boot; None if it has ended or cannot be read."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if state[0] in "ZX" else int(state[19])
 
 
 def at_end(owner: object, act: Callable[..., None], *arguments: Any) -> weakref.finalize[..., object]:
