@@ -39,6 +39,7 @@ from zerobench.worker import RankRecord
 from zerobench.zero import Offload, initialize
 from zerobench.zero.optim import delayed_update, step_by_tiles
 from zerobench.zero.optim.step_by_tiles import raw_step
+from zerobench.zero.precision import clip_coefficient
 
 N = 2
 HALF = Bf16(tile_bytes=16 * 1024)
@@ -137,8 +138,8 @@ def late_by_hand(rank: int, n: int, delayed_after: int = DELAYED_AFTER) -> list[
         gradients = [p.grad / n for p in parameters]
         for gradient in gradients:
             dist.all_reduce(gradient)
-        norm = sum(g.double().square().sum() for g in gradients).sqrt()
-        present = [g.mul_(torch.clamp(MOST / (norm + 1e-6), max=1.0)) for g in gradients], rate(step)
+        norm = sum(g.double().square().sum() for g in gradients).sqrt().float()
+        present = [g.mul_(clip_coefficient(norm, MOST)) for g in gradients], rate(step)
         if step < delayed_after:
             due = present
         else:

@@ -51,7 +51,7 @@ def update_tiles(
             next(parts, None)  # before the step, whose hooks so find the gradients
             optimizer.step()
         else:
-            facts, groups = FactsOfParts(optimizer), TileGroups(optimizer)
+            facts, update = FactsOfParts(optimizer), update_of(optimizer)
 
             # The last tile is updated by `optimizer.step` itself, so that the caller's hooks run once around all
             # tiles; the others run right before it, after the hooks that may still change learning rates.
@@ -59,7 +59,7 @@ def update_tiles(
                 facts.begin()
                 for tile in tiles[:-1]:
                     next(parts)
-                    groups.update(tile)
+                    update(tile)
                     facts.end_part()
                 next(parts)
                 done.note()
@@ -74,11 +74,11 @@ def update_silently(
     optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None
 ) -> None:
     """Runs update_tiles without hooks: in a thread, after the step that they belonged to."""
-    facts, groups = FactsOfParts(optimizer), TileGroups(optimizer)
+    facts, update = FactsOfParts(optimizer), update_of(optimizer)
     facts.begin()
     ready = _each_ready(tiles, coefficient, TileBuffers(tiles), lambda _: nullcontext())
     for tile, _ in zip(tiles, ready, strict=True):
-        groups.update(tile)
+        update(tile)
         facts.end_part()
     facts.end()
 
@@ -163,31 +163,24 @@ def _each_ready(
                     share.tensor.grad = None
 
 
-class TileGroups:
-    """Narrows the parameter groups to the tile that is updated. torch's optimizers go through all parameters of their
-    groups, which over many tiles is quadratic. Others keep their groups whole: they may have more values in the order
-    of the parameters.
+def update_of(optimizer: optim.Optimizer) -> Callable[[Sequence[Share]], None]:
+    """Returns a function that runs the optimizer's step, without hooks, over a tile.
+
+    torch's optimizers go through all parameters of their groups, which over many tiles is quadratic: they get groups
+    with the tile's alone. Others keep their groups whole: they may have more values in the order of the parameters.
     """
+    if not type(optimizer).__module__.startswith(("torch.optim.", f"{__package__}.muon")):
+        return lambda _: raw_step(optimizer)
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
-    def __init__(self, optimizer: optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        own = type(optimizer).__module__.startswith(("torch.optim.", f"{__package__}.muon"))
-        self._groups: list[dict[str, Any]] = optimizer.param_groups if own else []
-        self._number = {id(one): number for number, group in enumerate(self._groups) for one in group["params"]}
-
-    def update(self, tile: Sequence[Share]) -> None:
-        """Runs the optimizer's step, without hooks, over a tile alone."""
-        whole = [group["params"] for group in self._groups]
-        for group in self._groups:
-            group["params"] = []
+    def update(tile: Sequence[Share]) -> None:
+        groups: dict[int, dict[str, Any]] = {}
         for share in tile:
-            if (number := self._number.get(id(share.tensor))) is not None:
-                self._groups[number]["params"].append(share.tensor)
-        try:
-            raw_step(self._optimizer)
-        finally:
-            for group, parameters in zip(self._groups, whole, strict=True):
-                group["params"] = parameters
+            if (group := group_of.get(id(share.tensor))) is not None:
+                groups.setdefault(id(group), group | {"params": []})["params"].append(share.tensor)
+        raw_step(stand_in(optimizer, list(groups.values())))
+
+    return update
 
 
 class TileBuffers:
