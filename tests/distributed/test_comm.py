@@ -99,8 +99,8 @@ def agreement_of_hosts(rank: int, n: int) -> None:
     with mock.patch.object(backends, "backend_for", lambda device, group: "gloo" if group is not world else ""):
         comm = backends.NcclComm(world, ModeledCuda())
         assert comm.flags_device is None
-        hosts = hierarchical._hosts_of(world)
-        assert hierarchical._hosts_of(world) is hosts is not world
+        hosts = hierarchical._hosts_of(comm)
+        assert hierarchical._hosts_of(comm) is hosts is not world
         comm.agree_by(hosts)
         for tree_from in (n, n + 1):
             with mock.patch.object(backends, "TREE_FROM", tree_from):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from .. import labels
 from ..comm.base import Comm
+from ..comm.hierarchical import new_group_of_hosts
 from ..engine import ShardedEngine
 from .safetensors import bytes_of
 
@@ -131,21 +132,8 @@ def ranks_of(engine: ShardedEngine) -> Ranks:
 
 
 def _group_beside(comm: Comm) -> dist.ProcessGroup | None:
-    """Returns a gloo group of the same ranks, created once by these ranks alone; None in a world of one rank.
-
-    torch names such a group after its ranks and the number of groups that each is in (torch-private, tested). If these
-    numbers differ, the ranks would wait for each other under different names: groups of one rank make them equal.
-    """
-    if comm.group is None:
-        return None
-    if comm.group not in _groups:
-        members = dist.get_process_group_ranks(comm.group)
-        known = dist.distributed_c10d._world.pg_names
+    """Returns a group of hosts for checkpoints, created once; None in a world of one rank."""
+    if comm.group is not None and comm.group not in _groups:
         comm.meet("first checkpoint")
-        device = "cuda" if "nccl" in str(dist.get_backend_config(comm.group)) else "cpu"
-        most = torch.tensor([len(known)], dtype=torch.int32, device=device)
-        comm.maximum(most)
-        while len(known) < most.item():
-            dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
-        _groups[comm.group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
-    return _groups[comm.group]
+        _groups[comm.group] = new_group_of_hosts(comm)
+    return None if comm.group is None else _groups[comm.group]

@@ -197,7 +197,7 @@ def connect_groups(
     """
     all_ranks = connect(group, device)
     if isinstance(all_ranks, GroupComm) and all_ranks.flags_device is None and all_ranks.on_streams:
-        all_ranks.agree_by(_hosts_of(all_ranks.group))
+        all_ranks.agree_by(_hosts_of(all_ranks))
     all_ranks = watched(all_ranks)
     check_groups(all_ranks.size, node_size, shard_group)
     if all(size in (None, all_ranks.size) for size in (node_size, shard_group)):
@@ -241,12 +241,28 @@ _made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGr
 _hosts: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
 
-def _hosts_of(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Returns a gloo group of the same ranks, created only once per `group`; collective over it."""
-    if group not in _hosts:
-        ranks = dist.get_process_group_ranks(group)
-        _hosts[group] = dist.new_group(ranks, backend="gloo", use_local_synchronization=group is not dist.group.WORLD)
-    return _hosts[group]
+def _hosts_of(comm: GroupComm) -> dist.ProcessGroup:
+    """Returns a group of hosts for flags, created only once per group."""
+    if comm.group not in _hosts:
+        _hosts[comm.group] = new_group_of_hosts(comm)
+    return _hosts[comm.group]
+
+
+def new_group_of_hosts(comm: Comm) -> dist.ProcessGroup:
+    """Returns a new gloo group of the same ranks, which these create alone; collective over them.
+
+    torch names such a group after its ranks and the number of groups that each is in (torch-private, tested). If these
+    numbers differ, the ranks would wait for each other under different names: groups of one rank make them equal.
+    """
+    assert comm.group is not None
+    known = dist.distributed_c10d._world.pg_names
+    device = "cuda" if "nccl" in str(dist.get_backend_config(comm.group)) else "cpu"
+    most = torch.tensor([len(known)], dtype=torch.int32, device=device)
+    comm.maximum(most)
+    while len(known) < most.item():
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+    members = dist.get_process_group_ranks(comm.group)
+    return dist.new_group(members, backend="gloo", use_local_synchronization=True)
 
 
 def _mine(group: dist.ProcessGroup, parts: list[list[int]]) -> dist.ProcessGroup:
