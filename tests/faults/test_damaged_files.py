@@ -31,7 +31,7 @@ from zerobench.records import SearchRow
 from zerobench.results.folders import write_search
 from zerobench.results.frames import columns_of
 from zerobench.results.tables import load
-from zerobench.zero.checkpoint.weights import find_weights
+from zerobench.zero.checkpoint.save_load import find_weights
 
 RESULTS = Path(__file__).parent.parent.parent / "results"
 Example = Callable[[Path], list[Path]]
