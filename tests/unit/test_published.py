@@ -15,9 +15,9 @@ from validation.published.command import record_of, write
 from validation.published.equations import states_per_parameter
 from validation.published.figure import Reproduced, reproduce
 from validation.published.sources import SOURCES
-from validation.published_runs.causes import GIB
 from validation.published_runs.cells import built_as, family_of, plan_of
 from validation.published_runs.hardware import hardware_of
+from validation.published_runs.peaks import GIB
 from validation.published_runs.rows import PublishedRun
 from validation.runner import run_real
 from validation.store import read
