@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.cells import cell
 from zerobench import zero
-from zerobench.commands.estimate import command
+from zerobench.commands import estimate as command
 from zerobench.config import schema_memory, schema_training
 from zerobench.fake import world_of_tensors
 from zerobench.fake.as_gpu import BLAS_WORKSPACE, Allocations, as_gpu
