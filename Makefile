@@ -8,8 +8,8 @@ export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
-.PHONY: questions compare published gpu-suite peers setup-browser setup-triton test-triton kernel-ulps lock replay report fake-equality blind
-.PHONY: kills table1 answer-times certificates watch-cost gpu-runs one-gpu update-traffic published-runs versions predicted-maps predicted-runs
+.PHONY: questions compare published gpu-suite peers setup-browser setup-triton test-triton kernel-ulps lock replay report fake-equality
+.PHONY: table1 answer-times certificates watch-cost gpu-runs one-gpu update-traffic published-runs predicted-maps predicted-runs
 .PHONY: largest-model clean
 
 help:
@@ -39,9 +39,6 @@ help:
 	@echo "make watch-cost  what a watched and a verified step cost, as ratios to a plain one (results/watch_cost.csv)"
 	@echo "make gpu-suite  what this machine's GPU can do, in 8 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
-	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
-	@echo "make kills      200 cells under random kills, compared with an undisturbed sweep (results/kills/; KILLS=--help)"
-	@echo "make versions   bytes and volume of DDP, FSDP2 and ZeRO under releases of torch (TORCH="2.12.1 2.13.0")"
 	@echo "make predicted-runs  others' throughput beside our predictions; fits what is fitted (results/predicted_runs/)"
 	@echo "make predicted-maps  the fastest strategy over model and ranks, networks of break-even (results/predicted_maps/)"
 	@echo "make one-gpu   rates of one GPU, fitted to results/h100; the next machines' steps, predicted"
@@ -301,12 +298,6 @@ EQUALITY ?= --rerun
 fake-equality: setup
 	$(VALIDATE) fake-equality $(EQUALITY)
 
-# Two calls with a commit between them: the predictions of a seed are written first, and then held against real worlds.
-SEED ?= 1
-
-blind: setup
-	$(VALIDATE) blind --seed $(SEED) $(BLIND)
-
 # On an idle machine: ANSWER_TIMES="--before REV --rounds 3"
 answer-times: setup
 	$(VALIDATE) answer-times $(ANSWER_TIMES)
@@ -319,24 +310,6 @@ certificates: setup
 watch-cost: setup
 	$(VALIDATE) watch-cost $(WATCH_COST)
 	$(RUN) tools/docs/pages.py
-
-# A campaign that is stopped is taken up where it was, from build/kills: KILLS="--seed 3 --every 12"
-KILLS ?=
-
-kills: setup
-	$(VALIDATE) kills $(KILLS)
-
-# Releases of torch, each in an environment that is made once. VERSIONS="--loops fsdp2"; without a network
-# PIP="--no-index --find-links DIR"; Pythons that are there: TORCH= VERSIONS="--python old/bin/python=before".
-TORCH ?= 2.11.0 2.12.1 2.13.0
-RELEASES = build/releases
-
-versions: setup
-	for one in $(TORCH); do \
-	  test -f $(RELEASES)/$$one/installed || { $(PYTHON) -m venv --clear $(RELEASES)/$$one && \
-	    $(RELEASES)/$$one/bin/python -m pip install --quiet $(PIP) . torch==$$one && touch $(RELEASES)/$$one/installed; } || exit 1; \
-	done
-	$(VALIDATE) versions $(foreach one,$(TORCH),--python $(RELEASES)/$(one)/bin/python="torch $(one)") $(VERSIONS)
 
 # BUDGETS="results/budgets/tiers.yaml" for some of them
 budget: setup

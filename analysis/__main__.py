@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from analysis import convergence, memory_cap, residual, tiers, topology
+from analysis import convergence, residual, tiers, topology
 from zerobench.commands.plot import FIGURES as PLOTTED
 from zerobench.commands.plot import add_figure_options, plot, save_figure
 from zerobench.config.unknown_keys import nearest
@@ -30,20 +30,16 @@ Each explains itself: python -m analysis NAME --help. Exit code 2: there is noth
 
 FIGURES = {
     "memory": "stages", "volume": "stages", "timeline": "stages", "step_time": "step_time", "scaling": "scaling",
-    "throughput": "scaling", "losses": "losses", "pareto": "frontier", "memory_cap": "memory_cap", "offload": "offload",
-    "offload_time": "offload_time", "infinity": "infinity", "delayed": "delayed", "activation": "activation",
-    "partition": "partition", "buffers": "buffers", "arena": "arena", "tiling": "tiling", "zeropp": "zeropp",
-    "shard_group": "shard_group", "nodes": "nodes", "muon": "muon", "compile": "compile",
-    "long_sequences": "long_sequences", "low_bit": "low_bit",
+    "throughput": "scaling", "losses": "losses", "pareto": "frontier", "offload": "offload", "infinity": "infinity",
+    "delayed": "delayed", "activation": "activation", "buffers": "buffers", "zeropp": "zeropp", "muon": "muon",
+    "compile": "compile", "long_sequences": "long_sequences",
 }  # fmt: skip
 """Figure -> the experiment that produces its runs."""
 
 DRAWN_HERE: dict[str, Callable[..., Figure]] = {
     draw.__name__: draw
     for draw in (
-        residual.activation, residual.partition, residual.buffers, residual.arena, residual.tiling, tiers.offload,
-        tiers.offload_time, tiers.infinity, convergence.delayed, convergence.low_bit, topology.zeropp,
-        topology.shard_group, topology.nodes, memory_cap.memory_cap,
+        residual.activation, residual.buffers, tiers.offload, tiers.infinity, convergence.delayed, topology.zeropp,
     )
 }  # fmt: skip
 """Figure -> the function of its name; the others are figures of `zerobench plot`."""
@@ -54,7 +50,10 @@ DRAWN_AS = {"muon": "memory", "compile": "memory", "long_sequences": "memory"}
 OF_FOLDERS = ("compare", "largest_model", "table1", "predicted_maps", "calibration")
 """Modules with FOLDER, `read` and FIGURES (name -> function), and, if the figures come with tables, `write_tables`."""
 
-WITHOUT_FIGURE = ("zeropp_error", "settings", "accumulation", "gradient_dtype", "save")
+WITHOUT_FIGURE = (
+    "memory_cap", "offload_time", "partition", "arena", "tiling", "shard_group", "nodes", "low_bit", "zeropp_error",
+    "settings", "accumulation", "gradient_dtype", "save",
+)  # fmt: skip
 """Experiments whose runs make a table on a page and no figure."""
 
 UNTIMED = (

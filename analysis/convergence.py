@@ -1,4 +1,4 @@
-"""Curves of losses: with the delayed parameter update, and with AdamW's states in fewer bits."""
+"""Curves of losses with the delayed parameter update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from analysis.bars import name_failed
 from zerobench.plots.losses import losses
 from zerobench.plots.page import Sheet
 from zerobench.plots.panels import MOST_PANELS
-from zerobench.plots.style import BLUE, GREEN, ORANGE, PURPLE, VERMILION
+from zerobench.plots.style import BLUE, VERMILION
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results
 
@@ -22,8 +22,6 @@ WINDOW = 21
 
 LOOKS = {False: ("not delayed", BLUE), True: ("delayed", VERMILION)}
 """Whether a cell's update is delayed -> name and color."""
-
-COLORS = (BLUE, GREEN, VERMILION, ORANGE, PURPLE)
 
 
 def delayed(results: Results, panels: int = MOST_PANELS) -> Figure:
@@ -54,31 +52,6 @@ def _offload_of(cell: Any) -> dict[str, Any]:
     """A cell's section of the config; empty if nothing leaves the device."""
     section: dict[str, Any] = json.loads(cell.config).get("offload", {})
     return section
-
-
-def low_bit(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """Losses with AdamW's states in bf16 and in 8 bits, minus those with fp32 states.
-
-    Thin: each step's loss, mean over the ranks, minus that of the first cell. Thick: the mean over the steps around it.
-    One panel, of the newest launches; a cell that failed is named.
-    """
-    cells = list(summarize(results.runs).itertuples())
-    words = f"Loss with states of AdamW in fewer bits minus that with fp32 states; thick: means over {WINDOW} steps."
-    figure = Sheet(1, 2.4, words)
-    axes = figure.subplots()
-    curves = {
-        f"{cell.strategy} {json.loads(cell.config)['optimizer']['name']}": losses(results, cell).astype("float64")
-        for cell in cells if cell.status == "ok"
-    }  # fmt: skip
-    first = next(iter(curves), "")
-    for (words, curve), color in zip([*curves.items()][1:], COLORS * len(cells), strict=False):
-        _draw_curve(axes, curve - curves[first], words, color)
-    axes.axhline(0, color="black", lw=0.8, label=first)
-    axes.set(xlabel="step", ylabel=f"loss minus that of {first}\n(nats per token)")
-    axes.set_title(f"{cells[0].model}, {cells[0].precision}, N = {cells[0].world_size}", loc="left")
-    axes.legend(title="optimizer")
-    name_failed(axes, cells, lambda cell: cell.strategy)
-    return figure
 
 
 def _draw_curve(axes: Axes, curve: pd.Series, words: str, color: str) -> None:

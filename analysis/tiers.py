@@ -1,4 +1,4 @@
-"""Model states in three tiers, the device, host memory and files: their bytes, and what it costs in time."""
+"""Model states in three tiers, the device, host memory and files, in bytes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.bars import MS, mark, name_failed, step_interval
-from zerobench.plots.marks import NONE, Rows, absent, bars, rows_of_labels, show, words_of
+from analysis.bars import mark, name_failed
+from zerobench.plots.marks import Rows, absent, bars, rows_of_labels, words_of
 from zerobench.plots.page import Sheet, key, sheet
-from zerobench.plots.panels import MOST_PANELS, comparisons, on_cores, rows_of, title, with_times
+from zerobench.plots.panels import MOST_PANELS, comparisons, rows_of, title
 from zerobench.plots.style import BLUE, GREEN, SKY, VERMILION, Fills, number, patches, rule, seen, stack
 from zerobench.records import STATES
 from zerobench.results.selection import latest
@@ -95,48 +95,6 @@ def _draw_bytes(axes: Axes, place: int, cell: Any, results: Results) -> None:
     words = f"{on_device:.1f}\nof {height:.1f}" if height > on_device else f"{height:.1f}"
     number(axes, place, height, words)
     mark(axes, place, cell.floor_states_bytes / cell.psi)
-
-
-# -- time ----------------------------------------------------------------------------------------------------
-
-
-def offload_time(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """Cost in time of having less of the model states on the device.
-
-    A bar a cell: the median time of a step with its 95 % interval, and below it what the device keeps, in bytes per
-    parameter. On a machine without a GPU the host computes for both sides, so what an update gains by running beside a
-    forward is not to be seen there. A cell that failed, or was not run, is drawn as such.
-    """
-    settings = with_times(comparisons(results))
-    caption = "Time of a step by where the optimizer's states are: medians with their 95 % intervals"
-    figure, places = sheet(settings, panels, (4.0, 2.0), f"{caption}{on_cores(settings)}.")
-    for axes, cells in places:
-        bars(axes, cells, _draw_step, _time_rows(results, cells))
-        axes.set_ylabel("time of a step (ms)")
-        axes.set_title(title(cells, settings))
-    return figure
-
-
-def _time_rows(results: Results, cells: pd.DataFrame) -> Rows:
-    """The rows below the bars."""
-    rows = dict(rows_of_labels([str(label) for label in cells["label"]]))
-    where = rows.pop("offload", [NONE] * len(cells))
-    rows = {name: values for name, values in rows.items() if name != "delayed_after"}
-    rows["delayed"] = [{"true": "yes"}.get(value, NONE) for value in rows.pop("delayed", [NONE] * len(cells))]
-    kept = [_kept(results, cell) for cell in cells.itertuples()]
-    tiers = {NONE: "device", "cpu": "host", "nvme": "files"}
-    return {"optimizer in": [tiers.get(name, name) for name in where], **rows, "device keeps (bytes/ψ)": kept}
-
-
-def _kept(results: Results, cell: Any) -> str:
-    if cell.status not in ("ok", "no times") or rows_of(results, "memory", cell).empty:
-        return NONE
-    return f"{parts_of(results, cell)['device']:.1f}"
-
-
-def _draw_step(axes: Axes, place: int, cell: Any) -> None:
-    axes.bar(place, MS * cell.step_s, 0.6, color=BLUE)
-    number(axes, place, step_interval(axes, place, cell), show(MS * cell.step_s), 4)
 
 
 # -- files, as the model grows -------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """Maps of predicted steps: which strategy is fastest over model and ranks, from which network on one is ahead of
-another, how each scales, and which options change a step by more than the interval.
+another, and how each scales.
 
 setting     bf16, AdamW, blocks recomputed, MICRO_BATCH sequences of SEQUENCE tokens per GPU, on CLUSTER
 grid        what fits: by the paper's formula states are at most USABLE of the device; activations are not counted
 break-even  the network, Gbit/s per node, at which two cells take the same time; empty if there is none in NETWORKS
-live        the effect of an option on the step is beyond the interval of its prediction
 
-Writes steps.csv, options.csv and break_even.csv to --out. Executed schedules stay in --cache.
+Writes steps.csv and break_even.csv to --out. Executed schedules stay in --cache.
 
     python -m validation predicted-maps
 """
@@ -27,7 +26,6 @@ from zerobench.config.schema_memory import CHOICES
 from zerobench.fake_execution import CUDA
 from zerobench.predict.build import ModelFacts, facts_of
 from zerobench.predict.estimate import closed_form
-from zerobench.timing.interval import interval_of
 from zerobench.timing.prediction import reduced, step_time
 
 from .schedules import Schedules
@@ -46,8 +44,7 @@ MICRO_BATCH, SEQUENCE = 4, 1024
 USABLE = 0.92
 
 OPTION_MODEL, OPTION_RANKS = "gpt_7b", 64
-SLOW_GBIT_S = 100.0
-"""A second network for the options: Ethernet of 100 Gbit/s per node."""
+"""The cell whose options are compared with zero3."""
 
 ZEROPP = ("hpz", "all")
 
@@ -66,19 +63,6 @@ class StepRow:
     step_s: float
     exposed_s: float
     tokens_s_gpu: float
-
-
-@dataclass(frozen=True)
-class OptionRow:
-    """An option's effect on the step, a fraction. `interval`: half of the interval's width; `live`: 1 if beyond it."""
-
-    option: str
-    strategy: str
-    node_gbit_s: float
-    step_s: float
-    effect: float
-    interval: float
-    live: int
 
 
 @dataclass(frozen=True)
@@ -103,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Executes the cells that are not kept yet, and writes the maps."""
     grid = fitting_cells()
-    options = dict(options_of(grid[OPTION_MODEL, OPTION_RANKS, "zero3"], grid[OPTION_MODEL, OPTION_RANKS, "zero1"]))
+    options = options_of(grid[OPTION_MODEL, OPTION_RANKS, "zero3"])
     schedules = Schedules(chosen.cache, chosen.jobs)
     everything = [*grid.values(), *options.values()]
     schedules.execute("maps", [(reduced(config), CUDA) for config in everything])
@@ -119,11 +103,9 @@ def run(chosen: argparse.Namespace) -> int:
         rate = config.micro_batch * config.accumulation * config.sequence / step.step_s
         steps.append(StepRow(model, psi, ranks, strategy, states_of(config), step.step_s, step.exposed_s, rate))
     write(chosen.out / "steps.csv", StepRow, steps)
-    effects = list(_option_rows(options, seconds))
-    write(chosen.out / "options.csv", OptionRow, effects)
     edges = list(_break_even_rows(grid, options, seconds))
     write(chosen.out / "break_even.csv", BreakEvenRow, edges)
-    print(f"{chosen.out}: steps.csv, options.csv, break_even.csv")
+    print(f"{chosen.out}: steps.csv, break_even.csv")
     return 0
 
 
@@ -158,51 +140,23 @@ def states_of(config: CellConfig) -> int:
     return closed_form(config, facts(config.model_name)) or 0
 
 
-def options_of(zero3: CellConfig, zero1: CellConfig) -> Iterator[tuple[tuple[str, str], CellConfig]]:
-    """Yields (option, strategy) -> its cell; the option "" is the default."""
+def options_of(zero3: CellConfig) -> dict[str, CellConfig]:
+    """Returns the options that send less between nodes than `zero3` -> its cell with them."""
     per_node = costs_of(CLUSTER, None).cluster.devices_per_node
-    yield ("", "zero3"), zero3
-    yield ("", "zero1"), zero1
-    for number in (0, 2):
-        yield (f"strategy.prefetch={number}", "zero3"), _of_strategy(zero3, prefetch=number)
-    yield ("strategy.reshard_after_forward=false", "zero3"), _of_strategy(zero3, reshard_after_forward=False)
-    yield ("strategy.overlap_gather=false", "zero1"), _of_strategy(zero1, overlap_gather=False)
-    for cell in (zero3, zero1):
-        name = cell.strategy.name
-        yield (f"node_size={per_node}", name), replace(cell, node_size=per_node)
-        yield (f"shard_group={per_node}", name), replace(cell, shard_group=per_node)
-    for name in ZEROPP:
-        yield (f"zeropp={name}", "zero3"), replace(zero3, node_size=per_node, zeropp=CHOICES[name]())
-
-
-def _of_strategy(config: CellConfig, **options: Any) -> CellConfig:
-    return replace(config, strategy=replace(config.strategy, **options))
-
-
-def _option_rows(options: dict[tuple[str, str], CellConfig], seconds: Any) -> Iterator[OptionRow]:
-    for rate in (costs_of(CLUSTER, None).cluster.node_gbit_s, SLOW_GBIT_S):
-        for (option, strategy), config in options.items():
-            usual, here = seconds(options["", strategy], rate).step_s, seconds(config, rate).step_s
-            found = interval_of(costs_of(CLUSTER, rate), config)
-            half, effect = (found.high - found.low) / 2, here / usual - 1
-            if option:
-                yield OptionRow(option, strategy, rate, here, effect, half, int(abs(effect) > half))
+    cells = {f"zeropp={name}": replace(zero3, node_size=per_node, zeropp=CHOICES[name]()) for name in ZEROPP}
+    return {f"shard_group={per_node}": replace(zero3, shard_group=per_node)} | cells
 
 
 def _break_even_rows(
-    grid: dict[tuple[str, int, str], CellConfig], options: dict[tuple[str, str], CellConfig], seconds: Any
+    grid: dict[tuple[str, int, str], CellConfig], options: dict[str, CellConfig], seconds: Any
 ) -> Iterator[BreakEvenRow]:
     """Yields where the strategy that sends less between nodes stops being ahead."""
     pairs = [
         (model, ranks, "zero2", "zero3", grid[model, ranks, "zero2"], grid[model, ranks, "zero3"])
         for model, ranks, name in grid if name == "zero2" and ranks > RANKS[0]
     ]  # fmt: skip
-    usual = options["", "zero3"]
-    pairs += [
-        (OPTION_MODEL, OPTION_RANKS, option, "zero3", config, usual)
-        for (option, strategy), config in options.items()
-        if strategy == "zero3" and option.startswith(("zeropp", "shard"))
-    ]  # fmt: skip
+    zero3 = grid[OPTION_MODEL, OPTION_RANKS, "zero3"]
+    pairs += [(OPTION_MODEL, OPTION_RANKS, option, "zero3", config, zero3) for option, config in options.items()]
     for model, ranks, fast, slow, one, other in pairs:
         yield BreakEvenRow(model, ranks, fast, slow, *_edge(one, other, seconds))
 

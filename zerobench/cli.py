@@ -30,7 +30,7 @@ from .results.options import refuse
 
 VERBS = {
     "plan": "plan.command",
-    "estimate": "estimate.command",
+    "estimate": "estimate",
     "predict": "predict",
     "status": "status",
     "show": "show",
@@ -54,7 +54,7 @@ REMOVED = {
     "published": "make published",
     "estimate --published": "make published-runs",
     "predict --published": "make predicted-runs FILE=runs.csv",
-    "versions": "make versions",
+    "versions": "docs/how-to/bisect-and-trends.md",
     "gpu-suite": "make gpu-suite",
     "bisect": "git bisect run zerobench budget check FILE",
     "history": "zerobench budget check --benchmark-json FILE",

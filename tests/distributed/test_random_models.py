@@ -218,8 +218,10 @@ def test_any_number_of_micro_batches_holds_what_is_replayed(thorough, tmp_path) 
             micro_batch=1, sequence=1, measure=Measure(1, 2), strategy={"accumulate": accumulate},
         )
         for strategy in STRATEGIES
-        for precision in (schema_training.Fp32(), schema_training.Bf16(), schema_training.Fp16(initial_scale=16.0))
-        for count in ((1, 2, 3, 4, 5, 8) if thorough else (1, 3, 5))
+        for precision in (schema_training.Fp32(), schema_training.Fp16(initial_scale=16.0), schema_training.Bf16())[
+            : 3 if thorough else 2
+        ]
+        for count in ((1, 2, 3, 4, 5, 8) if thorough else (3, 5))
         for accumulate in (("last", "every") if thorough else ("last",))
     ]  # fmt: skip
     assert [one.problems for one in cells if one.problems] == []

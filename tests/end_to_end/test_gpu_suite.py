@@ -2,61 +2,16 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 from contextlib import chdir, redirect_stdout
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 import zerobench as package
-from tests.end_to_end.command import ROOT
 from validation.__main__ import main as validate
 from validation.gpu_suite import SECTIONS
 from validation.gpu_suite.suite import NONE
-
-PACKAGES = (
-    "torch", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil", "transformers", "hydra-core", "omegaconf",
-    "antlr4-python3-runtime",
-)  # fmt: skip
-"""What the documents say that a plain checkout needs."""
-
-
-def needed() -> set[str]:
-    """PACKAGES and what they need themselves, here."""
-    found: set[str] = set()
-    todo = list(PACKAGES)
-    while todo:
-        name = canonicalize_name(todo.pop())
-        if name not in found:
-            found.add(name)
-            wanted = [Requirement(line) for line in distribution(name).requires or []]
-            todo += [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return found
-
-
-def test_the_documents_list_what_a_checkout_needs() -> None:
-    text = " ".join((ROOT / "docs/how-to/gpu-suite.md").read_text().split())
-    assert f"given {', '.join(PACKAGES[:-1])} and {PACKAGES[-1]}" in text
-
-
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment with PACKAGES and nothing else, zerobench least of all: it is found by its path alone."""
-    site, packages = tmp_path_factory.mktemp("site"), Path(torch.__file__).parents[1]
-    for name in needed():
-        parts = {path.parts[0] for path in distribution(name).files or [] if path.parts[0] != ".."}
-        for part in parts - {"__pycache__"}:
-            if not (site / part).exists():
-                (site / part).symlink_to(packages / part)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)])}
-
 
 SMALL = ("--small", "--device", "cpu", "--minutes", "1000")
 """The minutes count from the start of this process."""
@@ -73,12 +28,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     with chdir(out.parent), redirect_stdout(printed):
         assert validate(["gpu-suite", *SMALL, "--out", str(out)]) == 0
     return out, printed.getvalue()
-
-
-def test_without_being_installed_it_says_so(checkout: dict[str, str], tmp_path: Path) -> None:
-    version = [sys.executable, "-S", "-m", "zerobench", "--version"]
-    done = subprocess.run(version, env=checkout, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.startswith("zerobench not installed, torch 2."), done.stderr
 
 
 @pytest.mark.slow

@@ -35,13 +35,6 @@ def test_a_dry_run_of_one_cell_composes_twice_and_loads_no_compiler(tmp_path: Pa
     assert started("strategy=zero2", "model=gpt_tiny", "--dry-run", cwd=tmp_path) == ["0", "2", "torch"]
 
 
-def test_cells_of_a_sweep_with_equal_choices_are_updates_of_one_composition(tmp_path: Path) -> None:
-    """Two strategies are two compositions, whatever the number of seeds."""
-    _, one, _ = started("-m", "strategy=zero2", "model=gpt_tiny", "--dry-run", cwd=tmp_path)
-    _, six, _ = started("-m", "strategy=zero2,zero3", "seed=1,2,3", "model=gpt_tiny", "--dry-run", cwd=tmp_path)
-    assert int(six) - int(one) == 1
-
-
 LOADS = """
 import os, sys
 from zerobench.cli import fork_server, run
@@ -56,12 +49,9 @@ print("LOADED", code, *(name for name in slow if name in sys.modules), file=sys.
 @pytest.mark.parametrize(
     ("arguments", "loaded"),
     [
-        ("estimate strategy=zero3 model=gpt_tiny", []),
         ("plan --device-memory 1GiB --gpus 2 model=gpt_tiny strategy=zero3", []),
         ("predict --cluster h100-3200 strategy=zero3 model=gpt_tiny", ["pandas", "pyarrow"]),
-        ("-m strategy=zero2,zero3 model=gpt_tiny --dry-run", ["pandas", "pyarrow"]),
         ("status runs", ["pandas", "pyarrow"]),
-        ("show 1 --results runs", ["pandas", "pyarrow"]),
     ],
 )
 def test_a_command_loads_what_it_uses(arguments: str, loaded: list[str], tmp_path: Path) -> None:
@@ -72,10 +62,11 @@ def test_a_command_loads_what_it_uses(arguments: str, loaded: list[str], tmp_pat
     assert sorted(told) == loaded, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["status", "--help"]])
-def test_what_needs_no_torch_takes_half_a_second_of_cpu(arguments: list[str], tmp_path: Path) -> None:
+def test_what_needs_no_torch_takes_half_a_second_of_cpu(tmp_path: Path) -> None:
     before = os.times()
-    subprocess.run([sys.executable, "-m", "zerobench", *arguments], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "zerobench", "status", "--help"], cwd=tmp_path, check=True, capture_output=True
+    )
     after = os.times()
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     assert spent <= 0.5
@@ -91,7 +82,7 @@ assert gc.isenabled() and gc.get_freeze_count()
 """
 
 
-@pytest.mark.parametrize("arguments", ["estimate strategy=zero5", "strategy=zero5", "plan --help", "-m --dry-run"])
+@pytest.mark.parametrize("arguments", ["estimate strategy=zero5", "plan --help", "-m --dry-run"])
 def test_the_fork_server_loads_torch_while_the_command_does(arguments: str, tmp_path: Path) -> None:
     """Help and a dry run start none. The collector runs after the imports, whose objects it does not visit."""
     command = [sys.executable, "-c", STARTS, *arguments.split()]

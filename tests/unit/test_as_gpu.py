@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.cells import cell
 from zerobench import zero
-from zerobench.commands.estimate import command
+from zerobench.commands import estimate as command
 from zerobench.config import schema_memory, schema_training
 from zerobench.fake import world_of_tensors
 from zerobench.fake.as_gpu import BLAS_WORKSPACE, Allocations, as_gpu
@@ -70,11 +70,11 @@ def test_a_reduction_on_a_gpu_copies_no_input() -> None:
 
 STATES: list[tuple[str, int, dict[str, Any]]] = [
     ("zero1", 4, {}),
+    ("zero2", 2, {"offload": schema_memory.CpuOffload(), "precision": schema_training.Bf16()}),
     ("zero2", 2, {"arena": True}),
     ("zero3", 8, {"node_size": 4, "zeropp": schema_memory.AllOfZeropp()}),
     ("zero2", 8, {"shard_group": 4}),
     ("zero1", 4, {"optimizer": schema_training.Muon()}),
-    ("zero2", 2, {"offload": schema_memory.CpuOffload(), "precision": schema_training.Bf16()}),
     ("zero3", 4, {"offload": schema_memory.CpuOffload(fraction=0.5), "accumulation": 2}),
     ("zero2", 4, {"offload": schema_memory.CpuOffload(), "arena": True}),
     ("zero2", 4, {"offload": schema_memory.CpuOffload(), "optimizer": schema_training.Muon()}),
@@ -83,6 +83,7 @@ STATES: list[tuple[str, int, dict[str, Any]]] = [
 
 
 @pytest.mark.slow
+@pytest.mark.shown(4)
 @pytest.mark.parametrize(("strategy", "ranks", "more"), STATES)
 def test_states_on_a_gpu_are_those_that_theory_predicts_for_one(
     strategy: str, ranks: int, more: dict[str, Any]

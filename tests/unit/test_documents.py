@@ -19,7 +19,7 @@ PAGES = [*pages(), ROOT / "SECURITY.md"]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-MADE = ("results/runs", "results/mlp", "results/calibration", "build/docs", "results/budgets/", "results/versions")
+MADE = ("results/runs", "results/mlp", "results/calibration", "build/docs", "results/budgets/")
 """Paths that a reader's own commands make."""
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cells import cell
-from zerobench.commands.estimate.command import estimate
-from zerobench.commands.estimate.show import as_csv, as_table, verdict
+from zerobench.commands.estimate import as_csv, as_table, estimate, verdict
 from zerobench.commands.simulated import DEFAULTS, LargeTensor, SimulatedCell, ask
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import RefusedError
@@ -159,13 +158,13 @@ def test_tables_and_csv_say_what_fits_and_what_failed(tmp_path: Path) -> None:
     first, second = csv.DictReader(as_csv(rows, None).splitlines())
     assert [int(first[f"{key}_bytes"]) for key in ("peak", "loss", "largest")] == [2**32, 3 * 2**30, 2**30]
     assert (second["peak_bytes"], second["problem"]) == ("", "strategy=deepspeed_zero3: needs deepspeed")
-    from zerobench.commands.estimate.figure import draw
+    from zerobench.commands.estimate_figure import draw
 
-    draw(rows, tmp_path / "bars.svg", 2**31)
+    draw(rows[:1], tmp_path / "bars.svg", "a title", 2**31)
     drawn = (tmp_path / "bars.svg").read_text()
     assert "stroke-dasharray" in drawn
     with pytest.raises(ValueError, match="no cell has an estimate"):
-        draw(rows[1:], tmp_path / "none.svg")
+        draw([], tmp_path / "none.svg", "")
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.__main__ import DRAWN_AS, DRAWN_HERE, FIGURES, PLOTTED, main
+from analysis.__main__ import DRAWN_AS, DRAWN_HERE, FIGURES, PLOTTED
 from tests.cells import cell
 from tests.made_up import MIB, NUMBERS, figure_of, results_of, run, texts, tops
 from zerobench import cli
 from zerobench.commands.plot import plot
-from zerobench.records import CATEGORIES, STATES, MemoryRow, RunRow, SearchRow
+from zerobench.records import CATEGORIES, STATES, MemoryRow, RunRow
 from zerobench.results.frames import frame_of
 from zerobench.results.summary import summarize
 from zerobench.results.tables import collect
@@ -149,19 +149,6 @@ def test_buffers_are_lines_over_the_models_sizes() -> None:
     assert lines == {"-": [8, 8], ":": [1, 4], "--": pytest.approx([4e6 / MIB, 16e6 / MIB])}
 
 
-def test_nodes_draw_what_crosses_of_what_a_rank_sends() -> None:
-    """Flat: two of the three others are in the other node. In two hops the meter has told."""
-    flat = run("zero2", 4, wire_bytes=6 * 10**6)
-    config = json.dumps(json.loads(flat.config) | {"node_size": 2})
-    told = {"between_nodes_bytes": 2 * 10**6, "predicted_between_nodes_bytes": 2 * 10**6}
-    hops = replace(flat, config=config, cell_id="two hops", run_id="two hops", **told)
-    axes = figure_of("nodes", results_of([flat, hops])).axes[0]
-    assert [bar.get_height() for bar in axes.patches] == pytest.approx([4, 2, 2, 4])
-    assert [text.get_text() for text in axes.texts if text.get_gid()] == ["4.00\nof 6.00", "2.00\nof 6.00"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["flat\nzero2", "two hops\nzero2"]
-    assert axes.collections[0].get_segments()[0][0][1] == pytest.approx(2)
-
-
 POOL = {"name": "nvme", "block_bytes": 4 * MIB, "buffers": 16}
 
 
@@ -218,37 +205,6 @@ def test_show_sets_other_tiers_and_links_beside_their_formulas(tmp_path: Path, c
     assert "device to host 4.0 MiB 3.0 MiB 1.0 MiB" in lines
     assert not any(line.startswith("host to device") for line in lines)
     assert sum("told apart by the engine's labels" in line for line in lines) == 1
-
-
-def search(strategy: str, limit: int, rate: float | None, **more: Any) -> dict[str, Any]:
-    row = SearchRow(
-        f"{strategy}{limit}", strategy, "tiny", 2, 16, 32, "cpu", limit * MIB, "found" if rate else "nothing_fits", "",
-        5, MIB, "a b c", tokens_per_s=rate, **more,
-    )  # fmt: skip
-    return asdict(row)
-
-
-@pytest.mark.slow
-def test_memory_cap_has_a_bar_a_limit_or_says_that_nothing_fits(tmp_path: Path) -> None:
-    best = {"micro_batch": 4, "accumulation": 2, "checkpointing": True}
-    interval = {"tokens_per_s_low": 180.0, "tokens_per_s_high": 230.0}
-    rows = [search("ddp", 10, None), search("ddp", 20, 200.0, **best, **interval), search("zero1", 10, 100.0)]
-    results = replace(results_of([]), searches=frame_of(rows, SearchRow))
-    axes = figure_of("memory_cap", results).axes[0]
-    words = texts(axes.figure)
-    assert "4×2 r" in words
-    assert [word for word in words if "nothing fits" in word] == ["× ddp: nothing fits"]
-    assert [word for word in words if "missing" in word] == ["× zero1: missing"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["10 MiB", "20 MiB"]
-    assert {(round(bar.get_x()), bar.get_height()) for bar in axes.patches} == {(0, 100.0), (1, 200.0)}
-    ((whisker,),) = [[s[:, 1].tolist() for s in bar.get_segments()] for bar in axes.collections]
-    assert whisker == [180.0, 230.0]
-    collect(results, tmp_path / "runs")
-    assert main(["memory_cap", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 2, (
-        "no runs: the search's are in the folder"
-    )
-    collect(replace(results_of([run("ddp", 2)]), searches=results.searches), tmp_path / "runs")
-    assert main(["memory_cap", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
 
 
 @pytest.fixture(autouse=True)

@@ -81,36 +81,29 @@ BRITISH_ON_PURPOSE = {
 
 @pytest.mark.slow
 def test_no_pattern_that_is_read_twice() -> None:
-    found = [f"{_place(path)}:{line}: {text}" for path in _checked() for line, text in patterns(path.read_text())]
-    assert not found, "\n".join(found)
-
-
-def test_no_pattern_that_is_read_twice_on_a_page() -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    found = [f"{_place(path)}:{line}: {text}" for path in pages for line, text in on_page(path.read_text())]
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.slow
-def test_no_pattern_that_is_read_twice_in_a_message_or_a_docstring() -> None:
-    found = [
-        f"{_place(path)}:{first + line - 1}: {words}"
-        for path in _checked()
-        if _place(path).startswith("zerobench/") and path.suffix == ".py"
-        for first, text in texts(path.read_text())
-        for line, words in patterns(text, IN_PACKAGE)
-    ]
+    """In all that is written, on pages outside of generated blocks, and in the strings of the package."""
+    found = []
+    for path in _tracked():
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        if name.startswith(DONE):
+            found += patterns(name, text, PATTERNS)
+        if name == "README.md" or name.startswith("docs/"):
+            found += patterns(name, BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text), ON_PAGES)
+        if name.startswith("zerobench/") and path.suffix == ".py":
+            for line, words in texts(text):
+                found += patterns(name, words, IN_PACKAGE, line)
     assert not found, "\n".join(found)
 
 
 @pytest.mark.slow
 def test_spelling_is_that_of_torch() -> None:
-    found = [
-        f"{_place(path)}:{line}: {text}"
+    lines = [
+        (str(path.relative_to(ROOT)), number, line.strip())
         for path in _tracked()
-        for line, text in british(path.read_text())
-        if BRITISH_ON_PURPOSE.get(_place(path), "no line") not in text
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if BRITISH.search(line)
     ]
+    found = [f"{name}:{n}: {line}" for name, n, line in lines if BRITISH_ON_PURPOSE.get(name, "no line") not in line]
     assert not found, "\n".join(found)
 
 
@@ -127,11 +120,11 @@ def test_the_british_name_of_a_models_initializers_is_still_read() -> None:
     assert (engine.full_state_dict()["weight"] == 3.0).all()
 
 
-def patterns(source: str, wrong: dict[str, str] = PATTERNS) -> list[tuple[int, str]]:
+def patterns(name: str, source: str, wrong: dict[str, str], first: int = 1) -> list[str]:
     """Lines with a pattern of `wrong`, each with what to write instead."""
     return [
-        (number, f"{line} -> {instead}")
-        for number, line in enumerate(source.splitlines(), 1)
+        f"{name}:{number}: {line} -> {instead}"
+        for number, line in enumerate(source.splitlines(), first)
         for pattern, instead in wrong.items()
         if re.search(pattern, line)
     ]
@@ -154,31 +147,9 @@ def texts(source: str) -> list[tuple[int, str]]:
     return found
 
 
-def on_page(text: str) -> list[tuple[int, str]]:
-    """Lines of ON_PAGES outside of generated blocks."""
-    return patterns(BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text), ON_PAGES)
-
-
-def british(source: str) -> list[tuple[int, str]]:
-    """Lines with a word of BRITISH, identifiers included."""
-    return [(number, line) for number, line in _lines(source) if BRITISH.search(line)]
-
-
-def _lines(source: str) -> Iterator[tuple[int, str]]:
-    return ((number, line.strip()) for number, line in enumerate(source.splitlines(), 1))
-
-
-def _checked() -> list[Path]:
-    return [path for path in _tracked() if _place(path).startswith(DONE)]
-
-
 def _tracked() -> list[Path]:
     """Files that people write: the code, tests, configuration and documents, those of a wheel or a checkout alike."""
     kinds = ("*.py", "*.yaml", "*.md", "*.toml", "*.cpp", "Makefile")
     listed = subprocess.run(["git", "ls-files", *kinds], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     skipped = ("results/", "CHANGELOG.md")
     return [ROOT / name for name in listed.splitlines() if not name.startswith(skipped) and (ROOT / name).exists()]
-
-
-def _place(path: Path) -> str:
-    return str(path.relative_to(ROOT))

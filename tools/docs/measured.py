@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 
-from analysis.residual import counted
 from analysis.tiers import parts_of
-from analysis.topology import crossing_bytes, losses_of
+from analysis.topology import losses_of
 from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, load, recorded
-from tools.docs.render import MiB, render, table
-from validation.releases import Release, read_release
-from validation.releases import rows_of as rows_of_releases
+from tools.docs.render import MiB, render
 from zerobench.config.schema_training import OPTIMIZERS
 from zerobench.judging.budget_file import read_budget
 from zerobench.plots.losses import losses
@@ -111,28 +107,6 @@ def stage_traffic() -> Iterator[Any]:
             )
 
 
-ALWAYS = ("peak_bytes", "states_bytes", "volume_psi")
-"""Rows of the table of releases beside those that have moved."""
-
-
-def versions() -> str:
-    """A table per loop: what moved from release to release of torch, and the whole."""
-    numbers = lambda folder: [int(part) for part in folder.name.removeprefix("torch-").split(".")]  # noqa: E731
-    folders = sorted((RESULTS / "versions/cpu").glob("torch-*"), key=numbers)
-    releases = [read_release(Release(folder.name.replace("-", " "), Path("python")), folder) for folder in folders]
-    parts = []
-    for loop in releases[0].rows:
-        rows = rows_of_releases(releases, loop)
-        moved = [row for row in rows if any("**" in cell for cell in row)]
-        lines = [row for row in rows if row in moved or row[0] in ALWAYS]
-        words = f"{len(moved)} of {len(rows)} figures moved."
-        parts.append(f"{table([loop, *(release.title for release in releases)], lines)}\n\n{words}")
-    first = next(iter(releases[0].rows.values()))[0]
-    launches = min(len(rows) for release in releases for rows in release.rows.values())
-    source = f"N = {first['world_size']} on gloo, ψ = {first['psi']:,}, {launches} launches, {first['started'][:10]}."
-    return "\n\n".join([*parts, source])
-
-
 # -- tiers, groups, ZeRO++, ZeRO-R -----------------------------------------------------------------
 
 OFFLOADED = {(False, False): "nothing", (False, True): "gradients", (True, False): "optimizer", (True, True): "both"}
@@ -220,6 +194,13 @@ def outside_ledger() -> str:
     return textwrap.fill(f"Of the {len(shares)} budgets in bf16 the largest share is {words}.", 130)
 
 
+def crossing_bytes(cell: Any, hops: bool, size: int) -> float:
+    """Bytes that a rank sends to other nodes in a step, in the mean over the ranks. `size`: ranks of a node."""
+    if hops:
+        return float(cell.between_nodes_bytes)
+    return float((cell.world_size - size) / max(1, cell.world_size - 1) * cell.wire_bytes)
+
+
 def nodes() -> Iterator[Any]:
     """Flat collectives, and the same in two hops.
 
@@ -281,6 +262,16 @@ def buffers() -> list[Any]:
     """Communication at its maximum, constant and fused, as the model grows."""
     kind = lambda cell: cell.config.buffers.name or "constant"  # noqa: E731
     return beside(cells(REFERENCE / "buffers", "psi"), lambda cell: cell.psi, kind)
+
+
+def counted(results: Results, cell: Any) -> dict[str, dict[str, float]]:
+    """Returns a cell's "allocations" and "lasting", each by category, the most of any rank in a step; empty if not
+    counted.
+    """
+    memory = rows_of(results, "memory", cell)
+    of_step = memory[(memory["phase"] == "step") & (memory["tier"] == "device")].dropna(subset=["lasting"])
+    most = of_step.groupby("category")[["allocations", "lasting"]].max()
+    return {str(column): {str(k): float(v) for k, v in most[column].items()} for column in most if len(most)}
 
 
 def arena() -> str:

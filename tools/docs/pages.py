@@ -24,8 +24,7 @@ from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, cells, recorded
 from tools.docs.render import render
 from validation.certificates.judged import CertificateCount
 from validation.kernel_ulps import UlpsRow
-from validation.kills import KillsRow
-from validation.predicted_maps import BreakEvenRow, OptionRow
+from validation.predicted_maps import BreakEvenRow
 from validation.store import read
 from validation.update_traffic import TrafficRow
 from validation.watch_cost import WatchCostRow
@@ -56,7 +55,7 @@ CELLS = {
 """Block whose rows are cells as they are -> their folder, and the columns that they are sorted by."""
 
 MEASURED = (
-    "answer", "answer_times", "memory_cap", "stage_traffic", "versions", "offload", "offload_time",
+    "answer", "answer_times", "memory_cap", "stage_traffic", "offload", "offload_time",
     "delayed", "low_bit", "nodes", "shard_group", "zeropp", "zeropp_error", "activation", "buffers", "arena",
     "settings", "accumulation", "gradient_dtype", "outside_ledger",
 )  # fmt: skip
@@ -72,7 +71,6 @@ PREDICTED = (
 """Functions of predicted.py that are named as their blocks."""
 
 ROWS: dict[str, tuple[str, type]] = {
-    "kills": ("kills/kills.csv", KillsRow), "map_options": ("predicted_maps/options.csv", OptionRow),
     "map_break_even": ("predicted_maps/break_even.csv", BreakEvenRow),
     "kernel_ulps": ("kernel_ulps.csv", UlpsRow),
     "update_traffic": ("update_traffic.csv", TrafficRow), "watch_cost": ("watch_cost.csv", WatchCostRow),

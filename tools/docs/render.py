@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.residual import NAMES as CONFIGURATIONS
 from validation.table1 import GB, STAGES
 from zerobench.results.grid import Grid
 from zerobench.sizes import show_bytes
@@ -51,6 +50,13 @@ FORMULAS = {
     "ddp": "4ψ + 4ψ + 8ψ", "zero1": "4ψ + 4ψ + 8ψ/N", "zero2": "4ψ + 4ψ/N + 8ψ/N", "zero3": "4ψ/N + 4ψ/N + 8ψ/N",
 }  # fmt: skip
 """The ZeRO paper's states in fp32 under Adam: parameters, gradients, optimizer states, in bytes."""
+
+CONFIGURATIONS = {
+    ("zero1", "checkpoint"): "C1", ("zero1", "partition"): "C2", ("zero2", "checkpoint"): "C3",
+    ("zero2", "partition"): "C4", ("zero2", "partition_offload"): "C5",
+}  # fmt: skip
+"""Strategy and policy -> the configuration's name in table 3 of ZeRO."""
+
 
 NAMES = {
     "MiB": MiB, "M": 1e6, "ms": 1e-3, "CONFIGURATIONS": CONFIGURATIONS, "FORMULAS": FORMULAS, "STAGES": STAGES,

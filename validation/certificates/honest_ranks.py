@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn, optim
-from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -20,21 +18,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from .honest import (
-    ADAM,
-    LOW_LORA,
-    ActorCritic,
     Experts,
     Lora,
-    Target,
     accelerated,
     both_kinds,
-    follow,
     freeze,
-    half,
     normalized,
     of_low,
     ours,
-    output,
     recompute,
     trainer,
 )  # fmt: skip
@@ -49,7 +40,6 @@ from .loops import (
     autocast,
     error,
     loop,
-    nothing,
     of,
     row_of,
     sgd,
@@ -93,23 +83,15 @@ zero = of(ZeroRedundancyOptimizer, optimizer_class=optim.AdamW, lr=1e-2)
 HONEST |= {
     "ddp": two_ranks(ddp(), "plain", accumulation=1, reductions=1),
     "ddp that accumulates": two_ranks(ddp(micro=2), "plain", accumulation=2, reductions=1),
-    "ddp in epochs of six micro-batches": two_ranks(ddp(micro=(4, 2, 4, 2, 4, 2)), "plain", accumulation=4),
     "ddp that reduces each micro-batch": two_ranks(ddp(micro=2, delay=at_once), "plain"),
-    "ddp, gradients in buckets": two_ranks(usual(wrap=partial(DDP, gradient_as_bucket_view=True)), "plain"),
-    "ddp, static graph": two_ranks(usual(wrap=partial(DDP, static_graph=True)), "plain"),
     "ddp that looks for unused parameters": two_ranks(usual(wrap=unused), "plain"),
-    "ddp in small buckets": two_ranks(usual(wrap=partial(DDP, bucket_cap_mb=0.001)), "plain"),
     "ddp that clips": two_ranks(ddp(clip=0.05), "clipped", clip=0.05),
     "ddp in autocast": two_ranks(ddp(loss=autocast), "plain", computes="bfloat16"),
     "ddp, sums in fp16": two_ranks(ddp(prepare=in_fp16), "plain"),
-    "ddp with adafactor": two_ranks(ddp(of(optim.Adafactor, lr=1e-2))),
-    "ddp with sgd": two_ranks(ddp(sgd), "sgd"),
     "ddp with rprop": two_ranks(ddp(of(optim.Rprop, lr=1e-3)), "rprop"),
     "ddp with muon": two_ranks(ddp(both_kinds), "muon beside adamw"),
     "zero redundancy": two_ranks(ddp(zero), "plain"),
-    "zero redundancy, clipped": two_ranks(ddp(zero, clip=0.05, micro=2), "clipped", clip=0.05),
     "ddp of an adapter": two_ranks(ddp(adamw, Lora), "lora"),
-    "ddp of an adapter on bf16": two_ranks(ddp(adamw, LOW_LORA)),
     "ddp with batch normalization": two_ranks(ddp(adamw, normalized)),
     "ddp with statistics of each rank": two_ranks(
         usual(make=normalized, wrap=partial(DDP, broadcast_buffers=False))
@@ -121,12 +103,6 @@ HONEST |= {
     "ddp whose unused experts are found": two_ranks(usual(make=Experts, wrap=unused)),
     "ddp with metrics": two_ranks(ddp(after=log), "plain"),
     "ddp with a checkpoint": two_ranks(ddp(change=recompute), "plain"),
-    "ddp with a scaler that calibrates": two_ranks(half(scale=2.0**32, wrap=DDP)),
-    "ddp of a target network": two_ranks(
-        ddp(lambda m: ADAM(m.module.online), Target, loss=output, after=follow,
-                change=lambda m: m.target.requires_grad_(False))
-    ),
-    "replicated": two_ranks(usual(wrap=replicate), "plain"),
 }  # fmt: skip
 
 
@@ -145,47 +121,6 @@ def ddp_with_uneven_inputs(job: Job) -> None:
             error(model, *job.batch(step)).backward()
             optimizer.step()
             optimizer.zero_grad()
-
-
-@honest("plain")
-def ddp_with_an_average_of_weights(job: Job) -> None:
-    """Rank 0 alone keeps an average."""
-    model = DDP(job.net())
-    average = copy.deepcopy(model.module)
-
-    def collect(*_: Any) -> None:
-        for own, other in zip(average.parameters(), model.module.parameters(), strict=True):
-            own.data.lerp_(other.detach(), 0.1)
-
-    train(job, model, adamw(model), after=nothing if job.rank else collect)
-
-
-@honest("plain")
-def ddp_compiled(job: Job) -> None:
-    """The model is compiled before it is wrapped."""
-    torch.compiler.reset()
-    model = DDP(torch.compile(job.net(), backend="eager"))
-    train(job, model, adamw(model))
-
-
-@honest()
-def ddp_of_a_gan(job: Job) -> None:
-    """Two wrappers; the generator's step uses the critic, whose gradients are not asked for."""
-    torch.manual_seed(job.seed)
-    generator, critic = DDP(nn.Linear(4, WIDTH)), DDP(nn.Linear(WIDTH, 1))
-    of_critic, of_generator = ADAM(critic), ADAM(generator)
-    with job.watch(critic, of_critic):
-        for step in range(STEPS):
-            (x,) = job.batch(step)
-            made = generator(job.draw(100 * job.rank + step, len(x), 4))
-            of_critic.zero_grad()
-            critic(torch.cat([x, made.detach()])).chunk(2)[0].square().mean().backward()
-            of_critic.step()
-            of_generator.zero_grad()
-            critic.requires_grad_(False)
-            (-critic.module(made)).mean().backward()
-            critic.requires_grad_(True)
-            of_generator.step()
 
 
 @honest()
@@ -207,15 +142,6 @@ def average_gradients(model: Any, *_: Any) -> None:
         parameter.grad /= dist.get_world_size()
 
 
-def average_as_one(model: Any, *_: Any) -> None:
-    """Averages gradients as one flat tensor."""
-    flat = nn.utils.parameters_to_vector([p.grad for p in model.parameters()])
-    dist.all_reduce(flat)
-    parts = flat.split([p.numel() for p in model.parameters()])
-    for parameter, gradient in zip(model.parameters(), parts, strict=True):
-        parameter.grad = gradient.view_as(parameter) / dist.get_world_size()
-
-
 def average_now_and_then(model: Any, _optimizer: Any, step: int) -> None:
     """Averages parameters after each third update (local SGD)."""
     for parameter in model.parameters() if step % 3 == 2 else ():
@@ -226,8 +152,6 @@ def average_now_and_then(model: Any, _optimizer: Any, step: int) -> None:
 by_hand = partial(usual, before=average_gradients)
 HONEST |= {
     "reduced by hand": two_ranks(by_hand(), "plain"),
-    "reduced by hand, clipped": two_ranks(by_hand(micro=2, clip=0.05), "clipped", clip=0.05),
-    "reduced as one tensor": two_ranks(usual(before=average_as_one), "plain"),
     "averaged now and then": two_ranks(usual(after=average_now_and_then)),
 }
 
@@ -275,11 +199,8 @@ HONEST |= {
         usual(wrap=partial(shard, policy=MIXED)), "plain", computes="bfloat16", masters="float32"
     ),
     "fsdp2 of a frozen backbone": two_ranks(fsdp2(change=freeze), "frozen backbone"),
-    "fsdp2 of an adapter": two_ranks(fsdp2(adamw, LOW_LORA)),
     **{f"ours, {name}": two_ranks(partial(ours, strategy=name), "plain") for name in ("zero1", "zero2", "zero3")},
-    "ours, zero2, in host memory": two_ranks(partial(ours, strategy="zero2", options={"offload": "cpu"}), "plain"),
     "ours, zero3, in bf16": two_ranks(partial(ours, strategy="zero3", change=nn.Module.bfloat16, loss=of_low), "plain"),
-    "ours, megatron": two_ranks(partial(ours, strategy="megatron"), "plain"),
     **{
         f"ours, {name}, accumulated and clipped": two_ranks(
             partial(ours, strategy=name, micro=2, clip=0.05), "clipped", clip=0.05, accumulation=2
@@ -291,50 +212,6 @@ HONEST |= {
 }
 
 # -- models over several ranks ---------------------------------------------------------------------------------------
-
-
-@honest()
-def pipeline_by_hand(job: Job) -> None:
-    """Each rank has one of two stages."""
-    torch.manual_seed(job.seed)
-    optimizer = adamw(model := nn.Linear(WIDTH, 8) if job.rank == 0 else nn.Linear(8, 4))
-    with job.watch(model, optimizer):
-        for step in range(STEPS):
-            if job.rank == 0:
-                y = model(job.draw(step, 8, WIDTH))
-                dist.send(y.detach(), 1)
-                gradient = torch.empty_like(y)
-                dist.recv(gradient, 1)
-                y.backward(gradient)
-            else:
-                y = torch.empty(8, 8)
-                dist.recv(y, 0)
-                model(y.requires_grad_()).square().mean().backward()
-                dist.send(torch.as_tensor(y.grad), 0)
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-class Sum(torch.autograd.Function):
-    """Sums over the ranks in forward; in backward each rank has the gradient whole."""
-
-    @staticmethod
-    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
-        """Returns the sum."""
-        y = x.clone()
-        dist.all_reduce(y)
-        return y
-
-    @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
-        """Returns the gradient as it is."""
-        return gradient
-
-
-def columns_and_rows(job: Job) -> nn.Module:
-    """Returns this rank's half of the columns of a matrix, and of the rows of another."""
-    torch.manual_seed(job.seed + job.rank)
-    return nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, OUT, bias=False))
 
 
 def split(model: Any) -> Any:
@@ -362,25 +239,7 @@ def three_layers(job: Job) -> nn.Module:
 
 HONEST |= {
     "tensor parallel": two_ranks(usual(make=three_layers, wrap=split, batch=whole_batch)),
-    "tensor parallel by hand": two_ranks(
-        usual(make=columns_and_rows, batch=whole_batch, loss=lambda m, x: error(lambda y: Sum.apply(m(y)), x))
-    ),
     "experts of each rank": two_ranks(
         usual(make=experts_of_each_rank, before=lambda model, *_: average_gradients(model[0]))
     ),
 }
-
-
-@honest()
-def actor_critic_by_hand(job: Job) -> None:
-    """Two optimizers, one batch; gradients are reduced before each update."""
-    model = ActorCritic(job)
-    both = [ADAM(model.critic), ADAM(model.actor)]
-    with job.watch(model, both):
-        for step in range(STEPS):
-            (x,) = job.batch(step)
-            for optimizer, part, sign in zip(both, (model.critic, model.actor), (1, -1), strict=True):
-                model.zero_grad()
-                (sign * model(x)).mean().backward()
-                average_gradients(part)
-                optimizer.step()

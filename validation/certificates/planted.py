@@ -13,8 +13,8 @@ import torch
 from torch import nn, optim
 from torch.nn.utils import clip_grad_norm_
 
-from .honest import LOW_LORA, MOMENTUM, Lora, convolution, language, language_model, of_low, rates, trainable, wide
-from .loops import STEPS, Job, Plant, adamw, autocast, error, of, plant, row_of, sgd, train, usual
+from .honest import MOMENTUM, Lora, convolution, language, language_model, of_low, rates, trainable, wide
+from .loops import STEPS, Job, Plant, adamw, error, of, plant, row_of, sgd, train, usual
 
 PLANTED: dict[str, Plant] = {}
 """Name -> loop."""
@@ -56,12 +56,6 @@ def detach(model: Any) -> None:
     model[1].register_forward_hook(lambda _module, _inputs, output: output.detach())
 
 
-def first_without_gradients(model: Any) -> None:
-    """Runs the first layers under no_grad."""
-    first = model[0].forward
-    model[0].forward = torch.no_grad()(first)
-
-
 def replace_head(job: Job, of_weight: bool = False) -> None:
     """Replaces a layer, or a parameter, after the optimizer was made."""
     optimizer = adamw(model := job.net())
@@ -87,14 +81,8 @@ def decay_frozen(model: Any, *_: Any) -> None:
 HEAD, FIRST = r"3\.(weight|bias)", r"0\.(weight|bias)"
 PLANTED |= {
     "gradients set to none before the update": plant(usual(before=clear), NO_GRADIENT, updates_of(0)),
-    "gradients zeroed before the update": plant(
-        usual(before=partial(clear, to_none=False)), NO_GRADIENT, updates_of(0)
-    ),
     "head replaced after the optimizer was made": plant(
         replace_head, named(HEAD, f"{OPTIMIZERS}|{NO_GRADIENT}"), updates_of(3)
-    ),
-    "weight replaced after the optimizer was made": plant(
-        partial(replace_head, of_weight=True), named(FIRST, f"{OPTIMIZERS}|{NO_GRADIENT}"), updates_of("0.weight")
     ),
     "optimizer of a copy": plant(
         usual(lambda model: adamw(copy.deepcopy(model))), f"{OPTIMIZERS}|{NO_GRADIENT}", updates_of(0)
@@ -102,14 +90,7 @@ PLANTED |= {
     "head in no optimizer": plant(
         usual(lambda model: adamw(model[:3])), named(HEAD, OPTIMIZERS), updates_of(3)
     ),
-    "head in two optimizers": plant(
-        usual(lambda model: [of(optim.SGD, lr=1e-2)(model[3]), adamw(model)]),
-        named(HEAD, "[2-9] updates"), updates_of(3),
-    ),
     "activation detached": plant(usual(change=detach), named(FIRST, NO_GRADIENT), updates_of(0)),
-    "no_grad around a layer": plant(
-        usual(change=first_without_gradients), named(FIRST, NO_GRADIENT), updates_of(0)
-    ),
     "adapters frozen by mistake": plant(
         usual(trainable, Lora, change=only_a_bias),
         r"training of a, b", NEVER, "lora",
@@ -117,11 +98,6 @@ PLANTED |= {
     "base that trains": plant(
         usual(adamw, Lora, change=lambda model: model.requires_grad_(True)), r"base.*(train|reference)",
         r"reference: parameters that|updates of .*base", "lora",
-    ),
-    "base in bf16 that trains": plant(
-        usual(adamw, LOW_LORA, change=lambda model: model.requires_grad_(True)),
-        r"masters.*(base|all).*bfloat16|base.*(train|reference)", r"dtypes: masters of (all|.*base)",
-        "lora on a bf16 base",
     ),
     "weights untied": plant(
         usual(make=partial(language_model, is_tied=False), loss=language),
@@ -149,23 +125,6 @@ def update_in_each_micro_batch(job: Job) -> None:
             (error(model, job.batch(number // 4, 4)[number % 4]) / 4).backward()
             optimizer.step()
             optimizer.zero_grad()
-
-
-@planted(MICRO, MICRO, accumulation=4)
-def accumulation_off_by_one(job: Job) -> None:
-    """`step % 4 == 0` in place of `(step + 1) % 4 == 0`: the first update has one micro-batch."""
-    optimizer = adamw(model := job.net())
-    with job.watch(model, optimizer):
-        for number in range(17):
-            (error(model, job.batch(number // 4, 4)[number % 4]) / 4).backward()
-            if number % 4 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-def three_of_four(job: Job, step: int, _: int) -> list[torch.Tensor]:
-    """Returns three micro-batches of four."""
-    return job.batch(step, 4)[:3]
 
 
 @planted(r"stale|zeroed|accumulat|left|add up|reference: norms", NEVER, "sgd")
@@ -206,11 +165,6 @@ def schedule_at(job: Job, each: bool) -> None:
             optimizer.zero_grad()
 
 
-def forget(_model: Any, optimizer: Any, _step: int) -> None:
-    """Drops the states after each update, as a resume without them."""
-    optimizer.state.clear()
-
-
 def drawn_again(model: Any) -> None:
     """Draws other initial values."""
     torch.manual_seed(123)
@@ -220,11 +174,6 @@ def drawn_again(model: Any) -> None:
 def other_order(job: Job, step: int, micro: int) -> list[torch.Tensor]:
     """Returns the batches of other steps."""
     return job.batch(step + 77, micro)
-
-
-def first_again(job: Job, _step: int, micro: int) -> list[torch.Tensor]:
-    """Returns the first batch in each step."""
-    return job.batch(0, micro)
 
 
 def with_dropout(model: Any) -> None:
@@ -238,24 +187,13 @@ PLANTED |= {
         usual(sgd, micro=4, loss=lambda model, x: 4 * error(model, x)), VALUES,
         r"reference: (losses|norms)", "sgd",
     ),
-    "loss divided twice": plant(
-        usual(sgd, micro=4, loss=lambda model, x: error(model, x) / 4), VALUES,
-        r"reference: (losses|norms)", "sgd",
-    ),
-    "three micro-batches of four": plant(
-        usual(micro=4, batch=three_of_four), MICRO, MICRO, accumulation=4
-    ),
     "two updates of one gradient": plant(partial(twice, ends="step"), AGAIN, updates_of(0)),
-    "update without a backward": plant(partial(twice, ends="optimizer"), AGAIN, updates_of(0)),
     "learning rate of zero": plant(
         usual(of(optim.AdamW, lr=0.0)), f"{RATE}|no change|never changed", updates_of(0)
     ),
     "learning rate ten times too high": plant(usual(of(optim.AdamW, lr=0.1)), f"{RATE}|{VALUES}", RATE),
     "schedule stepped in each micro-batch": plant(
         partial(schedule_at, each=True), RATE, RATE, "learning rate that halves"
-    ),
-    "schedule stepped before the optimizer": plant(
-        partial(schedule_at, each=False), RATE, RATE, "learning rate that halves"
     ),
     "another optimizer": plant(
         usual(of(optim.SGD, lr=1e-2)), r"class of the optimizer", r"update: class", optimizer="AdamW"
@@ -266,18 +204,11 @@ PLANTED |= {
     "decay of everything": plant(
         usual(of(optim.AdamW, lr=1e-2, weight_decay=0.1)), rf"{VALUES}|{RATE}|decay", r"decay", "groups"
     ),
-    "other betas": plant(usual(of(optim.AdamW, lr=1e-2, betas=(0.5, 0.5))), rf"{VALUES}|betas", r"betas"),
     "gradient of one layer negated": plant(
         usual(change=lambda model: model[3].weight.register_hook(torch.neg) and None), VALUES, NEVER
     ),
-    "states lost after each update": plant(
-        usual(after=forget), r"states?\b|moments|reference: parameters after update [23]", NEVER
-    ),
     "another initialization": plant(usual(change=drawn_again), r"initial values", r"reference: initial"),
     "other data": plant(usual(batch=other_order), r"reference: losses", r"reference: losses"),
-    "one batch again and again": plant(
-        usual(batch=first_again), r"reference: losses|data", r"reference: losses"
-    ),
     "dropout that should be off": plant(usual(change=with_dropout), VALUES, r"reference: losses"),
     "evaluation mode in training": plant(
         usual(MOMENTUM, convolution, change=nn.Module.eval), rf"{VALUES}|buffer|eval", NEVER, "convolution"
@@ -308,27 +239,10 @@ def clipping_in_each_micro_batch(job: Job) -> None:
 
 PLANTED |= {
     "clipping left out": plant(usual(), NORM, AFTER, "clipped", clip=0.05),
-    "clipping after the update": plant(
-        usual(after=lambda model, *_: clip_grad_norm_(model.parameters(), 0.05)),
-        NORM, AFTER, "clipped", clip=0.05,
-    ),
-    "clipping to another norm": plant(usual(clip=0.5), NORM, AFTER, "clipped", clip=0.05),
     "clipping of each parameter": plant(usual(before=clip_each), NORM, AFTER, "clipped", clip=0.05),
-    "clipping of scaled gradients": plant(
-        usual(scale=256.0, loss=partial(autocast, dtype=torch.float16),
-                before=lambda model, *_: clip_grad_norm_(model.parameters(), 0.05)),
-        NORM, AFTER, "clipped", clip=0.05,
-    ),
 }  # fmt: skip
 
 # -- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def head_of_zeros(model: Any) -> None:
-    """Makes all outputs 0."""
-    model[3].requires_grad_(False).weight.zero_()
-    model[3].bias.zero_()
-    model[3].requires_grad_(True)
 
 
 def one_is_nan(model: Any) -> None:
@@ -352,12 +266,6 @@ def low_moments(model: Any) -> Any:
 
     optimizer.register_step_post_hook(cast)
     return optimizer
-
-
-def autocast_of_the_head(model: Any) -> None:
-    """Ends autocast too early: it begins with the head."""
-    head = model[3].forward
-    model[3].forward = torch.autocast("cpu", torch.bfloat16)(head)
 
 
 def autocast_disabled(model: Any, x: torch.Tensor) -> Any:
@@ -398,17 +306,10 @@ PLANTED |= {
     "loss that is not a number": plant(
         usual(loss=lambda model, x: (model(x) - 5).sqrt().mean()), FINITE, f"{updates_of(0)}|{FINITE}"
     ),
-    "gradients that are infinite": plant(
-        usual(change=torch.no_grad()(head_of_zeros), loss=lambda model, x: model(x).square().sum().sqrt()),
-        FINITE, f"{updates_of(3)}|{FINITE}",
-    ),
     "one weight that is not a number": plant(usual(change=one_is_nan), FINITE, FINITE),
     "updates that are skipped forever": plant(stubborn, f"scaling|skipped|{FINITE}", r"scaling"),
     "masters in bf16": plant(
         usual(of(optim.AdamW, lr=1e-3), change=low_from), MASTERS, r"dtypes: masters"
-    ),
-    "masters in bf16, declared": plant(
-        usual(change=low_from), MASTERS, r"dtypes: masters", masters="float32"
     ),
     "some masters in bf16": plant(
         usual(change=partial(low_from, first=3)), MASTERS, r"dtypes: masters of (all|.*3\.)"
@@ -418,9 +319,6 @@ PLANTED |= {
     ),
     "everything in bf16": plant(
         usual(change=nn.Module.bfloat16, loss=of_low), MASTERS, r"dtypes: masters"
-    ),
-    "autocast of the head alone": plant(
-        usual(change=autocast_of_the_head), MODULES, MODULES, computes="bfloat16"
     ),
     "autocast that does nothing": plant(
         usual(loss=autocast_disabled), MODULES, MODULES, computes="bfloat16"

@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import zerobench
 
-from .honest import large, of_low, rates, recompute, square, with_buffer, without_biases
-from .honest_ranks import average_gradients, ddp, fsdp2, shard, unused
-from .loops import Job, Plant, adamw, at_once, autocast, error, nothing, of, plant, row_of, sgd, train, usual
+from .honest import of_low, rates, with_buffer, without_biases
+from .honest_ranks import average_gradients, ddp, fsdp2, shard
+from .loops import Job, Plant, adamw, at_once, error, nothing, of, plant, row_of, sgd, train, usual
 from .planted import (
     AFTER,
     FINITE,
@@ -25,13 +25,7 @@ from .planted import (
     HEAD,
     MASTERS,
     MICRO,
-    NO_GRADIENT,
-    OPTIMIZERS,
     RATE,
-    detach,
-    first_again,
-    named,
-    updates_of,
 )
 
 PLANTED: dict[str, Plant] = {}
@@ -74,13 +68,6 @@ def ignored_by_mistake(model: Any) -> None:
     DDP._set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])
 
 
-def own_noise(model: Any, *_: Any) -> None:
-    """Adds other noise on each rank."""
-    noise = torch.Generator().manual_seed(dist.get_rank())
-    for parameter in model.parameters():
-        parameter.grad.add_(1e-3 * torch.randn(parameter.shape, generator=noise))
-
-
 def zeroed_on_one(model: Any, _optimizer: Any, step: int, at: int | None = None) -> None:
     """Zeroes gradients of rank 1; with `at` in one step alone, as a guard on the loss of a rank does."""
     if dist.get_rank() and at in (None, step):
@@ -101,11 +88,6 @@ def average_all_but_the_head(model: Any, *_: Any) -> None:
 def own_values(job: Job) -> Any:
     """Returns a network with other values on each rank."""
     return Job(job.seed + 1 + job.rank).net()
-
-
-def large_and_own(job: Job) -> nn.Module:
-    """Returns matrices so large that their norms hardly differ between ranks."""
-    return large(Job(job.seed + 1 + job.rank))
 
 
 def own_buffer(job: Job) -> Any:
@@ -144,10 +126,7 @@ PLANTED |= {
     "ddp that never synchronizes": between(
         ddp(of(optim.AdamW, lr=3e-4), without_biases, delay=never), DIVERGE, COPIES, "without biases"
     ),
-    "ddp that never synchronizes its biases": between(ddp(delay=never), DIVERGE, COPIES),
     "ddp that reduces the first micro-batch": between(ddp(micro=2, delay=first_alone), DIVERGE, COPIES),
-    "ddp under autocast that never synchronizes": between(ddp(delay=never, loss=autocast), DIVERGE, COPIES),
-    "recomputed model that never synchronizes": between(ddp(delay=never, change=recompute), DIVERGE, COPIES),
     "head added after wrapping": between(
         usual(wrap=head_added), f"{DIVERGE}|{HEAD}", COPIES + r" of (all|.*3\.)"
     ),
@@ -156,7 +135,6 @@ PLANTED |= {
     ),
     "gradients of one rank zeroed": between(ddp(before=zeroed_on_one), DIVERGE, COPIES),
     "update of one rank skipped": between(ddp(before=partial(zeroed_on_one, at=2)), DIVERGE, COPIES),
-    "noise of each rank": between(ddp(before=own_noise), DIVERGE, COPIES),
     "learning rate of one rank": between(ddp(own_rate), f"{DIVERGE}|{RATE}", COPIES),
     "clipping on one rank": between(ddp(before=clip_on_one), f"{DIVERGE}|norm: ", COPIES, "clipped"),
     "reduction by hand that is missing": between(usual(), f"{DIVERGE}|and the reduction", COPIES),
@@ -166,16 +144,8 @@ PLANTED |= {
     "seeds of ranks that differ": between(
         usual(make=own_values, before=average_gradients), f"{DIVERGE}|initial", COPIES
     ),
-    "values of ranks that differ under ddp": between(
-        usual(of(optim.AdamW, lr=1e-3), large_and_own, wrap=partial(DDP, init_sync=False), loss=square),
-        f"{DIVERGE}|initial", COPIES, "large",
-    ),
     "buffer of each rank": between(
         usual(make=own_buffer, before=average_gradients), r"buffer", r"buffer", "with a buffer"
-    ),
-    "buffer of each rank under ddp": between(
-        usual(make=own_buffer, wrap=partial(DDP, init_sync=False, broadcast_buffers=False)), r"buffer", r"buffer",
-        "with a buffer",
     ),
 }  # fmt: skip
 
@@ -202,20 +172,10 @@ def by_local_norm(model: Any, *_: Any) -> None:
     torch._foreach_mul_(own, float(0.05 / torch.cat([one.flatten() for one in own]).norm().clamp_min(0.05)))
 
 
-def clip_then_reduce(model: Any, *_: Any) -> None:
-    """Clips on each rank, then sums."""
-    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-
-
 PLANTED |= {
     "sum over the ranks": between(ddp(sgd, prepare=sum_hook), FACTOR, r"reference: (norms|parameters after)", "sgd"),
     "gradients averaged twice": between(
         ddp(sgd, before=partial(multiplied, factor=0.5)), FACTOR, r"reference: parameters after", "sgd"
-    ),
-    "gradients multiplied by the ranks": between(
-        ddp(sgd, before=partial(multiplied, factor=2.0)), FACTOR, r"reference: parameters after", "sgd"
     ),
     "gradients reduced twice": between(
         ddp(sgd, before=average_gradients), REDUCED, REDUCED, "sgd", reductions=1
@@ -227,9 +187,6 @@ PLANTED |= {
         fsdp2(micro=2, delay=at_once), REDUCED, REDUCED, reductions=1
     ),
     "clipping of local norms": between(fsdp2(before=by_local_norm), r"norm: ", AFTER, "clipped", clip=0.05),
-    "clipping before the reduction": between(
-        usual(before=clip_then_reduce), r"norm: ", AFTER, "clipped", clip=0.05
-    ),
 }  # fmt: skip
 
 # -- data, dtypes, parts ---------------------------------------------------------------------------------------------
@@ -272,9 +229,6 @@ PLANTED |= {
     "all ranks of zero2 have the same data": between(
         partial(zero2, batch=data_of_rank_0), SAME_DATA, r"reference: losses|data"
     ),
-    "ranks repeat their first batch": between(
-        ddp(batch=first_again), r"reference: losses|data", r"reference: losses"
-    ),
     "fsdp2 with masters in bf16": between(
         fsdp2(of(optim.AdamW, lr=1e-3), change=nn.Module.bfloat16, loss=of_low), MASTERS, r"dtypes: masters"),
     "fsdp2 that ignores a dtype of the wire": between(
@@ -286,10 +240,4 @@ PLANTED |= {
     ),
     "states that are not partitioned": between(ddp(), r"partition: copies", r"partition: copies", copies=1),
     "batch of one rank that is not finite": between(ddp(loss=infinite_on_one), FINITE, FINITE),
-    "activation detached under ddp": between(
-        usual(change=detach, wrap=unused), named(FIRST, NO_GRADIENT), updates_of(0)
-    ),
-    "head in no optimizer under ddp": between(
-        ddp(lambda model: adamw(model.module[:3])), named(HEAD, OPTIMIZERS), updates_of(3)
-    ),
 }  # fmt: skip

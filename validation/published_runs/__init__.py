@@ -2,5 +2,5 @@
 
 rows.py       the file
 cells.py      the cell and the device of a run; hardware.py describes the device and the network for times
-peaks.py      estimates next to published peaks; causes.py searches for the cause of an error
+peaks.py      estimates next to published peaks, and causes of their errors
 """

@@ -249,19 +249,21 @@ def _check_file(
     findings: list[judge.Finding] = []
     for environment in dict.fromkeys(row["environment"] for row in rows):
         _require(file, environment)
-        mine = [row for row in rows if row["environment"] == environment]
+        own_rows = [row for row in rows if row["environment"] == environment]
         matched = []
-        away = _recorded_elsewhere(file, environment, mine)
+        away = _recorded_elsewhere(file, environment, own_rows)
         for name, budgeted in file.of(environment):
-            row = _match(name, budgeted, mine)
-            other = None if row else next((one for one in mine if one["name"] == name and id(one) not in matched), None)
+            row = _match(name, budgeted, own_rows)
+            other = (
+                None if row else next((one for one in own_rows if one["name"] == name and id(one) not in matched), None)
+            )
             matched += [id(row), id(other)]
             limits = judge.held_elsewhere(budgeted.limits) if away else budgeted.limits
             if other is None:
                 findings += judge.judge_limits(name, limits, row, budgeted.lines)
             else:
                 findings.append(_other_work(file, environment, name, budgeted, other))
-        rest = [row for row in mine if finished is None or everything or row["status"] == "ok"]
+        rest = [row for row in own_rows if finished is None or everything or row["status"] == "ok"]
         findings += _unbudgeted([row for row in rest if id(row) not in matched])
     if not findings:
         raise judge.UnjudgedError(f"{file.path}: no limit could be judged here; all are of the processor that it names")

@@ -52,8 +52,8 @@ def split_overrides(arguments: list[str]) -> tuple[list[str], list[str] | None]:
     """Returns the arguments before `--`, and those after it; None if there is no `--`."""
     if "--" not in arguments:
         return arguments, None
-    place = arguments.index("--")
-    return arguments[:place], arguments[place + 1 :]
+    dashes = arguments.index("--")
+    return arguments[:dashes], arguments[dashes + 1 :]
 
 
 def check_sides(a: str | None, b: str | None, interleave: list[str] | None, overrides: list[str] | None) -> None:
@@ -132,20 +132,20 @@ def measure_in_turns(
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--runs {runs}: there is something in that folder already; name another")
     with ExitStack() as stack:
-        places = {side: stack.enter_context(_checkout(side, rev)) for side, rev in (("a", rev_a), ("b", rev_b))}
+        checkouts = {side: stack.enter_context(_checkout(side, rev)) for side, rev in (("a", rev_a), ("b", rev_b))}
         for count, (side, number) in enumerate(turns(launches), 1):
             revision = rev_a if side == "a" else rev_b
             print_note(f"[{count}/{2 * launches}] {side.upper()}, {revision}, launch {number + 1}")
-            _launch(places[side], overrides, folder / f"{side}{number}", revision)
+            _launch(checkouts[side], overrides, folder / f"{side}{number}", revision)
     print_note(f"runs: {folder}")
     a, b = (load_side(f"{glob.escape(str(folder))}/{side}*") for side in "ab")
     return a, b
 
 
-def _launch(place: Path, overrides: list[str], folder: Path, revision: str) -> None:
-    """Runs the command once with the package in `place`. Raises ValueError if it produced no runs."""
+def _launch(checkout: Path, overrides: list[str], folder: Path, revision: str) -> None:
+    """Runs the command once with the package in `checkout`. Raises ValueError if it produced no runs."""
     more = ["measure.repeats=1", "rerun=true", f"results_dir={folder}"]
-    path = os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-P", "-m", "zerobench", *overrides, *more]  # -P: not the package in the current folder
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     if done.returncode == 130:
@@ -165,13 +165,13 @@ def _checkout(side: str, revision: str) -> Iterator[Path]:
         here = Path(git(Path.cwd(), "rev-parse", "--show-toplevel"))
         top = here if (here / PACKAGE.name / "__main__.py").is_file() else top
     try:
-        found = full_hash(top, "HEAD" if revision == "." else revision)
+        commit = full_hash(top, "HEAD" if revision == "." else revision)
         changed = " with uncommitted changes" * (revision == "." and bool(git(top, "status", "--porcelain")))
     except GitError as error:
         raise ValueError(f"--interleave: {error}") from error
-    print_note(f"{side.upper()}: {revision} is {found}{changed}, of {top}")
+    print_note(f"{side.upper()}: {revision} is {commit}{changed}, of {top}")
     if revision == ".":
         yield top
         return
-    with worktree(top, found) as place:
-        yield place
+    with worktree(top, commit) as checkout:
+        yield checkout

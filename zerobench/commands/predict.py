@@ -20,7 +20,7 @@ from ..sizes import counted
 from ..timing import hardware
 from ..timing.costs import GpuCosts
 from ..timing.prediction import PHASES
-from .estimate.show import print_problems, shared_words, training_words, write_text
+from .estimate import print_problems, shared_words, training_words, write_text
 from .simulated import DEFAULTS, SimulatedCell, ask, setting_of, simulate
 
 FORMATS = ("table", "json", "csv")

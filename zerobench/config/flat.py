@@ -95,23 +95,23 @@ def name_cells(cells: Sequence[CellConfig]) -> list[str]:
 def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
     """Returns the names, with the keys in which flat configs differ appended to equal names."""
     groups = defaultdict(list)
-    for place, name in enumerate(names):
-        groups[name].append(place)
+    for index, name in enumerate(names):
+        groups[name].append(index)
     names = list(names)
-    for base, places in groups.items():
-        flat = [configs[place] for place in places]
+    for base, indices in groups.items():
+        flat = [configs[index] for index in indices]
         differing = [k for k in dict.fromkeys(k for f in flat for k in f) if len({str(f.get(k)) for f in flat}) > 1]
-        for place, mine in zip(places, flat, strict=True):
-            parts = [f"{key.split('.', 1)[-1]}={show_value(mine[key])}" for key in differing if key in mine]
-            names[place] = " ".join([base, *parts])
+        for index, options in zip(indices, flat, strict=True):
+            parts = [f"{key.split('.', 1)[-1]}={show_value(options[key])}" for key in differing if key in options]
+            names[index] = " ".join([base, *parts])
     return names
 
 
 def differences(one: CellConfig, other: CellConfig) -> dict[str, tuple[Any, Any]]:
     """Non-volatile keys in which two cells differ: key -> (value of `one`, value of `other`)."""
-    mine, theirs = flatten(one.as_dict()), flatten(other.as_dict())
-    keys = dict.fromkeys([*mine, *theirs])
-    return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}
+    first, second = flatten(one.as_dict()), flatten(other.as_dict())
+    keys = dict.fromkeys([*first, *second])
+    return {k: (first.get(k), second.get(k)) for k in keys if first.get(k) != second.get(k)}
 
 
 def show_value(value: Any) -> str:

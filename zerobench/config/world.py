@@ -51,21 +51,21 @@ def resolve_ranks(draft: Config, problems: list[str], away: LauncherChoice | Non
         )
     if draft.tensors == FAKE:
         problems.append(f"tensors={FAKE}: ranks of a real world send values; use backend={SIMULATED}")
-    mine = job.current_job()
-    ranks = _world_size(draft, gpus, mine)
-    set_by_user = draft.backend != "auto" or mine is not None
+    context = job.current_job()
+    ranks = _world_size(draft, gpus, context)
+    set_by_user = draft.backend != "auto" or context is not None
     local, sharing = ranks, -(-max(1, ranks) // gpus) if gpus else 0  # ranks a GPU, 0 where there is none
     nodes = 1
-    if mine is not None:
-        local, sharing = _place_in_job(draft, mine.membership, ranks, problems)
-        nodes = max(1, mine.membership.machines(ranks))
+    if context is not None:
+        local, sharing = _place_in_job(draft, context.membership, ranks, problems)
+        nodes = max(1, context.membership.machines(ranks))
     elif away is not None:
         nodes = _nodes_in_job(draft, away, ranks, problems)
     if draft.device == "auto":
         draft.device = "cuda" if sharing == 1 and draft.backend != "gloo" else "cpu"
     if draft.backend == "auto":
         draft.backend = "nccl" if draft.device == "cuda" and sharing == 1 else "gloo"
-    _check_gpus(draft, ranks, sharing, mine is not None, problems)
+    _check_gpus(draft, ranks, sharing, context is not None, problems)
     if (draft.device, draft.backend) == ("cpu", "nccl"):
         problems.append("backend=nccl: on device=cpu use gloo")
     if draft.device == "cpu" and not set_by_user and away is None:
@@ -75,12 +75,12 @@ def resolve_ranks(draft: Config, problems: list[str], away: LauncherChoice | Non
     return WorldPlacement(nodes, sharing if draft.device == "cuda" and sharing > 1 else 1)
 
 
-def _world_size(draft: Config, gpus: int, mine: job.JobContext | None) -> int:
+def _world_size(draft: Config, gpus: int, context: job.JobContext | None) -> int:
     """Returns the given world size, else the joined job's, the number of this machine's GPUs, or 2."""
     if draft.world_size is not None:
         return draft.world_size
-    if mine is not None:
-        return mine.job.world_size
+    if context is not None:
+        return context.job.world_size
     return gpus if gpus > 1 or (gpus and draft.device == "cuda") else 2
 
 
@@ -178,9 +178,9 @@ def _nodes_in_job(draft: Config, away: LauncherChoice, ranks: int, problems: lis
     nodes = nodes_of(away, ranks, draft.node_size)
     if ranks % nodes:
         problems.append(f"world_size={ranks}: must be a multiple of the job's nodes, {nodes}")
-    tasks, mine = int(away.asked.get("tasks_per_node") or 1), ranks // nodes
-    if 1 < tasks < mine:
-        words = f"{show_count(ranks, 'rank')} on {show_count(nodes, 'node')} are {mine} tasks per node"
+    tasks, per_node = int(away.asked.get("tasks_per_node") or 1), ranks // nodes
+    if 1 < tasks < per_node:
+        words = f"{show_count(ranks, 'rank')} on {show_count(nodes, 'node')} are {per_node} tasks per node"
         problems.append(f"hydra.launcher.tasks_per_node={tasks}: {words}; leave out hydra.launcher.nodes")
     return nodes
 

@@ -71,15 +71,15 @@ class Expected:
 
 def unexplained(row: RunRow, seen: Accounted, expected: Expected) -> str:
     """Returns messages about a finished run, joined by "; "."""
-    mine = [one for one in seen.traffic if not one.control and one.axis == DATA_AXIS]
+    sent = [one for one in seen.traffic if not one.control and one.axis == DATA_AXIS]
     ledger = [*_states(row, seen.memory, expected.states), *_activations(row)]
-    traffic = [*_traffic(row, mine, seen.steps, expected.parts)]
+    traffic = [*_traffic(row, sent, seen.steps, expected.parts)]
     copied = _copied(row) if seen.saves_aside else 0
     sentences = [
         *_ranks(row, seen.memory), *ledger, *((traffic and [*_meter(seen.traffic, seen.steps)]) or traffic),
         *_other_traffic(row), *_allocator(row, not ledger and expected.states is not None, copied),
         *_growth(row, seen.lines, copied), *_witnesses(row, seen.kept, copied),
-        *(f"{one.operator}: an operator that is not counted" for one in mine if not one.known),
+        *(f"{one.operator}: an operator that is not counted" for one in sent if not one.known),
     ]  # fmt: skip
     return "; ".join(dict.fromkeys(sentences))
 
@@ -123,9 +123,9 @@ def _category(memory: list[MemoryRow], tier: str, expected: Mapping[str, int], a
     """Returns the category that explains most of the states' deviation, on the rank and at the time of their largest
     sum; "states" if theory does not predict categories.
     """
-    mine = [m for m in memory if (m.phase, m.tier) == ("step", tier)]
-    fullest = max((m for m in mine if m.category == "states"), key=lambda m: m.max_bytes, default=None)
-    parts = {m.category: m.at_states_peak_bytes or 0 for m in mine if fullest and m.rank == fullest.rank}
+    of_step = [m for m in memory if (m.phase, m.tier) == ("step", tier)]
+    fullest = max((m for m in of_step if m.category == "states"), key=lambda m: m.max_bytes, default=None)
+    parts = {m.category: m.at_states_peak_bytes or 0 for m in of_step if fullest and m.rank == fullest.rank}
     off = {name: parts[name] - expected[name] for name in STATES if name in parts and name in expected}
     return max(off, key=lambda name: off[name] if above else -off[name], default="states")
 
@@ -150,9 +150,9 @@ def _meter(traffic: list[TrafficRow], steps: int) -> Iterator[str]:
     """Yields contradictions within the meter's own figures, which explain a deviation of every collective."""
     sent = [one for one in traffic if one.kind not in LINKS]
     for dtype in dict.fromkeys(one.dtype for one in sent if isinstance(getattr(torch, one.dtype, None), torch.dtype)):
-        size, mine = getattr(torch, dtype).itemsize, [one for one in sent if one.dtype == dtype]
-        if all(one.payload_bytes != one.elements * size for one in mine if one.elements):
-            elements, payload = sum(one.elements for one in mine), sum(one.payload_bytes for one in mine)
+        size, same = getattr(torch, dtype).itemsize, [one for one in sent if one.dtype == dtype]
+        if all(one.payload_bytes != one.elements * size for one in same if one.elements):
+            elements, payload = sum(one.elements for one in same), sum(one.payload_bytes for one in same)
             yield f"the meter: {payload:,} B for {elements:,} elements of {dtype}, which has {size} B: a wrong size"
     by_step: Counter[int] = Counter()
     for one in sent:

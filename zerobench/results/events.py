@@ -61,19 +61,20 @@ def collectives_of(rows: Sequence[Any]) -> list[RecordedCollective]:
     """Returns the collectives of a stream's rows, in the order of their first launches."""
     waits: dict[Any, int] = {}
     launches: dict[int, list[tuple[int, Any]]] = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row.kind == "wait":
-            waits.setdefault(row.operation, place)
+            waits.setdefault(row.operation, index)
         elif row.kind == "launch":
-            launches.setdefault(int(row.operation), []).append((place, row))
+            launches.setdefault(int(row.operation), []).append((index, row))
     return [
-        RecordedCollective(mine[0][0], waits.get(operation, -1), [row for _, row in mine])
-        for operation, mine in launches.items()
+        RecordedCollective(rows_of[0][0], waits.get(operation, -1), [row for _, row in rows_of])
+        for operation, rows_of in launches.items()
     ]
 
 
 def streams_of(events: pd.DataFrame) -> dict[int, pd.DataFrame]:
     """Returns rank -> its stream, from the events of one run."""
     return {
-        int(str(rank)): mine.sort_values("index", ignore_index=True) for rank, mine in events.groupby("rank", sort=True)
+        int(str(rank)): stream.sort_values("index", ignore_index=True)
+        for rank, stream in events.groupby("rank", sort=True)
     }

@@ -46,25 +46,28 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     launches: dict[str, list[dict[str, Any]]] = {}
     for row in latest(runs).to_dict("records"):
         launches.setdefault(row["cell_id"], []).append({str(key): value for key, value in row.items()})
-    rows = [_summarize_cell(mine) for mine in launches.values()]
+    rows = [_summarize_cell(cell) for cell in launches.values()]
     frame = pd.DataFrame(rows, columns=[*runs.columns, "launches", "shape", "tokens_per_s_low", "tokens_per_s_high"])
     return frame.astype({**runs.dtypes.to_dict(), "launches": "Int64"})
 
 
-def _summarize_cell(mine: list[dict[str, Any]]) -> dict[str, Any]:
+def _summarize_cell(launches: list[dict[str, Any]]) -> dict[str, Any]:
     """Summarizes the rows of launches; for thousands of cells, building a frame for each would take half a minute."""
-    failed = [row for row in mine if row["status"] != "ok"]
-    accounted = [row for row in mine if not pd.isna(row["peak_bytes"])]
-    row = dict((failed or accounted or mine)[-1])
+    failed = [row for row in launches if row["status"] != "ok"]
+    accounted = [row for row in launches if not pd.isna(row["peak_bytes"])]
+    row = dict((failed or accounted or launches)[-1])
     written = CellConfig.from_json(row["config"]).as_dict()
     options = written["model"] | written.get("huggingface", {})
     # "layers=5 hidden=128 ...", which is equal for cells with equal models
-    row["launches"], row["shape"] = len(mine), " ".join(f"{k}={v}" for k, v in options.items() if k not in NOT_SHAPE)
+    row["launches"], row["shape"] = (
+        len(launches),
+        " ".join(f"{k}={v}" for k, v in options.items() if k not in NOT_SHAPE),
+    )
     if not failed:
-        agree = _known(mine, "passes_agree")
+        agree = _known(launches, "passes_agree")
         row["passes_agree"] = all(agree) if agree else None
-    if not failed and len(mine) > 1:
-        _merge_launches(row, mine)
+    if not failed and len(launches) > 1:
+        _merge_launches(row, launches)
     row["tokens_per_s_low"] = row["tokens_per_s_high"] = np.nan
     low, high = row["step_s_low"], row["step_s_high"]
     if row["status"] == "ok" and not pd.isna(low) and low > 0:

@@ -390,8 +390,8 @@ def join_theory(
     groups, _, precision, tiers = rest
     bucket_bytes = settle(strategy, schedule.shapes, groups.shard_ranks).bucket_bytes
     row.bucket_bytes = bucket_bytes if isinstance(bucket_bytes, int) else None
-    place = record.rank // config.tensor_parallel
-    executed = place if row.backend == SIMULATED and tiers.place is None else None
+    data_rank = record.rank // config.tensor_parallel
+    executed = data_rank if row.backend == SIMULATED and tiers.place is None else None
     prediction = predict_states(strategy, schedule, *rest, executed)
     row.predicted_states_bytes = prediction.states_bytes
     row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, *rest)
@@ -399,7 +399,7 @@ def join_theory(
     row.formulas = to_json(estimate.formulas_of(config, schedule, prediction))
     parts: dict[str, Moved] = {}
     if row.psi:
-        alone = place if (row.backend, row.device) == (SIMULATED, "cpu") else None
+        alone = data_rank if (row.backend, row.device) == (SIMULATED, "cpu") else None
         parts = predict_parts(strategy, schedule, groups, precision, alone)
         moved = sum(parts.values(), Moved())
         row.predicted_volume_psi = moved.volume / row.psi

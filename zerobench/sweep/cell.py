@@ -239,9 +239,9 @@ def _newest(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
         rows = ((folder, tables.read_row(folder)) for folder in results_dir.glob(f"{escape(prefix(cell))}-*"))
-        mine = [(folder, row) for folder, row in rows if row is not None and is_wanted(row)]
-        mine = [one for one in mine if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
-        newest = sorted(mine, key=key, reverse=True)
+        candidates = [(folder, row) for folder, row in rows if row is not None and is_wanted(row)]
+        candidates = [one for one in candidates if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
+        newest = sorted(candidates, key=key, reverse=True)
         return next((row for folder, row in newest if tables.is_whole(folder)), None)
 
 

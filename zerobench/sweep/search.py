@@ -147,18 +147,18 @@ def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, known: dict[st
         too_large = too_large or not search.fits(row)
 
 
-def _conclude(search: BatchSearch, mine: list[Row]) -> SearchRow:
-    """Builds the result. `mine`: confirming launches of this search's strategy."""
+def _conclude(search: BatchSearch, confirmed: list[Row]) -> SearchRow:
+    """Builds the result. `confirmed`: confirming launches of this search's strategy."""
     row = _blank_row(search)
-    cells = summarize(frame_of(mine, RunRow)) if mine else None
+    cells = summarize(frame_of(confirmed, RunRow)) if confirmed else None
     records: list[Any] = [] if cells is None else cells.to_dict("records")
     fitting: list[Row] = [cell for cell in records if search.fits(cell)]
     if not fitting:
-        row.status, row.reason = "nothing_fits", _why_nothing_fits(search, row, mine)
+        row.status, row.reason = "nothing_fits", _why_nothing_fits(search, row, confirmed)
         return row
     best = max(fitting, key=lambda cell: cell["tokens_per_s"])
     row.status = "found"
-    row.run_ids = " ".join(r["run_id"] for r in mine if r["cell_id"] == best["cell_id"])
+    row.run_ids = " ".join(r["run_id"] for r in confirmed if r["cell_id"] == best["cell_id"])
     row.micro_batch, row.accumulation = int(best["micro_batch"]), int(best["accumulation"])
     row.checkpointing = None if pd.isna(best["checkpointing"]) else bool(best["checkpointing"])
     row.peak_bytes, row.tokens_per_s = used_bytes(best), float(best["tokens_per_s"])

@@ -9,12 +9,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ...fake_execution.parts import PARTS
-from ...plots.page import Page
-from ...records.palette import CATEGORIES
-from ...sizes import SIZES, show_bytes
-from ..simulated import SimulatedCell
-from .show import heading
+from ..fake_execution.parts import PARTS
+from ..plots.page import Page
+from ..records.palette import CATEGORIES
+from ..sizes import SIZES, show_bytes
+from .simulated import SimulatedCell
 
 LOOKS = {**CATEGORIES, "logits": ("#F5D5E5", ""), "loss": ("#8B4A72", "//")}
 """Part -> color and hatch; two parts of the activations have their own."""
@@ -23,21 +22,20 @@ VISIBLE = 1e-3
 """A part is drawn from this fraction of the highest peak on."""
 
 
-def draw(cells: Sequence[SimulatedCell], path: Path, memory: int | None = None) -> None:
-    """Draws the cells that have an estimate into `path`. Raises ValueError if no cell has one."""
-    known = [cell for cell in cells if not cell.problem]
-    if not known:
+def draw(cells: Sequence[SimulatedCell], path: Path, title: str, memory: int | None = None) -> None:
+    """Draws cells that have an estimate into `path`. Raises ValueError if there is none."""
+    if not cells:
         raise ValueError("--figure: no cell has an estimate to draw")
     with Page().used():
-        figure = Figure(figsize=(max(4.5, 2.5 + 0.95 * len(known)), 4.0), layout="constrained")
+        figure = Figure(figsize=(max(4.5, 2.5 + 0.95 * len(cells)), 4.0), layout="constrained")
         axes = figure.subplots()
-        highest = max([*(cell.peak_bytes for cell in known), memory or 0])
+        highest = max([*(cell.peak_bytes for cell in cells), memory or 0])
         unit = next((name for name in ("tib", "gib", "mib") if highest >= SIZES[name]), "kib")
-        _bars(axes, known, SIZES[unit])
+        _bars(axes, cells, SIZES[unit])
         if memory is not None:
             axes.axhline(memory / SIZES[unit], color="black", linestyle="--", linewidth=1, label=show_bytes(memory))
         axes.set_ylabel(f"peak ({unit[0].upper()}iB)")
-        axes.set_title(heading(known).removesuffix("; the rank with the most:"), loc="left", fontsize=8, wrap=True)
+        axes.set_title(title, loc="left", fontsize=8, wrap=True)
         axes.set_ylim(0, 1.08 * highest / SIZES[unit])
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,29 +1,40 @@
-"""Published figures and runs, and table 1: rows, formulas, executions; what is printed, written and committed."""
+"""Proofs of validation/: published figures and runs, table 1, certificates, ratios to peers; each has its target."""
 
 import csv
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from analysis import compare
 from tests.cells import cell
+from tests.made_up import results_of, run
 from validation import table1
-from validation.__main__ import main
+from validation.__main__ import NAMES, main
+from validation.certificates.command import Work, loops, run_one, summary
+from validation.certificates.judged import CertificateOfLoop, judged
+from validation.certificates.loops import Plant, plant, usual
 from validation.published.command import record_of, write
 from validation.published.equations import states_per_parameter
 from validation.published.figure import Reproduced, reproduce
 from validation.published.sources import SOURCES
-from validation.published_runs.causes import GIB
 from validation.published_runs.cells import built_as, family_of, plan_of
 from validation.published_runs.hardware import hardware_of
+from validation.published_runs.peaks import GIB
 from validation.published_runs.rows import PublishedRun
 from validation.runner import run_real
 from validation.store import read
 from validation.table1 import GB, CellRow, StatesRow, TableCell, place_of, places
+from zerobench import cli
 from zerobench.fake_execution import Execution
 from zerobench.fake_execution.execute import execute, settled
+from zerobench.records import CertificateRow
+
+# -- published figures and runs, and table 1 ----
 
 ROWS = [(name, row) for name, source in SOURCES.items() for row in source.rows]
 ROOT = Path(__file__).parents[2]
@@ -187,3 +198,145 @@ def test_the_committed_rows_are_the_papers_cells_and_their_parts_add_up() -> Non
         assert parts[place_of(row)] == row.executed_bytes >= row.formula_bytes
         assert row.replayed_bytes == pytest.approx(row.executed_bytes, rel=1e-6)
         assert row.resident_bytes < 4 * 2**30
+
+
+def test_every_proof_has_a_target_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    for name in NAMES:
+        assert f"  {name} " in listed
+        assert re.search(rf"^{name}: setup\n(?:\t.*\n)*\t\$\(VALIDATE\) {name} ", makefile, re.MULTILINE), name
+        assert f"make {name} " in makefile
+        with pytest.raises(SystemExit, match="0"):
+            main([name, "--help"])
+        assert f"usage: python -m validation {name}" in capsys.readouterr().out
+    assert main(["tabel1"]) == 2
+    assert capsys.readouterr().err == "validation tabel1: no such proof; did you mean table1?\n"
+
+
+def test_there_are_at_most_fourteen_verbs() -> None:
+    assert len(cli.VERBS) <= 14
+
+
+def launches(strategy: str, steps: list[float], ranks: int = 2, minute: int = 0, **more):
+    rows = [run(strategy, ranks, repeat=n, step=step, **more) for n, step in enumerate(steps)]
+    for n, row in enumerate(rows):
+        row.started = f"2026-01-01T10:{10 * n + minute:02}:00+00:00"
+    return rows
+
+
+def peaks(size: int) -> dict[str, int]:
+    """By the allocator, in both passes; the ledger's own says nothing here."""
+    return {"allocator_peak_bytes": size, "timed_allocator_peak_bytes": size + 100, "peak_bytes": 1}
+
+
+def example() -> list:
+    return [
+        *launches("zero3", [0.07, 0.08, 0.09], minute=1, **peaks(100), loopback_bytes=600),
+        *launches("fsdp2", [0.10, 0.10, 0.10], **peaks(200), loopback_bytes=800),
+        *launches("ddp", [0.05, 0.06, 0.07], minute=2, **peaks(400), loopback_bytes=400),
+        run("deepspeed_zero3", 2, "invalid", repeat=0),
+    ]
+
+
+@pytest.mark.slow
+def test_a_ratio_is_that_of_paired_launches_with_its_interval() -> None:
+    found = {(one.peer, one.metric): one for one in compare.ratios_of(results_of(example())) if one.pairs}
+    step = found["fsdp2", "step_s"]
+    assert step.ratio == pytest.approx((0.7 * 0.8 * 0.9) ** (1 / 3))
+    assert step.low < 0.75 < 0.85 < step.high
+    assert (step.pairs, step.interleaved, step.goal) == (3, True, 0.80)
+    assert step.verdict == "met, within noise"
+    assert found["fsdp2", "allocator_peak_bytes"].ratio == 0.5
+    assert found["fsdp2", "timed_allocator_peak_bytes"].ratio == pytest.approx(2 / 3)
+    assert found["fsdp2", "loopback_bytes"].ratio == 0.75
+    assert found["fsdp2", "allocator_peak_bytes"].verdict == ""
+    assert pd.isna(found["ddp", "step_s"].goal)
+
+
+def test_larger_models_have_their_own_bound_and_other_ranks_none() -> None:
+    (goal,) = [goal for goal in compare.GOALS if (goal.ours, goal.peer) == ("zero3", "fsdp2")]
+    assert (goal.bound(10**7), goal.bound(5 * 10**7)) == (0.80, 0.70)
+    rows = [*launches("zero3", [0.08], ranks=4), *launches("fsdp2", [0.1], ranks=4)]
+    (step,) = [one for one in compare.ratios_of(results_of(rows)) if one.metric == "step_s" and one.peer == "fsdp2"]
+    assert pd.isna(step.goal)
+    assert step.verdict == ""
+
+
+HANDFUL = ("four micro-batches", "lora", "muon beside adamw", "tied", "zero2")
+PLANTED = plant(usual(), causes="masters.*bfloat16", about="dtypes: masters")
+
+
+def judged_row(verdict: str, subject: str = "masters of all 6 parameters", found: str = "bfloat16") -> CertificateRow:
+    return CertificateRow("dtypes", subject, found, "float32", "it is declared", verdict)
+
+
+def class_of(*rows: CertificateRow, planted: Plant | None = PLANTED) -> tuple[str, str]:
+    found = judged("a loop", 1, "", rows, 0, planted)
+    return found.kind, found.named_by
+
+
+def test_each_reference_is_an_honest_loop_of_one_process() -> None:
+    table = loops()
+    for name, loop in table.items():
+        if loop.reference:
+            reference = table[loop.reference]
+            assert (reference.ranks, isinstance(reference, Plant)) == (1, False), name
+        if isinstance(loop, Plant):
+            assert loop.reference, name
+            assert loop.causes, name
+            assert loop.about, name
+
+
+def test_the_corpus_has_a_hundred_honest_loops_and_sixty_failures() -> None:
+    counts = Counter((isinstance(loop, Plant), loop.ranks) for loop in loops().values())
+    assert counts[False, 1] + counts[False, 2] >= 100
+    assert counts[True, 1] + counts[True, 2] >= 60
+    assert min(counts.values()) >= 30
+
+
+def test_certificates_get_their_classes() -> None:
+    unusual = judged_row("unusual")
+    beside = judged_row("different", "moments of all 6 parameters", "float64")
+    assert class_of(judged_row("different"), beside) == ("named", "different")
+    assert class_of(judged_row("unusual"), beside) == ("named", "unusual")
+    assert class_of(beside) == ("misnamed", "")
+    assert class_of(judged_row("cannot be told")) == ("cannot be told", "")
+    assert class_of(judged_row("same")) == class_of() == ("missed", "")
+    wrongly = judged("a loop", 1, "", [judged_row("same")], 0, PLANTED).wrongly_same
+    assert wrongly.startswith("dtypes: masters of all 6")
+    assert not judged("a loop", 1, "", [judged_row("different")], 0, PLANTED).wrongly_same
+    assert [class_of(*rows, planted=None)[0] for rows in ([], [unusual], [unusual, beside])] == [
+        "clean", "unusual", "accused",
+    ]  # fmt: skip
+
+
+def test_the_summary_counts_runs_with_and_without_references() -> None:
+    def of(kind: str, reference: str = "", named_by: str = "", same: str = "") -> CertificateOfLoop:
+        return CertificateOfLoop("a loop", 1, reference, kind, named_by, same, 0, 0, 0, 0, "", 0)
+
+    honest = [of("clean"), of("accused"), of("crashed"), of("clean", "plain")]
+    planted = [of("named", named_by="unusual"), of("missed", same="a row"), of("named", "plain", "different")]
+    counts = summary(honest, planted)
+    assert [one.runs for one in counts] == [3, 1, 2, 1]
+    assert (counts[0].clean, counts[0].different, counts[0].failed) == (1, 1, 1)
+    assert (counts[2].unusual, counts[2].missed, counts[2].wrongly_same, counts[3].different) == (1, 1, 1, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HANDFUL)
+def test_an_honest_loop_is_accused_of_nothing(name: str, tmp_path: Path) -> None:
+    found = run_one(Work(name), 11, tmp_path)
+    assert (found.kind, found.rows) == ("clean", "")
+    if reference := loops()[name].reference:
+        assert run_one(Work(reference), 11, tmp_path).kind == "clean"
+        found = run_one(Work(name, reference), 11, tmp_path)
+        assert (found.kind, found.rows) == ("clean", "")
+        assert found.same > 5
+
+
+def test_a_loop_that_raises_is_a_judged_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("validation.certificates.honest.adamw", None)
+    found = run_one(Work("two losses"), 11, tmp_path)
+    assert (found.kind, found.rows) == ("crashed", "TypeError: 'NoneType' object is not callable")
