@@ -159,11 +159,13 @@ def test_a_step_is_compared_only_with_the_run_of_its_shape(tmp_path: Path) -> No
     assert steps(tmp_path) == []
 
 
-def test_six_rates_place_all_ten_steps_also_without_the_step_itself() -> None:
+def test_seven_rates_place_all_ten_steps_also_without_the_step_itself() -> None:
     assert fitted(pd.read_csv(HERE / PARTS)) == pytest.approx(hardware.validated()["one_gpu"], rel=1e-3)
     found = refitted(HERE)
     assert found["measured"].between(found["low"], found["high"]).tolist() == [True] * 10
     for column in ("predicted", "left_out"):
         assert (found[column] / found["measured"] - 1).abs().median() < 0.05
     alone = refitted(HERE, lambda one, other: one.split()[1] == other.split()[1])
-    assert (alone["left_out"] / alone["measured"] - 1).abs().median() > 0.1, "one model cannot tell products apart"
+    without = (alone["left_out"] / alone["measured"] - 1).abs()
+    assert without.median() < 0.12
+    assert without.max() > 0.2, "the 1.5B model alone cannot tell unaligned products apart"
