@@ -47,8 +47,10 @@ CLUSTERS = ("h100-3200", "h200-3200")
 STEADY = 0.01
 """A step is bound by its GPU if its median is within this of its fastest: a host's time differs from step to step."""
 
-UPDATES = {"kernel": (), "tiles of 10 MiB": ("precision.tile_bytes=10485760",)}
+UPDATES = {"one kernel": (), "tiles of 10 MiB": ("precision.tile_bytes=10485760",)}
 """Name of an update -> options."""
+PEER, PEERS = "fsdp2", "torch"
+"""A strategy with an update of its own, and the update's name."""
 
 TILE, COMPARED, COMPARISON = 10 * 2**20 // 4, ("zero1", "zero2"), (4, 20)
 """Elements of a tile; strategies whose tiles were compared with parameters first, by code that is gone: operators of a
@@ -195,7 +197,7 @@ def _next(rates: Rates, update: str, psi: pd.Series) -> pd.DataFrame:
     they were; peers' updates are their own. `psi`: of the cells.
     """
     configs = [cell.config for cell in compose_cells(["-m", *ASKED, *UPDATES[update]])]
-    configs = [config for config in configs if config.strategy.name != "fsdp2" or not UPDATES[update]]
+    configs = [config for config in configs if config.strategy.name != PEER or not UPDATES[update]]
     steps, cells = schedules(configs), [_name(config) for config in configs]
     parts = parts_of(configs, steps)
     compares = np.array([bool(UPDATES[update]) and config.strategy.name in COMPARED for config in configs])
@@ -208,6 +210,7 @@ def _next(rates: Rates, update: str, psi: pd.Series) -> pd.DataFrame:
         compared = [costs.kernels_s(*one) if one[1] else 0.0 for one in zip(size, operators, strict=True)]
         phases = [step_time(step, costs).phases for step in steps]
         rows = pd.DataFrame({"cluster": cluster, "torch": torch, "updated_by": update, "cell": cells})
+        rows.loc[[config.strategy.name == PEER for config in configs], "updated_by"] = PEERS
         rows["update"] = np.array([by_phase["update"].total_s for by_phase in phases]) + compared
         rows["device"] = np.array([sum(one.total_s for one in by_phase.values()) for by_phase in phases]) + compared
         found.append(_with_step(rows.assign(host=host.to_numpy()), cluster))
