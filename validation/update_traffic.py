@@ -50,33 +50,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Counts the last update of each cell, and writes all rows again."""
     rows, costs = [], costs_of(CLUSTERS[0], None).alone()
-    for (updated_by, options), (model, name), strategy, clip in product(
+    for (updated_by, options), (key, model), strategy, clip in product(
         UPDATES.items(), MODELS.items(), STRATEGIES, ("no", "yes")
     ):
         if strategy == PEER and options:
             continue
         with counted() as updates:
-            words = [f"strategy={strategy}", f"model={name}", *COMMON, *["clip=1.0"] * (clip == "yes"), *options]
+            words = [f"strategy={strategy}", f"model={model}", *COMMON, *["clip=1.0"] * (clip == "yes"), *options]
             cell = compose_cells(words, target="cuda")[0]
             shapes = execute(cell.config, target=CUDA, operators=True).known.schedule.shapes
         psi, last = sum(shape.numel for shape in shapes), updates[-1]
         older, newer = (sum(one.kernels[version] for one in last.operators) for version in (OLDER, NEWER))
         touched, moved = (round(size / psi, 1) for size in (last.touched, last.moved))
         milliseconds = round(1000 * sum(one.seconds(costs, OLDER) for one in last.operators), 2)
-        rows.append(
-            TrafficRow(
-                PEERS if strategy == PEER else updated_by,
-                model,
-                strategy,
-                clip,
-                touched,
-                moved,
-                older,
-                newer,
-                last.waits,
-                milliseconds,
-            )
-        )
+        name = PEERS if strategy == PEER else updated_by
+        rows.append(TrafficRow(name, key, strategy, clip, touched, moved, older, newer, last.waits, milliseconds))
     write(OUT, TrafficRow, rows)
     print(OUT.read_text())
     return 0
