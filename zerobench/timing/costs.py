@@ -54,7 +54,7 @@ MOST_BLOCKS = {"2.11": 320, "2.13": 2240}
 OWN_LAUNCHES = {"zerobench.adam_": 3, "zerobench.squares": 2}
 """Our kernels -> launches, with the copy of a table to the device."""
 LATENCY_S = 0.5e-6
-"""Of a GPU's memory; stated (0.4 to 0.6 is published for an H100): no measured step depends on it."""
+"""Latency of a GPU's memory; stated (0.4 to 0.6 us are published for an H100): no measured step depends on it."""
 
 
 @dataclass(frozen=True)
