@@ -1,7 +1,7 @@
 """Rates of a rank without others, fitted to the steps of a GPU suite, for `zerobench predict` with world_size=1.
 
-parts.csv        the suite's bf16 steps by phase, and the parts of their schedules, simulated once, with the code that
-                 ran; while the file is there, only the fit is made again
+parts.csv        the suite's bf16 steps by phase, and the parts of their schedules, simulated once, with the engine that
+                 ran (3937cc23); while the file is there, only the fit is made again
 validated.yaml   one_gpu: rates of the GPU by least squares over the phases of the steps that it binds, of the host by
                  the least mean |log error| of all other steps. No product is faster than the table's, which is of
                  products alone on a GPU, and none with an unaligned side is faster than others
