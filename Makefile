@@ -266,9 +266,8 @@ gpu-suite: setup
 gpu-runs: setup
 	$(VALIDATE) gpu-runs results/h100
 
-# UPDATE_TRAFFIC="--code NAME" adds rows of other code.
 update-traffic: setup
-	$(VALIDATE) update-traffic $(UPDATE_TRAFFIC)
+	$(VALIDATE) update-traffic
 	$(RUN) tools/docs/pages.py
 
 one-gpu: setup

@@ -1,10 +1,12 @@
 """Rates of a rank without others, fitted to the steps of a GPU suite, for `zerobench predict` with world_size=1.
 
-parts.csv        the suite's bf16 steps by phase, and the parts of their schedules, simulated once, with the code that
-                 ran; while the file is there, only the fit is made again
+parts.csv        the suite's bf16 steps by phase, and the parts of their schedules, simulated once, with the engine that
+                 ran (3937cc23); while the file is there, only the fit is made again
 validated.yaml   one_gpu: rates of the GPU by least squares over the phases of the steps that it binds, of the host by
-                 the least mean |log error| of all other steps
-next.csv         steps of the present code on machines that have not run it: commit it before they do
+                 the least mean |log error| of all other steps. No product is faster than the table's, which is of
+                 products alone on a GPU, and none with an unaligned side is faster than others
+next.csv         steps of the present code on machines that have not run it, with its kernel and in tiles, in seconds:
+                 commit it before they do. `update`, `device`: of the GPU; the slower of device and host is the step
 
     python -m validation one-gpu results/h100
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -29,6 +32,7 @@ from zerobench.fake_execution import CUDA, execute_all
 from zerobench.host.files import replace_text
 from zerobench.results.tables import load
 from zerobench.timing import hardware
+from zerobench.timing.costs import MOST_BLOCKS
 from zerobench.timing.hardware import US
 from zerobench.timing.interval import StepInterval, interval_of
 from zerobench.timing.prediction import PHASES, StepSchedule, reduced, schedule_of, step_time
@@ -43,12 +47,19 @@ CLUSTERS = ("h100-3200", "h200-3200")
 STEADY = 0.01
 """A step is bound by its GPU if its median is within this of its fastest: a host's time differs from step to step."""
 
-MOVED = 32.0
-"""Bytes per parameter that an update of the present code moves at most; other reads find a GPU's cache."""
+UPDATES = {"one kernel": (), "tiles of 10 MiB": ("precision.tile_bytes=10485760",)}
+"""Name of an update -> options."""
+PEER, PEERS = "fsdp2", "torch"
+"""A strategy with an update of its own, and the update's name."""
 
-GPU_PARTS, HOST_PARTS = ["memory_s", "products_s", "unaligned_s"], ["operators", "orders", "steps"]
-RATES = ("memory_efficiency", "products", "unaligned", "operator_us", "order_us", "loop_us")
-PLAIN = dict.fromkeys(RATES[:3], 1.0) | dict.fromkeys(RATES[3:], 0.0)
+TILE, COMPARED, COMPARISON = 10 * 2**20 // 4, ("zero1", "zero2"), (4, 20)
+"""Elements of a tile; strategies whose tiles were compared with parameters first, by code that is gone: operators of a
+tile, and bytes per parameter."""
+
+GPU_PARTS = ["memory_s", "launches", "products_s", "unaligned_s"]
+HOST_PARTS = ["operators", "orders", "steps"]
+RATES = ("memory_efficiency", "launch_us", "products", "unaligned", "operator_us", "order_us", "loop_us")
+PLAIN = dict.fromkeys(RATES, 0.0) | dict.fromkeys(("memory_efficiency", "products", "unaligned"), 1.0)
 
 Rates = dict[str, float]
 
@@ -66,13 +77,8 @@ def run(chosen: argparse.Namespace) -> int:
     parts = pd.read_csv(path)
     rates = fitted(parts)
     write_validated({"one_gpu": rates})
-    present = simulated([cell.config for cell in compose_cells(["-m", *ASKED])])
-    present = present.merge(parts[["cell", "phase", "psi"]])
-    most = MOVED * present["psi"] / _bytes_per_s(CLUSTERS[0])
-    is_update = present["phase"] == "update"
-    present["memory_s"] = present["memory_s"].where(~is_update, np.minimum(present["memory_s"], most))
-    found = [predicted(present, rates, cluster).assign(cluster=cluster) for cluster in CLUSTERS]
-    _write(chosen.folder / NEXT, pd.concat(found).reset_index())
+    psi = parts.groupby("cell")["psi"].first()
+    _write(chosen.folder / NEXT, pd.concat([_next(rates, name, psi) for name in UPDATES]))
     return 0
 
 
@@ -110,22 +116,26 @@ def measured(folder: Path) -> pd.DataFrame:
             seconds = geometric_mean(row[f"{phase}_s"] for row in rows)
             found.append({"cell": _name(config), "phase": phase, "psi": rows[0]["psi"], "measured_s": seconds,
                           "step_s": step, "unsteady": late})  # fmt: skip
-    return pd.DataFrame(found).merge(simulated(configs))
+    return pd.DataFrame(found).merge(parts_of(configs, schedules(configs)))
 
 
 def _name(config: CellConfig) -> str:
     return f"{config.strategy.name} {config.model_name} b={config.micro_batch}"
 
 
-def simulated(configs: Sequence[CellConfig]) -> pd.DataFrame:
-    """Returns the parts of simulated steps, a row per cell and phase. `memory_s`: of kernels that compute little, at
-    the memory's peak; `products_s`, `unaligned_s`: of matrix products by the device's table, the second if a side is
-    unaligned. `operators`, `orders`: of the host.
-    """
+def schedules(configs: Sequence[CellConfig]) -> list[StepSchedule]:
+    """Returns the simulated steps of cells."""
     cells = [reduced(config) for config in configs]
     executed = iter(execute_all([config for cell in cells for config in cell.configs], CUDA, operators=True))
-    schedules = [schedule_of(cell, [next(executed) for _ in cell.configs]) for cell in cells]
-    work = zip(configs, map(_work, schedules), strict=True)
+    return [schedule_of(cell, [next(executed) for _ in cell.configs]) for cell in cells]
+
+
+def parts_of(configs: Sequence[CellConfig], steps: Sequence[StepSchedule]) -> pd.DataFrame:
+    """Returns the parts of simulated steps, a row per cell and phase. `memory_s`, `launches`: of kernels that compute
+    little, the seconds at the memory's peak; `products_s`, `unaligned_s`: of matrix products by the device's table, the
+    second if a side is unaligned. `operators`, `orders`: of the host.
+    """
+    work = zip(configs, map(_work, steps), strict=True)
     return pd.DataFrame({"cell": _name(config), "phase": phase, **parts}
                         for config, found in work for phase, parts in found.items())  # fmt: skip
 
@@ -136,23 +146,20 @@ def _work(schedule: StepSchedule) -> dict[str, dict[str, float]]:
     """
     costs = costs_of(CLUSTERS[0], None)
 
-    def laid(**changed: float) -> Any:
-        return step_time(schedule, costs.alone(PLAIN | changed))
+    def laid(**rates: float) -> Any:
+        return step_time(schedule, costs.alone(PLAIN | rates))
 
-    plain, twice = laid(), [laid(memory_efficiency=0.5), laid(products=2.0), laid(unaligned=2.0)]
-    found = {}
+    second = 1 / US  # as long as no device takes, so that the step is the number of operators
+    changes = {"memory_efficiency": 0.5}, {"launch_us": second}, {"products": 2.0}, {"unaligned": 2.0}
+    plain, changed, found = laid(), [laid(**one) for one in changes], {}
     for phase in PHASES:
         seconds = plain.phases[phase].total_s
-        parts = {name: one.phases[phase].total_s - seconds for name, one in zip(GPU_PARTS, twice, strict=True)}
-        found[phase] = parts | {"rest_s": seconds - sum(parts.values())} | dict.fromkeys(HOST_PARTS, 0.0)
-    second = 1 / US  # as long as no device takes, so that the step is the number of operators
-    operators, orders = (round(laid(**{name: second}).step_s) for name in RATES[3:5])
+        parts = {name: one.phases[phase].total_s - seconds for name, one in zip(GPU_PARTS, changed, strict=True)}
+        rest = seconds - sum(size for name, size in parts.items() if name != "launches")
+        found[phase] = parts | {"rest_s": rest} | dict.fromkeys(HOST_PARTS, 0.0)
+    operators, orders = (round(laid(**{name: second}).step_s) for name in RATES[4:6])
     found[phase] |= {"operators": operators, "orders": orders, "steps": 1.0}
     return found
-
-
-def _bytes_per_s(cluster: str) -> float:
-    return costs_of(cluster, None).device.memory_gb_s * hardware.GB_S
 
 
 # -- the fit ---------------------------------------------------------------------------------------
@@ -162,7 +169,11 @@ def fitted(parts: pd.DataFrame) -> Rates:
     """Returns the rates that measured steps give."""
     bound, free = parts[parts["unsteady"] < STEADY], parts[parts["unsteady"] >= STEADY]
     shares = bound[[*GPU_PARTS, "rest_s"]].div(bound["measured_s"], axis=0)
-    memory, products, unaligned = nnls(shares[GPU_PARTS].to_numpy(), 1 - shares["rest_s"].to_numpy())[0]
+    columns = shares[GPU_PARTS].to_numpy()
+    columns[:, 1] *= US
+    columns[:, 2] += columns[:, 3]  # so that the last is how much slower than the others unaligned products are
+    least = np.array([1.0, 0.0, 1.0, 0.0])
+    memory, launch, products, slower = least + nnls(columns, 1 - shares["rest_s"].to_numpy() - columns @ least)[0]
     counts = free.groupby("cell")[HOST_PARTS].sum().to_numpy()
     seconds = free.groupby("cell")["step_s"].first().to_numpy()
 
@@ -170,23 +181,51 @@ def fitted(parts: pd.DataFrame) -> Rates:
         return float(np.abs(np.log(counts @ np.abs(rates) * US / seconds)).mean())
 
     host = np.abs(minimize(loss, [40.0, 100.0, 5000.0], method="Nelder-Mead", options={"maxiter": 10**4}).x)
-    values = (1 / memory, products, unaligned, *host)
+    values = (1 / memory, launch, products, products + slower, *host)
     return {name: float(f"{value:.4g}") for name, value in zip(RATES, values, strict=True)}
 
 
-def predicted(parts: pd.DataFrame, rates: Rates, cluster: str = CLUSTERS[0]) -> pd.DataFrame:
-    """Returns a row per cell, in seconds: the step with its interval, and of it the device, the device's update and the
-    host. The slower of device and host is the step.
+def predicted(parts: pd.DataFrame, rates: Rates) -> pd.DataFrame:
+    """Returns a row per cell, in seconds: the step, the slower of device and host, with its interval."""
+    slower = [1 / rates["memory_efficiency"], rates["launch_us"] * US, rates["products"], rates["unaligned"], 1.0]
+    parts = parts.assign(device=parts[[*GPU_PARTS, "rest_s"]].to_numpy() @ np.array(slower), host=_host_s(parts, rates))
+    return _with_step(parts.groupby("cell", sort=False)[["device", "host"]].sum(), CLUSTERS[0])
+
+
+def _next(rates: Rates, update: str, psi: pd.Series) -> pd.DataFrame:
+    """Returns the steps of the present code with an update, by cluster and limit of launches. Tiles are compared, as
+    they were; peers' updates are their own. `psi`: of the cells.
     """
-    memory = _bytes_per_s(CLUSTERS[0]) / _bytes_per_s(cluster) / rates["memory_efficiency"]
-    slower = np.array([memory, rates["products"], rates["unaligned"], 1.0])
-    parts = parts.assign(device=parts[[*GPU_PARTS, "rest_s"]].to_numpy() @ slower)
-    parts["host"] = parts[HOST_PARTS].to_numpy() @ np.array([rates[name] for name in RATES[3:]]) * US
-    parts["update"] = parts["device"].where(parts["phase"] == "update", 0.0)
-    found = parts.groupby("cell", sort=False)[["device", "update", "host"]].sum()
-    found.insert(0, "predicted", found[["device", "host"]].max(axis=1))
-    wide = _interval(cluster)
-    return found.assign(low=found["predicted"] * wide.low, high=found["predicted"] * wide.high)
+    configs = [cell.config for cell in compose_cells(["-m", *ASKED, *UPDATES[update]])]
+    configs = [config for config in configs if config.strategy.name != PEER or not UPDATES[update]]
+    steps, cells = schedules(configs), [_name(config) for config in configs]
+    parts = parts_of(configs, steps)
+    compares = np.array([bool(UPDATES[update]) and config.strategy.name in COMPARED for config in configs])
+    operators, size = COMPARISON[0] * compares * psi[cells].to_numpy() / TILE, COMPARISON[1] * psi[cells].to_numpy()
+    host = _host_s(parts, rates).groupby(parts["cell"], sort=False).sum()[cells] + operators * rates["operator_us"] * US
+    found = []
+    for cluster, (torch, most) in product(CLUSTERS, MOST_BLOCKS.items()):
+        costs = costs_of(cluster, None).alone(rates)
+        costs.most_blocks = most
+        compared = [costs.kernels_s(*one) if one[1] else 0.0 for one in zip(size, operators, strict=True)]
+        phases = [step_time(step, costs).phases for step in steps]
+        rows = pd.DataFrame({"cluster": cluster, "torch": torch, "updated_by": update, "cell": cells})
+        rows.loc[[config.strategy.name == PEER for config in configs], "updated_by"] = PEERS
+        rows["update"] = np.array([by_phase["update"].total_s for by_phase in phases]) + compared
+        rows["device"] = np.array([sum(one.total_s for one in by_phase.values()) for by_phase in phases]) + compared
+        found.append(_with_step(rows.assign(host=host.to_numpy()), cluster))
+    return pd.concat(found)
+
+
+def _host_s(parts: pd.DataFrame, rates: Rates) -> pd.Series:
+    seconds = parts[HOST_PARTS].to_numpy() @ np.array([rates[name] for name in RATES[4:]]) * US
+    return pd.Series(seconds, parts.index)
+
+
+def _with_step(rows: pd.DataFrame, cluster: str) -> pd.DataFrame:
+    """Returns rows with the step, the slower of `device` and `host`, and its interval."""
+    wide, step = _interval(cluster), rows[["device", "host"]].max(axis=1)
+    return rows.assign(predicted=step, low=step * wide.low, high=step * wide.high)
 
 
 @cache

@@ -1,6 +1,6 @@
-"""Memory traffic of an update on a GPU, counted without one: one rank's, bf16 with AdamW, through a modeled cache.
+"""Memory traffic of an update on a GPU, counted without one: one rank's, bf16 with AdamW; and its time on an H100.
 
-python -m validation update-traffic --code NAME
+python -m validation update-traffic
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from tests.cached_memory import counted
+from tests.cached_memory import NEWER, OLDER, counted
+from zerobench.commands.predict import costs_of
 from zerobench.config.compose import compose_cells
 from zerobench.fake_execution import CUDA, execute
 
-from .store import Store
+from .one_gpu import CLUSTERS, PEER, PEERS, UPDATES
+from .store import write
 
 MODELS = {"10M": "gpt_small", "124M": "gpt2_124m"}
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
@@ -24,36 +26,45 @@ OUT = Path("results/update_traffic.csv")
 
 @dataclass(frozen=True)
 class TrafficRow:
-    """An update by some `code`, with clipping or without. Bytes per parameter: that kernels touch, and that move
-    to or from memory through the modeled cache.
+    """An update by one kernel, or as UPDATES names it, with clipping or without. Bytes per parameter: without a cache,
+    and that move to or from memory with half of an H100's. Kernels, by torch's limits of a launch. `h100_ms`: the time
+    that the older limits and no cache give.
     """
 
-    code: str
+    updated_by: str
     model: str
     strategy: str
     clip: str
-    touched: float
-    moved: float
-    kernels: int
+    no_cache: float
+    half_cache: float
+    kernels_2_11: int
+    kernels_2_13: int
     waits: int
+    h100_ms: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument("--code", default="now", help="name of this code in the table (default: %(default)s)")
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Counts the last update of each cell, and writes the rows in place of those of the same code."""
-    store = Store(OUT, TrafficRow, lambda row: (row.code, row.model, row.strategy, row.clip))
-    for model, name in MODELS.items():
-        for strategy, clip in product(STRATEGIES, ("no", "yes")):
-            with counted() as updates:
-                words = [f"strategy={strategy}", f"model={name}", *COMMON, *["clip=1.0"] * (clip == "yes")]
-                cell = compose_cells(words, target="cuda")[0]
-                shapes = execute(cell.config, target=CUDA, operators=True).known.schedule.shapes
-            psi, last = sum(shape.numel for shape in shapes), updates[-1]
-            touched, moved = (round(size / psi, 1) for size in (last.touched, last.moved))
-            store.put([TrafficRow(chosen.code, model, strategy, clip, touched, moved, last.kernels, last.waits)])
+    """Counts the last update of each cell, and writes all rows again."""
+    rows, costs = [], costs_of(CLUSTERS[0], None).alone()
+    for (updated_by, options), (key, model), strategy, clip in product(
+        UPDATES.items(), MODELS.items(), STRATEGIES, ("no", "yes")
+    ):
+        if strategy == PEER and options:
+            continue
+        with counted() as updates:
+            words = [f"strategy={strategy}", f"model={model}", *COMMON, *["clip=1.0"] * (clip == "yes"), *options]
+            cell = compose_cells(words, target="cuda")[0]
+            shapes = execute(cell.config, target=CUDA, operators=True).known.schedule.shapes
+        psi, last = sum(shape.numel for shape in shapes), updates[-1]
+        older, newer = (sum(one.kernels[version] for one in last.operators) for version in (OLDER, NEWER))
+        touched, moved = (round(size / psi, 1) for size in (last.touched, last.moved))
+        milliseconds = round(1000 * sum(one.seconds(costs, OLDER) for one in last.operators), 2)
+        name = PEERS if strategy == PEER else updated_by
+        rows.append(TrafficRow(name, key, strategy, clip, touched, moved, older, newer, last.waits, milliseconds))
+    write(OUT, TrafficRow, rows)
     print(OUT.read_text())
     return 0

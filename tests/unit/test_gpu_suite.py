@@ -26,6 +26,7 @@ from validation.gpu_suite.suite import (
 from validation.one_gpu import PARTS, fitted, refitted
 from zerobench.config import schema as schemas
 from zerobench.config import world
+from zerobench.config.compose import compose_cells
 from zerobench.config.schema import Measure
 from zerobench.config.schema_memory import CheckpointOffloadActivations, OffloadActivations
 from zerobench.config.schema_training import Bf16, Fp32
@@ -115,7 +116,7 @@ def test_a_difference_or_a_failure_ends_with_1(tmp_path: Path, monkeypatch, caps
     assert main(["gpu-suite", "--out", str(tmp_path / "b"), "--device", "cpu", "--small", "--minutes", "0.01"]) == 1
     told = capsys.readouterr().out
     assert "parity: all of it: not run: the time was over" in told
-    assert "not reached: 7" in told
+    assert "not reached: 9" in told
 
 
 @pytest.fixture
@@ -131,17 +132,23 @@ def test_the_plan_in_the_documents_is_the_plan_and_fits() -> None:
     assert sum(section.expected_s for section in SECTIONS.values()) <= 60 * MINUTES - RESERVE_S
 
 
+@pytest.mark.parametrize("words", [(), ("precision.tile_bytes=256MiB",)])
+def test_half_precision_cell_composes_for_a_gpu(words: tuple[str, ...], on_an_h200: None) -> None:
+    asked = ["strategy=ddp,zero1,zero2,zero3", "precision=bf16,fp16", "device=cuda", "world_size=1", *words]
+    assert [composed.problems for composed in compose_cells(["-m", *asked])] == [()] * 8
+
+
 @pytest.mark.thorough
 def test_the_full_plan_composes_for_a_gpu(tmp_path: Path, on_an_h200: None) -> None:
     """What can be known of cells that this machine cannot run: none is refused."""
     setup = SuiteSetup(tmp_path, "cuda", False)
     counts = {}
-    for name in ("speed", "peaks", "memory", "tiers", "parity", "profile"):
+    for name in ("update", "speed", "peaks", "memory", "tiers", "parity", "profile"):
         cells = SECTIONS[name].cells(setup)
         assert not [cell.problems for cell in cells if cell.problems]
         assert {cell.config.device for cell in cells} == {"cuda"}
         counts[name] = sum(cell.config.measure.repeats for cell in cells)
-    assert counts == {"speed": 30, "peaks": 10, "memory": 10, "tiers": 10, "parity": 22, "profile": 2}
+    assert counts == {"update": 9, "speed": 25, "peaks": 10, "memory": 10, "tiers": 10, "parity": 22, "profile": 2}
 
 
 ROOT = Path(__file__).parents[2]
@@ -159,11 +166,13 @@ def test_a_step_is_compared_only_with_the_run_of_its_shape(tmp_path: Path) -> No
     assert steps(tmp_path) == []
 
 
-def test_six_rates_place_all_ten_steps_also_without_the_step_itself() -> None:
+def test_seven_rates_place_all_ten_steps_also_without_the_step_itself() -> None:
     assert fitted(pd.read_csv(HERE / PARTS)) == pytest.approx(hardware.validated()["one_gpu"], rel=1e-3)
     found = refitted(HERE)
     assert found["measured"].between(found["low"], found["high"]).tolist() == [True] * 10
     for column in ("predicted", "left_out"):
         assert (found[column] / found["measured"] - 1).abs().median() < 0.05
     alone = refitted(HERE, lambda one, other: one.split()[1] == other.split()[1])
-    assert (alone["left_out"] / alone["measured"] - 1).abs().median() > 0.1, "one model cannot tell products apart"
+    without = (alone["left_out"] / alone["measured"] - 1).abs()
+    assert without.median() < 0.12
+    assert without.max() > 0.2, "the 1.5B model alone cannot tell unaligned products apart"

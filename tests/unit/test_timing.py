@@ -300,9 +300,26 @@ def test_on_one_gpu_streams_share_the_memory_and_unaligned_products_are_slow() -
     both, first = (lay_out(events, alone).step_s for events in (copies, copies[:1]))
     assert both == pytest.approx(2 * first)
     assert lay_out(copies, alone).issued_s == 2 * alone.host_s
+    assert alone.compute(row("compute", operator="add", bytes=1)) == pytest.approx(alone.launch_s, rel=0.01)
     sizes = [row("compute", flops=1, dtype="bfloat16", sizes=f"1x8192x{words}x768") for words in (50257, 50304)]
     assert alone.compute(sizes[0]) > 5 * alone.compute(sizes[1])
     assert here.compute(sizes[0]) == pytest.approx(here.compute(sizes[1]), rel=0.01), "not known of clusters"
+
+
+@pytest.mark.parametrize(("operator", "in_memory", "counted"), [("_foreach_copy_", 6, 10), ("_fused_adamw_", 28, 32)])
+def test_list_of_few_blocks_waits_for_latency_on_one_gpu(operator: str, in_memory: int, counted: int) -> None:
+    def seconds(blocks: int) -> float:
+        elements = blocks * 2**16
+        size = {"bytes": counted * elements, "elements": elements, "dtype": "float32"}
+        return alone.compute(row("compute", operator=operator, **size)) / (in_memory * elements)
+
+    alone = costs_of("h100-3200", None).alone()
+    assert seconds(5000) == pytest.approx(1 / 2.67e12, rel=0.1)
+    assert seconds(40) > (2.5 if operator == "_foreach_copy_" else 1.1) * seconds(5000), "40 of 132 multiprocessors"
+    launches, before = 5000 * 2**16 * in_memory * seconds(5000), alone.most_blocks
+    alone.most_blocks = 2240
+    fewer = 5000 * 2**16 * in_memory * seconds(5000)
+    assert (launches - fewer) / alone.launch_s == pytest.approx(-(-5000 // before) - 3), "16 and 3 launches"
 
 
 def test_a_prediction_for_one_gpu_says_that_no_published_run_is_on_one() -> None:

@@ -1,4 +1,4 @@
-"""Section 1: the engine's own tests on this GPU (tests/gpu), a task per file, each in a process of its own.
+"""Section 3: the engine's own tests on this GPU (tests/gpu), a task per file, each in a process of its own.
 
 They need pytest. Without a GPU they skip themselves. The collectives that they check, value by value:
 

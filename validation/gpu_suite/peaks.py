@@ -1,4 +1,4 @@
-"""Section 3: the cells of the section on speed again, for their bytes: peaks and reserved memory beside estimates, and
+"""Section 5: the cells of the section on speed again, for their bytes: peaks and reserved memory beside estimates, and
 what the allocator reserved more memory for, from its own history (measure.snapshot).
 
 A segment that is requested while as many bytes are reserved and free is fragmentation: the free blocks are too small,

@@ -1,4 +1,4 @@
-"""Section 7: why a step of the 124M model takes as long as it does: its kernels, with GPT-2's 50,257 words and with the
+"""Section 4: why a step of the 124M model takes as long as it does: its kernels, with GPT-2's 50,257 words and with the
 next multiple of 64, from the trace of a third pass (measure.trace).
 
 On a CPU operators take the place of kernels.

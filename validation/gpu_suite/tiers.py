@@ -1,4 +1,4 @@
-"""Section 5: where states, activations and gradients are. What leaves the device, and what that costs.
+"""Section 8: where states, activations and gradients are. What leaves the device, and what that costs.
 
 states        zero1 at N = 1, nothing, gradients, the optimizer or both in host memory: the step's time, files too; and
               bytes a parameter kept on the device beside table 1 of ZeRO-Offload (arXiv 2101.06840): 16, 14, 4, 2

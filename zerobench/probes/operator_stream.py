@@ -131,9 +131,11 @@ class OperatorStream(GraphMode):
         formula = flop_registry.get(packet) or (shape_wrapper(FORMULAS[packet]) if packet in FORMULAS else None)
         flops = int(formula(*args, **named, out_val=out)) if formula is not None else 0
         made = written[0] if written else read[0]
+        first = args[0] if isinstance(args[0], (list, tuple)) else [made]
+        elements = sum(one.numel() for one in _tensors(first))
         self._log.note(
             COMPUTE, operator=str(packet).removeprefix("aten."), bytes=moved, flops=flops,
-            sizes=_sizes(packet, args, made), elements=made.numel(), stream=self._log.stream(),
+            sizes=_sizes(packet, args, made), elements=elements, stream=self._log.stream(),
             dtype=str(_dtype(packet, args, made)).removeprefix("torch."),
         )  # fmt: skip
 

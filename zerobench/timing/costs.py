@@ -10,12 +10,17 @@ collectives       inside a node a table by size and ranks; between nodes the byt
 
 A collective that spans nodes gathers inside them as well, so the slower of the two sets its pace.
 
-A step on one GPU has no collectives to hide behind, so its memory and its host count (GpuCosts.alone).
+A step on one GPU has no collectives to hide behind, so its memory and its host count (GpuCosts.alone):
+
+launch            each launch of a kernel that computes little takes a fixed time, beside its bytes
+blocks            a multi-tensor kernel has one block of threads for BLOCK elements, and TURN of them in flight. A list
+                  of few blocks keeps few bytes in flight, and waits for the memory's latency (Little's law)
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -38,6 +43,18 @@ SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 HALVES = ("bf16", "fp16")
 ALIGNED = 8
 """Elements of two bytes in 16 bytes: a row that is no multiple of them keeps a product from a GPU's fast kernels."""
+
+LISTS, TWICE = re.compile(r"_fused_|_(amp_)?foreach_"), re.compile(r"_fused_|_foreach_copy_")
+"""Multi-tensor operators, and those whose bytes in a schedule have one list too often (gradients; a copy's target).
+Scales of clusters were fitted with that."""
+BLOCK, TURN = 2**16, 2048
+"""Elements of a block of a multi-tensor kernel, and of its threads at a time (torch: kChunkSize, kBlockSize * kILP)."""
+MOST_BLOCKS = {"2.11": 320, "2.13": 2240}
+"""torch -> most blocks of one launch; from 2.13 on in builds for CUDA 13. The fitted steps ran with 2.11."""
+OWN_LAUNCHES = {"zerobench.adam_": 3, "zerobench.squares": 2}
+"""Our kernels -> launches, with the copy of a table to the device."""
+LATENCY_S = 0.5e-6
+"""Latency of a GPU's memory; stated (0.4 to 0.6 us are published for an H100): no measured step depends on it."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +148,12 @@ class GpuCosts:
     1e9 bytes per second as nccl-tests counts them; it replaces the network's.
 
     `one_stream`: all streams take turns. `host_s`, `order_s`, `loop_s`: seconds of the host for an operator, for an
-    order between streams, and for the rest of a step.
+    order between streams, and for the rest of a step. `launch_s`: of the device for a launch; `most_blocks`: of one.
     """
 
     one_stream = False
-    order_s = loop_s = 0.0
+    order_s = loop_s = launch_s = 0.0
+    most_blocks = MOST_BLOCKS["2.11"]
 
     def __init__(
         self, device: Device, cluster: Cluster, bus_gb_s: dict[str, float] | None = None, scales: Scales | None = None
@@ -153,6 +171,7 @@ class GpuCosts:
         """Returns these costs for a rank without others, with `rates` in place of those fitted to one GPU's steps.
 
         memory_efficiency           of the bandwidth, which copies on other streams take from the model's
+        launch_us                   of the device, for a kernel that computes little
         products, unaligned         as in Scales
         operator_us, order_us       of the host, for an operator, and for an event or a wait between streams
         loop_us                     of the host, for the rest of a step
@@ -162,6 +181,7 @@ class GpuCosts:
         scales = Scales(1.0, self.scales.attention, fitted["products"], fitted["unaligned"])
         found = GpuCosts(device, self.cluster, self._bus, scales)
         found.order_s, found.loop_s, found.one_stream = fitted["order_us"] * US, fitted["loop_us"] * US, True
+        found.launch_s = fitted["launch_us"] * US
         return found
 
     def peak_flops(self, dtype: str) -> float:
@@ -171,11 +191,27 @@ class GpuCosts:
 
     def compute(self, event: EventRow) -> float:
         """Returns the seconds of an operator's kernels."""
+        if self.one_stream and not event.flops:
+            return self._alone_s(event)
         return max(self.device.kernel_us * US, self._work(event)) * self.scales.compute
 
+    def _alone_s(self, event: EventRow) -> float:
+        if not LISTS.match(event.operator):
+            return self.kernels_s(event.bytes, OWN_LAUNCHES.get(event.operator, 1))
+        twice = event.elements * (2 if SHORT.get(event.dtype) in HALVES else 4)
+        size = event.bytes - twice * bool(TWICE.match(event.operator))
+        return self.kernels_s(size, -(-event.elements // (BLOCK * self.most_blocks)), event.elements)
+
+    def kernels_s(self, size: float, launches: float, elements: int = 0) -> float:
+        """Returns the seconds of launches that read and write `size` bytes. `elements`: of a multi-tensor operator."""
+        least = launches * min(elements, BLOCK) / TURN * LATENCY_S
+        return launches * self.launch_s + max(self._memory_s(size), least)
+
+    def _memory_s(self, size: float) -> float:
+        return size / (self.device.memory_gb_s * GB_S * self.device.memory_efficiency)
+
     def _work(self, event: EventRow) -> float:
-        device = self.device
-        memory = event.bytes / (device.memory_gb_s * GB_S * device.memory_efficiency)
+        device, memory = self.device, self._memory_s(event.bytes)
         if not event.flops:
             return memory
         dtype = SHORT.get(event.dtype, event.dtype)
