@@ -78,9 +78,10 @@ class GroupComm(Comm):
         group = self.group if flags.is_cuda else self._hosts
         with labels.collective("control"):
             if self.size >= TREE_FROM and backend_for(flags.device.type, group) == "gloo":
-                rows = list(flags.new_empty(self.size, *flags.shape)) if self.rank == 0 else None
-                dist.gather(flags, rows, group_dst=0, group=group)
-                flags.copy_(torch.stack(rows).amax(0)) if rows else None
+                rows = flags.new_empty(self.size, *flags.shape)
+                dist.gather(flags, list(rows) if self.rank == 0 else None, group_dst=0, group=group)
+                if self.rank == 0:
+                    torch.amax(rows, 0, out=flags)
                 dist.broadcast(flags, group_src=0, group=group)
             else:
                 dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
