@@ -39,7 +39,7 @@ from . import simulated
 from .backends import FAKE, GroupComm, NcclComm, StagedComm, backend_for
 from .base import Comm, Sizes, WrappedComm
 from .gloo import GlooComm
-from .out_of_step import watched
+from .out_of_step import watch_of, watched
 from .streams import Handle
 
 KINDS: dict[tuple[str, str], type[GroupComm]] = {
@@ -197,7 +197,9 @@ def connect_groups(
     """
     all_ranks = connect(group, device)
     if isinstance(all_ranks, GroupComm) and all_ranks.flags_device is None and all_ranks.on_streams:
-        all_ranks.agree_by(_hosts_of(all_ranks))
+        hosts = _hosts_of(all_ranks)
+        all_ranks.agree_by(hosts)
+        watch_of(all_ranks.group).groups.add(hosts)  # its waits end with the others
     all_ranks = watched(all_ranks)
     check_groups(all_ranks.size, node_size, shard_group)
     if all(size in (None, all_ranks.size) for size in (node_size, shard_group)):
