@@ -51,5 +51,5 @@ class UnseenWrites:
 
 def _report(seen: Any, names: list[str]) -> None:
     """Prints the writes that no step has raised an error for, at the end of the engine or of the program."""
-    for name in dict.fromkeys(names[segment] for segment in seen.nonzero()[0]):
-        print(f"{name}: {OVERWRITTEN}", file=sys.stderr)
+    written = dict.fromkeys(names[segment] for segment in seen.nonzero()[0])
+    sys.stderr.writelines(f"{name}: {OVERWRITTEN}\n" for name in written)
