@@ -21,6 +21,7 @@ from zerobench.config import schema_training
 from zerobench.config.compose import compose_cells
 from zerobench.fake_execution import CUDA, execute
 from zerobench.zero import STAGES
+from zerobench.zero.optim.one_pass import OnePass
 from zerobench.zero.optim.step_by_tiles import ONE_PASS
 
 ALONE = {"shards": "masters"}
@@ -150,6 +151,15 @@ def test_replaced_write_before_the_last_step_is_printed_at_the_end(capfd: pytest
     del engine
     gc.collect()
     assert capfd.readouterr().err.startswith("embedding.weight: it was written to between steps")
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_rank_without_shares_steps_and_has_no_norm() -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(1))], fused=True)
+    one_pass = OnePass.of(optimizer, [], torch.device("cpu"))
+    assert one_pass is not None
+    assert float(one_pass.sum_of_squares()) == 0
+    assert not one_pass.step(torch.ones(()))
 
 
 @pytest.mark.usefixtures("on_gpu")

@@ -150,14 +150,15 @@ def update(
         first += triton.cdiv(part.master.numel(), BLOCK)
     table, depth = _sent(rows, parts[0].master.device), (len(rows) - 1).bit_length()
     rounded = parts[0].parameter
-    if first:
-        _adam[(first,)](
-            table, len(rows), depth, factor, found_inf, factor is not None, found_inf is not None,
-            DTYPES[parts[0].gradient.dtype], rounded is not None and rounded.dtype == torch.bfloat16,
-            rounded is not None, flags is not None, any(part.group["amsgrad"] for part in parts),
-            _alignment(address for row in rows for address in row[2:9]), BLOCK, num_warps=8,
-        )  # fmt: skip
-    _count[(triton.cdiv(len(rows), BLOCK),)](table, len(rows), found_inf, found_inf is not None, BLOCK)
+    with torch.cuda.device_of(table):  # Triton launches on the current device
+        if first:
+            _adam[(first,)](
+                table, len(rows), depth, factor, found_inf, factor is not None, found_inf is not None,
+                DTYPES[parts[0].gradient.dtype], rounded is not None and rounded.dtype == torch.bfloat16,
+                rounded is not None, flags is not None, any(part.group["amsgrad"] for part in parts),
+                _alignment(address for row in rows for address in row[2:9]), BLOCK, num_warps=8,
+            )  # fmt: skip
+        _count[(triton.cdiv(len(rows), BLOCK),)](table, len(rows), found_inf, found_inf is not None, BLOCK)
 
 
 def squares(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -171,7 +172,8 @@ def squares(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     if first:
         aligned = _alignment(row[3] for row in rows)
         table, dtype = _sent(rows, device), DTYPES[gradients[0].dtype]
-        _squares[(first,)](table, len(rows), depth, sums, dtype, aligned, BLOCK, num_warps=8)
+        with torch.cuda.device_of(table):
+            _squares[(first,)](table, len(rows), depth, sums, dtype, aligned, BLOCK, num_warps=8)
     return sums
 
 

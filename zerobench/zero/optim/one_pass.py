@@ -99,8 +99,10 @@ class OnePass:
 
     flags: torch.Tensor | None = None
 
-    def __init__(self, optimizer: optim.Optimizer, shares: Sequence[Share], kernels: Kernels) -> None:
-        self._optimizer, self._shares, self._kernels = optimizer, shares, kernels
+    def __init__(
+        self, optimizer: optim.Optimizer, shares: Sequence[Share], kernels: Kernels, device: torch.device
+    ) -> None:
+        self._optimizer, self._shares, self._kernels, self._device = optimizer, shares, kernels, device
 
     @classmethod
     def of(cls, optimizer: optim.Optimizer, shares: Sequence[Share], device: torch.device) -> OnePass | None:
@@ -111,7 +113,7 @@ class OnePass:
         if device.type not in KERNELS or type(optimizer) not in LOOKS_ITSELF or not is_fused(optimizer) or not here:
             return None
         kernels = KERNELS[device.type](device)
-        return None if kernels is None else cls(optimizer, shares, kernels)
+        return None if kernels is None else cls(optimizer, shares, kernels, device)
 
     def step(self, coefficient: torch.Tensor | float | None) -> bool:
         """Makes one `optimizer.step()`, with its hooks around the kernel; torch's own finds no gradient. `coefficient`
@@ -138,8 +140,7 @@ class OnePass:
                     state.update(new_state(share.tensor.detach(), group["amsgrad"]))
                 parts.append(Part(share.tensor.detach(), gradient, share.rounded, state, group, number))
         labels.updates(used)
-        device = self._shares[0].tensor.device if self._shares else None
-        factor = torch.full((), coefficient, device=device) if isinstance(coefficient, float) else coefficient
+        factor = torch.full((), coefficient, device=self._device) if isinstance(coefficient, float) else coefficient
         found_inf = getattr(self._optimizer, "found_inf", None)
         parts.sort(key=lambda part: part.dtypes)
         for _, alike in groupby(parts, lambda part: part.dtypes):
@@ -151,5 +152,5 @@ class OnePass:
         gradients.sort(key=lambda gradient: str(gradient.dtype))
         sums = [self._kernels.squares([*alike]) for _, alike in groupby(gradients, lambda gradient: gradient.dtype)]
         if not sums:
-            return torch.zeros((), dtype=torch.float64, device=self._shares[0].tensor.device)
+            return torch.zeros((), dtype=torch.float64, device=self._device)
         return (sums[0] if len(sums) == 1 else torch.cat(sums)).sum()
