@@ -385,4 +385,4 @@ def norm_of(total: torch.Tensor, norm_type: float) -> torch.Tensor:
 
 def clip_coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
     """Returns the factor of gradient clipping, as torch.nn.utils.clip_grad_norm_ computes it."""
-    return torch.tensor(max_norm, dtype=norm.dtype).div(norm + 1e-6).clamp_(max=1.0)  # one kernel for the division
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
