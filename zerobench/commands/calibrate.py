@@ -104,11 +104,11 @@ def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> l
     return rows
 
 
-def show(found: collectives.Calibration) -> None:
+def show(calibration: collectives.Calibration) -> None:
     """Prints the lines, and the bandwidth at the largest size."""
     header = ["via", "collective", "latency µs", "bandwidth of the line", "95 %", "worst error"]
     rows = []
-    for fit in found.fits:
+    for fit in calibration.fits:
         low, high = (show_bytes(value) for value in (fit.bytes_per_s_low, fit.bytes_per_s_high))
         rows.append(
             [fit.via, fit.collective, f"{1e6 * fit.latency_s:.0f}", f"{show_bytes(fit.bytes_per_s)}/s",
