@@ -188,8 +188,7 @@ def verdict(cell: SimulatedCell, memory: int) -> str:
     needs = "its allocator reserves up to" if cell.reserved_high_bytes else "its peak is"
     fewer = ""
     if low and low <= memory:
-        way = "as a rule with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        fewer = f"; at least {show_bytes(low)}, {way}"
+        fewer = f"; at least {show_bytes(low)}, as a rule with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     return (
         f"{cell.name}: does not fit {show_bytes(memory)}: {needs} {show_bytes(needed)},"
         f" {show_bytes(needed - memory)} too much{fewer};"
