@@ -66,7 +66,7 @@ def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher:
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
     console.print(Grid(list(columns), rows, 2, FIRST_TO_GO, chosen))
     one_memory = [ONE_MEMORY] * ("host" in columns and any(cell.config.device == "cpu" for cell in cells))
-    memories = dict.fromkeys((fit.place, show_bytes(fit.memory_bytes)) for fit in fits if fit is not None)
+    memories = dict.fromkeys((fit.owner, show_bytes(fit.memory_bytes)) for fit in fits if fit is not None)
     states = f"{OF_MEMORY}: predicted states, of all ranks in it, over the"
     on_memory = [f"{states} {size} that {owner} has" for owner, size in memories]
     for note in on_memory + one_memory + notes + by_job:

@@ -391,7 +391,7 @@ def join_theory(
     bucket_bytes = settle(strategy, schedule.shapes, groups.shard_ranks).bucket_bytes
     row.bucket_bytes = bucket_bytes if isinstance(bucket_bytes, int) else None
     data_rank = record.rank // config.tensor_parallel
-    executed = data_rank if row.backend == SIMULATED and tiers.place is None else None
+    executed = data_rank if row.backend == SIMULATED and tiers.medium is None else None
     prediction = predict_states(strategy, schedule, *rest, executed)
     row.predicted_states_bytes = prediction.states_bytes
     row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, *rest)
@@ -413,7 +413,7 @@ def join_theory(
     )
     for name, size in estimate.tensor_axis_bytes(config).items():
         setattr(row, f"predicted_tensor_axis_{name}_bytes", size)
-    if (links := estimate.links_of(config, schedule)) is not None and (tiers.place is not None or links.down):
+    if (links := estimate.links_of(config, schedule)) is not None and (tiers.medium is not None or links.down):
         for link, size in asdict(links).items():
             setattr(row, f"predicted_{link}_bytes", size)
     for line in [line for line in memory if line.phase == "step" and line.tier in ("device", "host")]:
@@ -428,7 +428,7 @@ def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) 
     differ from it by their shards, which theory predicts to the byte; a deviation in the measured rank is multiplied in
     the sum.
     """
-    if config.offload.theory_shape().place is None:
+    if config.offload.theory_shape().medium is None:
         return
     alone, together = (asdict(estimate.links_of_states(config, schedule, which)) for which in (rank, None))
     for link, size in together.items():
