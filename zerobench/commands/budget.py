@@ -264,7 +264,10 @@ def _check_file(
             else:
                 findings.append(_other_work(file, environment, name, budgeted, other))
         rest = [row for row in own_rows if finished is None or everything or row["status"] == "ok"]
-        findings += _unbudgeted([row for row in rest if id(row) not in matched])
+        if unbudgeted := [row for row in rest if id(row) not in matched]:
+            print_line(f"without a budget: {', '.join(row['name'] for row in unbudgeted)}")
+        for row in unbudgeted:
+            findings += judge.judge_cell(row["name"], {}, row) if row["status"] != "ok" else []
     if not findings:
         raise judge.UnjudgedError(f"{file.path}: no limit could be judged here; all are of the processor that it names")
     return findings
@@ -302,13 +305,6 @@ def _other_work(
     keys = f" ({', '.join(said)})" if said else ""
     message = f"{name}: it is not the work that the budget is for{keys}; zerobench budget record takes the new one"
     return judge.Finding("missing", name, "", message, limits=len(budgeted.limits))
-
-
-def _unbudgeted(rows: list[dict[str, Any]]) -> list[judge.Finding]:
-    """Returns findings for failed cells without a budget; other such cells get a note."""
-    if rows:
-        print_line(f"without a budget: {', '.join(row['name'] for row in rows)}")
-    return [finding for row in rows if row["status"] != "ok" for finding in judge.judge_cell(row["name"], {}, row)]
 
 
 def _require(file: budget_file.BudgetFile, environment: str) -> None:

@@ -31,7 +31,12 @@ def calibrate(arguments: list[str]) -> int:
     Raises JobError if the processes of a job do not come together.
     """
     chosen = _parser().parse_args(arguments)
-    _check(chosen)
+    if chosen.world_size < 1:
+        raise ValueError(f"--world-size {chosen.world_size}: must be at least 1")
+    if chosen.repetitions < 3:
+        raise ValueError(f"--repetitions {chosen.repetitions}: must be at least 3, or a median says nothing")
+    if chosen.out is not None and chosen.out.is_file():
+        raise ValueError(f"--out {chosen.out}: is a file; name a folder")
     try:
         return _calibrate_collectives(chosen)
     except (Interrupted, KeyboardInterrupt):
@@ -84,15 +89,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--timeout", type=TIME_LIMIT, default=600, help="seconds for the launch of the ranks (default: %(default)s)")
     add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS)")
     return parser
-
-
-def _check(chosen: argparse.Namespace) -> None:
-    if chosen.world_size < 1:
-        raise ValueError(f"--world-size {chosen.world_size}: must be at least 1")
-    if chosen.repetitions < 3:
-        raise ValueError(f"--repetitions {chosen.repetitions}: must be at least 3, or a median says nothing")
-    if chosen.out is not None and chosen.out.is_file():
-        raise ValueError(f"--out {chosen.out}: is a file; name a folder")
 
 
 def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> list[collectives.TransferRow]:

@@ -57,8 +57,11 @@ def resolve_ranks(draft: Config, problems: list[str], away: LauncherChoice | Non
     local, sharing = ranks, -(-max(1, ranks) // gpus) if gpus else 0  # ranks a GPU, 0 where there is none
     nodes = 1
     if context is not None:
-        local, sharing = _place_in_job(draft, context.membership, ranks, problems)
-        nodes = max(1, context.membership.machines(ranks))
+        membership = context.membership
+        if ranks > len(membership.members):
+            problems.append(job.too_many(ranks, len(membership.members)))
+        local, nodes = membership.most_per_host(ranks), max(1, membership.machines(ranks))
+        sharing = membership.ranks_per_gpu(ranks) if draft.device != "cpu" else 0
     elif away is not None:
         nodes = _nodes_in_job(draft, away, ranks, problems)
     if draft.device == "auto":
@@ -103,13 +106,6 @@ def _too_crowded(ranks: int) -> list[str]:
         return []
     few = f"use backend={SIMULATED} for the bytes and volumes of one rank, in seconds, or backend=gloo to run them all"
     return [f"world_size={ranks}: {ranks} processes would take turns on {show_count(cores, 'core')}; {few}"]
-
-
-def _place_in_job(draft: Config, membership: job.Membership, ranks: int, problems: list[str]) -> tuple[int, int]:
-    """Returns the maximum number of the joined job's first `ranks` on one machine, and on one GPU."""
-    if ranks > len(membership.members):
-        problems.append(job.too_many(ranks, len(membership.members)))
-    return membership.most_per_host(ranks), membership.ranks_per_gpu(ranks) if draft.device != "cpu" else 0
 
 
 def has_times(cell: CellConfig) -> bool:

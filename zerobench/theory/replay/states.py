@@ -7,7 +7,7 @@ counts its steps once per segment: of two ranks with equally many elements, the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..closed_forms import FULL, Formula
@@ -119,12 +119,9 @@ def fullest_ranks(
     laid_out = buffers_of(settle(strategy, shapes, n), shapes, n)
     buffers = Counter(buffer.pattern for _, buffer in laid_out if shapes[buffer.spans[0].parameter].trainable)
     shards = [(Shards([buffer], n, optimizer, precision, tiers), count) for buffer, count in buffers.items()]
-    kept = [_kept_bytes(shards, rank_slice) for rank_slice in range(n)] if shards else [(0, 0)]
+    kept = [  # on the device, and in another tier
+        [sum(count * shard.kept_bytes(rank_slice, away) for shard, count in shards) for away in (False, True)]
+        for rank_slice in range(n if shards else 1)
+    ]
     most = max(kept)
     return [min(rank for rank in range(groups.world_size) if kept[slice_of(rank, groups) % len(kept)] == most)]
-
-
-def _kept_bytes(shards: Sequence[tuple[Shards, int]], rank_slice: int) -> tuple[int, int]:
-    """Returns the bytes of optimizer states on the device and in another tier. `shards`: (of a pattern, count)."""
-    here, away = (sum(count * shard.kept_bytes(rank_slice, away) for shard, count in shards) for away in (False, True))
-    return here, away
