@@ -328,8 +328,7 @@ def _read_json_row(path: Path, kind: type) -> dict[str, Any] | None:
     if problem:
         warnings.warn(f"{path} is left out: {problem}", stacklevel=3)
         return None
-    # a row of an earlier version may lack columns that have a default
-    return {field.name: None for field in fields(kind) if field.default is not MISSING} | row
+    return _optional(kind) | row
 
 
 def problem_of_row(row: dict[str, Any], kind: type) -> str:
@@ -355,6 +354,11 @@ def problem_of_config(text: str) -> str:
 
 
 @cache
+def _optional(kind: type) -> dict[str, None]:
+    """Returns the columns of a row type that a row of an earlier version may lack."""
+    return {field.name: None for field in fields(kind) if field.default is not MISSING}
+
+
 def collect(results: Results, folder: Path) -> None:
     """Writes a collection: every table as one parquet file. Replaces an existing one."""
     folder.mkdir(parents=True, exist_ok=True)
