@@ -58,7 +58,7 @@ def test_without_a_gpu_the_tiers_are_one_memory_and_a_gpu_has_its_own() -> None:
 def test_the_host_of_gpus_may_be_what_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "machine_bytes", lambda: 1000)
     found = fit_of(config_of("zero3", 2, offload=schema_memory.SCHEMAS["offload"]["cpu"](), device="cuda"))
-    assert (found.place, found.memory_bytes, found.ranks) == ("this machine", 1000, 2)
+    assert (found.owner, found.memory_bytes, found.ranks) == ("this machine", 1000, 2)
 
 
 def test_a_peer_is_known_by_the_papers_formula_and_what_no_theory_knows_is_not_judged(monkeypatch) -> None:

@@ -119,7 +119,7 @@ def test_the_cheapest_of_what_fits_is_recommended_and_a_peer_may_win() -> None:
     said = sentence(plan_of(rows))
     assert "Take zero3: it sends the least of those that fit (3.00 ψ" in said
     assert "zero1 partitions less" in said
-    words = GOALS["least_traffic"].words(used(50, psi=1000, volume=3.0, frozen=33000))
+    words = GOALS["least_traffic"].detail(used(50, psi=1000, volume=3.0, frozen=33000))
     assert words.endswith("3.00 ψ a step between GPUs, 3,000 elements beside 33,000 frozen parameters")
     rows[1] = row("zero3", None)
     assert "Take fsdp2 (PyTorch's own, not a strategy of zerobench)" in sentence(plan_of(rows))

@@ -181,14 +181,14 @@ def test_equal_is_to_the_bit_on_two_ranks_and_near_is_not() -> None:
 def test_what_differs_first_is_to_blame(losses: list[float], norms: list[float], said: str) -> None:
     found = verdict(losses, norms)
     assert found.kind == DIFFERS
-    assert said in found.words
+    assert said in found.message
 
 
 def test_what_is_late_or_lossy_by_intent_is_judged_by_what_it_promises() -> None:
     late = cell("zero2", 2, offload=schema_memory.CpuOffload(delayed=True, delayed_after=1)).config
     found = verdict([5.0, 4.0, 3.5], [1.0, 0.9, 0.5], late)
     assert found.kind == EQUAL
-    assert "over 2 steps, after which updates are late by intent" in found.words
+    assert "over 2 steps, after which updates are late by intent" in found.message
     assert verdict([5.0, 4.1, 3.5], [1.0, 0.9, 0.5], late).kind == DIFFERS
     lossy = cell("zero3", 2, node_size=1, zeropp=schema_memory.AllOfZeropp()).config
     assert verdict([5.0, 4.01, 3.01], [1.0, 0.95, 0.75], lossy).kind == CLOSE
@@ -196,7 +196,7 @@ def test_what_is_late_or_lossy_by_intent_is_judged_by_what_it_promises() -> None
 
 
 def test_norms_that_nobody_took_are_said() -> None:
-    assert "losses alone: no norm was taken" in verdict(LOSSES, [None, None, None]).words
+    assert "losses alone: no norm was taken" in verdict(LOSSES, [None, None, None]).message
     one = parity.compare(cell("zero2", 2).config, steps([], []).reindex(columns=THEIRS.columns), DDP, THEIRS)
     assert one.kind == UNCHECKED
 

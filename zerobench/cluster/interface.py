@@ -35,21 +35,22 @@ def reachable(address: str) -> str:
     if address.split(".")[0] == "localhost":
         return address
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
     except OSError:
         return address  # the connection fails with an error message
-    return (_own_address(ELSEWHERE) or address) if all(ip_address(one).is_loopback for one in found) else address
+    is_loopback = all(ip_address(resolved).is_loopback for resolved in addresses)
+    return (_own_address(ELSEWHERE) or address) if is_loopback else address
 
 
 def listening_socket(address: str, port: int) -> socket.socket:
     """Returns a socket that listens only at `address`, or at LISTEN_AT if set. Raises OSError."""
     at = os.environ.get(LISTEN_AT) or address
     at = _addresses_of_interfaces().get(at, [at])[0]
-    family, kind, protocol, _, place = socket.getaddrinfo(at, port, type=socket.SOCK_STREAM)[0]
+    family, kind, protocol, _, endpoint = socket.getaddrinfo(at, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(place)
+        listener.bind(endpoint)
         listener.listen(socket.SOMAXCONN)
     except OSError:
         listener.close()
@@ -59,15 +60,15 @@ def listening_socket(address: str, port: int) -> socket.socket:
 
 def interface_toward(address: str) -> str | None:
     """Returns the name of the interface through which this machine reaches `address`; None if it has no route."""
-    mine = _own_address(reachable(address))
-    return next((name for name, known in _addresses_of_interfaces().items() if mine in known), None)
+    own = _own_address(reachable(address))
+    return next((name for name, addresses in _addresses_of_interfaces().items() if own in addresses), None)
 
 
 def check_gloo_interface() -> None:
     """Raises RuntimeError if gloo cannot use the interfaces that GLOO_SOCKET_IFNAME names."""
-    known, name = _addresses_of_interfaces(), os.environ.get(GLOO_AT, "")
-    if missing := [one for one in name.split(",") if one and one not in known]:
-        others = f"those with an address are {', '.join(known)}" if known else "no interface has an address"
+    interfaces, name = _addresses_of_interfaces(), os.environ.get(GLOO_AT, "")
+    if missing := [wanted for wanted in name.split(",") if wanted and wanted not in interfaces]:
+        others = f"those with an address are {', '.join(interfaces)}" if interfaces else "no interface has an address"
         raise RuntimeError(
             f"{GLOO_AT}={name}: no network interface {missing[0]} with an address on this machine, and gloo connects"
             f" the ranks through it; start it (ip link set {missing[0]} up) or name another ({others})"
@@ -77,10 +78,10 @@ def check_gloo_interface() -> None:
 def _own_address(peer: str) -> str | None:
     """Returns this machine's address on the route to `peer`. Connecting a datagram socket sends nothing."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(peer, _DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as one:
-            one.connect(place)
-            return str(one.getsockname()[0])
+        family, kind, protocol, _, endpoint = socket.getaddrinfo(peer, _DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(endpoint)
+            return str(probe.getsockname()[0])
     except OSError:
         return None
 
@@ -90,7 +91,7 @@ def _addresses_of_interfaces() -> dict[str, list[str]]:
 
     families = (socket.AF_INET, socket.AF_INET6)
     return {
-        name: [one.address.split("%")[0] for one in known if one.family in families]
-        for name, known in psutil.net_if_addrs().items()
-        if any(one.family in families for one in known)
+        name: [entry.address.split("%")[0] for entry in entries if entry.family in families]
+        for name, entries in psutil.net_if_addrs().items()
+        if any(entry.family in families for entry in entries)
     }

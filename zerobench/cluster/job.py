@@ -69,8 +69,8 @@ def find_job(environment: Mapping[str, str], ask: Ask = ask) -> Job | None:
         return None
     for name in NEEDED:
         if not environment.get(name):
-            words = f"a job's process needs {', '.join(NEEDED)}; to join none, unset {' and '.join(given)}"
-            raise JobError(f"{name} is not set and {given[0]} is: {words}")
+            needs = f"a job's process needs {', '.join(NEEDED)}; to join none, unset {' and '.join(given)}"
+            raise JobError(f"{name} is not set and {given[0]} is: {needs}")
     for name in NUMBERS:
         if not environment[name].isdecimal():
             raise JobError(f"{name}={environment[name]}: must be a whole number from 0 on")
@@ -146,9 +146,9 @@ class Membership:
         places: dict[tuple[str, int], int] = {}
         for info in self.members:
             for name in ("world_size", "code", "torch"):
-                mine, theirs = getattr(first, name), getattr(info, name)
-                if mine != theirs:
-                    raise JobError(f"rank {info.rank} of the job has {name} {theirs} and rank 0 has {mine}")
+                ours, theirs = getattr(first, name), getattr(info, name)
+                if ours != theirs:
+                    raise JobError(f"rank {info.rank} of the job has {name} {theirs} and rank 0 has {ours}")
             other = places.setdefault((info.machine, info.local_rank), info.rank)
             if other != info.rank:
                 where = f"ranks {other} and {info.rank} on {info.machine} both have LOCAL_RANK={info.local_rank}"

@@ -59,10 +59,10 @@ class Launcher:
         job = "/".join(environment.get(name, "") for name in self.job)
         port = FIRST_PORT + zlib.crc32(job.encode()) % PORTS
         places = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank}
-        found = {name: environment.get(variable, "") for name, variable in places.items()}
+        values = {name: environment.get(variable, "") for name, variable in places.items()}
         address = environment.get("MASTER_ADDR") or self.address(environment, ask)
         return {
-            name: value for name, value in {**found, "MASTER_ADDR": address, "MASTER_PORT": str(port)}.items() if value
+            name: value for name, value in {**values, "MASTER_ADDR": address, "MASTER_PORT": str(port)}.items() if value
         }
 
 
@@ -99,7 +99,7 @@ LAUNCHERS = (
 
 def launcher_of(environment: Mapping[str, str]) -> Launcher | None:
     """Returns the launcher whose variables describe this process; None if there is none."""
-    return next((one for one in LAUNCHERS if one.describes(environment)), None)
+    return next((launcher for launcher in LAUNCHERS if launcher.describes(environment)), None)
 
 
 LOCAL = "local"

@@ -24,8 +24,8 @@ def to_plain(value: Any) -> Any:
             return own_form()
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, list | tuple):
-        return [to_plain(one) for one in value]
-    return {key: to_plain(one) for key, one in value.items()} if isinstance(value, dict) else value
+        return [to_plain(item) for item in value]
+    return {key: to_plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def rebuild(kind: Any, value: Any) -> Any:
@@ -40,12 +40,12 @@ def rebuild(kind: Any, value: Any) -> Any:
             with suppress(ValueError):
                 return rebuild(part, value)
     if origin is list and isinstance(value, list):
-        return [rebuild(parts[0], one) for one in value]
+        return [rebuild(parts[0], item) for item in value]
     if origin is tuple and isinstance(value, list):
         kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts
-        return tuple(rebuild(one, part) for one, part in zip(kinds, value, strict=True))
+        return tuple(rebuild(expected, part) for expected, part in zip(kinds, value, strict=True))
     if origin is dict and isinstance(value, dict):
-        return {key: rebuild(parts[1], one) for key, one in value.items()}
+        return {key: rebuild(parts[1], item) for key, item in value.items()}
     if type(value) is kind or (kind is type(None) and value is None):
         return value
     if kind is float and type(value) is int:  # a column of type float may hold a whole number
@@ -62,4 +62,4 @@ def _rebuild_dataclass(kind: Any, value: Any) -> Any:
     types = _hints_of(kind)
     if not isinstance(value, dict) or set(value) != {field.name for field in fields(kind)}:
         raise ValueError(f"{value!r:.60} is no {kind.__name__}")
-    return kind(**{name: rebuild(types[name], one) for name, one in value.items()})
+    return kind(**{name: rebuild(types[name], item) for name, item in value.items()})

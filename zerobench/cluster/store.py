@@ -88,11 +88,11 @@ class JobStore:
                 more = [f"{key}/{number}" for number in range(1, int(count))]
                 if more and not self._store.check(more):
                     raise ValueError(f"{key} lacks some of its pieces")
-                data = b64decode(b"".join([first, *(self._store.get(one) for one in more)]), validate=True)
+                data = b64decode(b"".join([first, *(self._store.get(piece) for piece in more)]), validate=True)
             return json.loads(zlib.decompress(data))
         except (ValueError, zlib.error) as error:
-            words = f"the value of {key} in the job's store at {self.address} is not one that zerobench has written"
-            raise LostError(f"{words}: another program uses this MASTER_ADDR and MASTER_PORT") from error
+            message = f"the value of {key} in the job's store at {self.address} is not one that zerobench has written"
+            raise LostError(f"{message}: another program uses this MASTER_ADDR and MASTER_PORT") from error
 
     def take(self, key: str) -> Any:
         """Returns the value under `key`, or None, and removes it; for keys that only one process reads."""
@@ -156,8 +156,8 @@ def _connect(address: str, port: int, host: bool, patience_s: float) -> Any:
             return TCPStore(address, port, timeout=timedelta(seconds=patience), wait_for_workers=False)
         except (OSError, DistError) as error:
             cause = error
-    words = f"{missing} ({_first_line(cause)}); do all processes have rank 0's MASTER_ADDR and MASTER_PORT?"
-    raise LostError(words) from cause
+    message = f"{missing} ({_first_line(cause)}); do all processes have rank 0's MASTER_ADDR and MASTER_PORT?"
+    raise LostError(message) from cause
 
 
 def _first_line(error: Exception) -> str:
@@ -173,9 +173,9 @@ def _host(address: str, port: int) -> Any:
     except OSError as error:
         first = _first_line(error)
         if error.errno == EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-            words = f"MASTER_ADDR={address}: is no address of rank 0's machine ({first})"
+            why = f"MASTER_ADDR={address}: is no address of rank 0's machine ({first})"
             advice = f"give one that it has, or name in {LISTEN_AT} its interface to which the others' packets come"
-            raise LostError(f"{words}; {advice}") from error
+            raise LostError(f"{why}; {advice}") from error
         raise LostError(f"MASTER_PORT={port}: rank 0 cannot keep the job's store there: {first}") from error
     at = listener.getsockname()[0]
     try:
@@ -184,8 +184,8 @@ def _host(address: str, port: int) -> Any:
             master_listen_fd=listener.detach(),
         )  # fmt: skip
     except DistError as error:
-        words = f"MASTER_PORT={port}: rank 0 cannot keep the job's store there: {_first_line(error)}"
-        raise LostError(words) from error
+        first = _first_line(error)
+        raise LostError(f"MASTER_PORT={port}: rank 0 cannot keep the job's store there: {first}") from error
 
 
 class Heartbeat:

@@ -42,9 +42,9 @@ def print_account(row: Row, results: Results, folder: Path | None) -> None:
     print_on(console, row["run_id"], "dim")
     console.print()
     print_on(console, "What was run", "bold")
-    for label, words in setting_of(row):
-        room = console.width - len(INDENT) if console.is_terminal else len(words) + 1  # a file's lines stay whole
-        for number, line in enumerate(textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False)):
+    for label, text in setting_of(row):
+        room = console.width - len(INDENT) if console.is_terminal else len(text) + 1  # a file's lines stay whole
+        for number, line in enumerate(textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)):
             print_on(console, f"  {'' if number else label:<9} {line}")
     console.print()
     print_passages(console, passages_of(row, results, folder))
@@ -143,19 +143,18 @@ def traffic_lines(row: Row) -> list[str]:
     lines = []
     if (volume := formulas.get("volume")) is not None and row["psi"]:
         numbers = numbers_in({"volume": volume}, without=("ψ", "N"))
-        lines.append(
-            f"formula {volume.equation} = {volume.value / row['psi']:.3f} ψ" + f", with {numbers}" * bool(numbers)
-        )
+        meanings = f", with {numbers}" if numbers else ""
+        lines.append(f"formula {volume.equation} = {volume.value / row['psi']:.3f} ψ{meanings}")
         terms = [f"{term.name} {term.size / row['psi']:+.3f} ψ" for term in volume.beyond]
         lines += [f"besides: {'; '.join(terms)}"] if terms else []
     if formula := formulas.get("between nodes"):
         lines.append(f"between nodes by formula {formula.equation} = {show_bytes(formula.value)}")
     if pd.notna(row.get("loopback_bytes")) and row["wire_bytes"]:
         measured, sent = row["loopback_bytes"], row["predicted_loopback_bytes"]
-        words = f"loopback {show_bytes(measured)}, {measured / row['wire_bytes']:.2f} of what a rank sends"
+        line = f"loopback {show_bytes(measured)}, {measured / row['wire_bytes']:.2f} of what a rank sends"
         if pd.notna(sent) and sent > 1.1 * row["wire_bytes"]:
-            words += f": gloo carries a reduce-scatter as an all-reduce, {show_bytes(sent)} in all"
-        lines.append(words)
+            line += f": gloo carries a reduce-scatter as an all-reduce, {show_bytes(sent)} in all"
+        lines.append(line)
     gathers, reductions = (row.get(f"quantized_{what}_share") or 0.0 for what in ("gather", "reduction"))
     if gathers > 0 or reductions > 0:
         lines.append(f"quantized: gathers of {gathers:.1%} of ψ, reductions of {reductions:.1%}")
@@ -175,8 +174,8 @@ def _time_lines(row: Row) -> Iterator[str]:
     yield ", ".join(f"{name} {show_ms(row[f'{name}_s'])}" for name in ("forward", "backward", "update"))
     if pd.notna(row["save_s"]):
         done, step = show_ms(row["save_done_s"]), show_ms(row["save_step_s"])
-        words = f"save {show_ms(row['save_s'])} of the loop's time, complete after {done}; a step meanwhile {step}"
-        yield f"{words}; {show_bytes(row['checkpoint_bytes'])} in files"
+        saving = f"save {show_ms(row['save_s'])} of the loop's time, complete after {done}; a step meanwhile {step}"
+        yield f"{saving}; {show_bytes(row['checkpoint_bytes'])} in files"
     if pd.notna(row["model_flops"]):
         shares = "" if pd.isna(row["mfu"]) else f", MFU {row['mfu']:.1%}, HFU {row['hfu']:.1%}"
         yield f"{row['model_flops'] / row['step_s'] / 1e12:.3g} TFLOP/s a rank{shares}"
@@ -195,8 +194,8 @@ def _time_lines(row: Row) -> Iterator[str]:
     if pd.notna(row["communication_s"]):
         step, inside, exposed = (row[f"{name}_s"] * 1000 for name in ("traced_step", "communication", "exposed"))
         hidden = "" if pd.isna(row["overlap"]) else f", {row['overlap']:.0%} hidden"
-        words = f"communication in {inside:.1f} ms of {step:.1f}, exposed {exposed:.1f} ms{hidden}"
-        yield f"traced, which slows a step down: {words}"
+        traced = f"communication in {inside:.1f} ms of {step:.1f}, exposed {exposed:.1f} ms{hidden}"
+        yield f"traced, which slows a step down: {traced}"
 
 
 def _loss_lines(row: Row) -> Iterator[str]:
@@ -204,13 +203,13 @@ def _loss_lines(row: Row) -> Iterator[str]:
         yield "none: in a simulated world no rank sends anything to it"
         return
     ends = {"first": row["loss_first"], "last": row["loss_last"]}
-    words = ", ".join(f"{'–' if pd.isna(loss) else f'{loss:.4f}'} at the {end} step" for end, loss in ends.items())
+    losses = ", ".join(f"{'–' if pd.isna(loss) else f'{loss:.4f}'} at the {end} step" for end, loss in ends.items())
     if pd.notna(row["passes_agree"]):
         agree = "agree to the bit" if row["passes_agree"] else "differ: the model or device is not deterministic"
-        words += f"; the losses of all passes {agree}"
+        losses += f"; the losses of all passes {agree}"
     if pd.notna(row["grad_norm_last"]):
-        words += f"; gradient norm {row['grad_norm_last']:.4g} before clipping"
-    yield words
+        losses += f"; gradient norm {row['grad_norm_last']:.4g} before clipping"
+    yield losses
     if pd.notna(row["training"]):
         yield f"training {row['training']}: {row['training_words']}"
     if row["precision"].startswith("fp16") and pd.notna(row["skipped_steps"]):
@@ -227,5 +226,5 @@ def _logs(folder: Path | None) -> Iterator[Passage]:
             lines = [str(error)]
         if lines:
             name = log.relative_to(log.parents[1] if log.parent.name != "logs" else log.parent)
-            title = f"Log {name}" + (f", the last {LOG_LINES} of {len(lines)} lines" * (len(lines) > LOG_LINES))
-            yield Passage(title, [*lines[-LOG_LINES:]])
+            part = f", the last {LOG_LINES} of {len(lines)} lines" if len(lines) > LOG_LINES else ""
+            yield Passage(f"Log {name}{part}", [*lines[-LOG_LINES:]])

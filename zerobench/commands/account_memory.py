@@ -90,8 +90,8 @@ def memory_passages(row: Row, everywhere: pd.DataFrame, tensors: pd.DataFrame) -
     ranks = step[step["category"] == "states"].set_index("rank").assign(peak_bytes=peaks).reset_index()
     headings = {"rank": "rank", "peak_bytes": "peak", **RESIDUAL, "max_bytes": "states at most"}
     yield Passage("Memory by rank", [table_of(ranks, headings)])
-    sizes = {words: row[f"{name}_bytes"] for name, words in PROCESS.items()}
-    process = [[words, show_bytes(size)] for words, size in sizes.items() if pd.notna(size)]
+    sizes = {description: row[f"{name}_bytes"] for name, description in PROCESS.items()}
+    process = [[description, show_bytes(size)] for description, size in sizes.items() if pd.notna(size)]
     if pd.notna(row["alloc_retries"]):
         process.append(["retries of the allocator", str(row["alloc_retries"])])
     if pd.notna(row["allocator_witness"]) and row["allocator_witness"] in ("profiler", "none"):
@@ -118,9 +118,9 @@ def _by_category(memory: pd.DataFrame, rank: Any) -> pd.DataFrame:
 def _by_phase(memory: pd.DataFrame) -> Grid:
     named = memory.astype({"phase": "object", "category": "object"})
     sizes = named.pivot_table("max_bytes", "phase", "category", "max")  # a profiler tells of the whole step alone
-    shown = {name: words for name, words in IN_A_PHASE.items() if name in sizes}
+    shown = {name: heading for name, heading in IN_A_PHASE.items() if name in sizes}
     phases = sizes.loc[[phase for phase in PHASES if phase in sizes.index], list(shown)].rename(index=PHASE_NAMES)
-    headings = {"phase": "phase", **{f"{name}_bytes": words for name, words in shown.items()}}
+    headings = {"phase": "phase", **{f"{name}_bytes": heading for name, heading in shown.items()}}
     return table_of(phases.add_suffix("_bytes").reset_index(), headings)
 
 
@@ -225,5 +225,5 @@ def formulas_of(row: Row) -> dict[str, Formula]:
 def numbers_in(formulas: dict[str, Formula], without: tuple[str, ...] = ()) -> str:
     """Lists the numbers in these formulas, each with its symbol and meaning."""
     numbers = {symbol: value for formula in formulas.values() for symbol, value in formula.numbers.items()}
-    known = [f"{s} = {value:,.10g} {SYMBOLS.get(s, '')}".rstrip() for s, value in numbers.items() if s not in without]
-    return ", ".join(known)
+    shown = {symbol: value for symbol, value in numbers.items() if symbol not in without}
+    return ", ".join(f"{symbol} = {value:,.10g} {SYMBOLS.get(symbol, '')}".rstrip() for symbol, value in shown.items())

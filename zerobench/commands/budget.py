@@ -128,8 +128,8 @@ def _write_and_tell(
 
 
 def _record_parser() -> argparse.ArgumentParser:
-    words = "Writes measured values as limits, and says of each limit that changes: before, now, what moved."
-    parser = Parser("zerobench budget record", words)
+    description = "Writes measured values as limits, and says of each limit that changes: before, now, what moved."
+    parser = Parser("zerobench budget record", description)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a run or, with -m, a sweep")
     add("-m", "--multirun", action="store_true", help="a sweep: several values a key")
@@ -138,8 +138,8 @@ def _record_parser() -> argparse.ArgumentParser:
     add_options(parser)
     add("--metrics", help=f"comma-separated; default, where of use: {', '.join(judge.RECORDED)}")
     add("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
-    words = "for a metric whose launches differ, as peak_bytes=2; may be given again"
-    add("--tolerance", action="append", default=[], metavar="METRIC=PERCENT", help=words)
+    tolerance_help = "for a metric whose launches differ, as peak_bytes=2; may be given again"
+    add("--tolerance", action="append", default=[], metavar="METRIC=PERCENT", help=tolerance_help)
     add("--dry-run", action="store_true", help="say what would change, write no budget")
     add("--markdown", type=Path, metavar="FILE", help="the changes as a Markdown table")
     add("--comment", type=Path, metavar="FILE", help="the same, for a comment that a bot updates")
@@ -170,8 +170,8 @@ def check(arguments: list[str]) -> int:
     """Runs `zerobench budget check`. Returns the exit code: 0 all hold, 1 one does not, 125 they cannot be judged."""
     parser = Parser("zerobench budget check", "Holds cells against their budgets.")
     add = parser.add_argument
-    words = f"default: all of {budget_file.DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs"
-    add("files", nargs="*", metavar="FILE", help=words)
+    files_help = f"default: all of {budget_file.DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs"
+    add("files", nargs="*", metavar="FILE", help=files_help)
     add("--runs", type=Path, help="take finished runs instead of running")
     add_options(parser)
     add("--strict", action="store_true", help="an improvement fails too: record it")
@@ -179,11 +179,12 @@ def check(arguments: list[str]) -> int:
     add("--markdown", type=Path, metavar="FILE", help="a Markdown summary")
     add("--comment", type=Path, metavar="FILE", help="Markdown for a comment that a bot updates")
     add("--benchmark-json", type=Path, metavar="FILE", help="for github-action-benchmark, customSmallerIsBetter")
-    words = "annotate lines and write the step's summary; default: where GITHUB_ACTIONS is true"
-    add("--github", action=argparse.BooleanOptionalAction, default=None, help=words)
+    github_help = "annotate lines and write the step's summary; default: where GITHUB_ACTIONS is true"
+    add("--github", action=argparse.BooleanOptionalAction, default=None, help=github_help)
     chosen = parser.parse_intermixed_args(arguments)
-    more = [one for one in chosen.files if "=" in one]
-    paths = [Path(one) for one in chosen.files if "=" not in one] or sorted(budget_file.DEFAULT_FOLDER.glob("*.yaml"))
+    more = [word for word in chosen.files if "=" in word]
+    paths = [Path(word) for word in chosen.files if "=" not in word]
+    paths = paths or sorted(budget_file.DEFAULT_FOLDER.glob("*.yaml"))
     for path in paths:
         if not path.is_file():
             raise judge.UnjudgedError(f"{path}: there is no such budget file")
@@ -254,9 +255,8 @@ def _check_file(
         away = _recorded_elsewhere(file, environment, own_rows)
         for name, budgeted in file.of(environment):
             row = _match(name, budgeted, own_rows)
-            other = (
-                None if row else next((one for one in own_rows if one["name"] == name and id(one) not in matched), None)
-            )
+            namesakes = (each for each in own_rows if each["name"] == name and id(each) not in matched)
+            other = None if row else next(namesakes, None)
             matched += [id(row), id(other)]
             limits = judge.held_elsewhere(budgeted.limits) if away else budgeted.limits
             if other is None:
@@ -264,7 +264,10 @@ def _check_file(
             else:
                 findings.append(_other_work(file, environment, name, budgeted, other))
         rest = [row for row in own_rows if finished is None or everything or row["status"] == "ok"]
-        findings += _unbudgeted([row for row in rest if id(row) not in matched])
+        if unbudgeted := [row for row in rest if id(row) not in matched]:
+            print_line(f"without a budget: {', '.join(row['name'] for row in unbudgeted)}")
+        for row in unbudgeted:
+            findings += judge.judge_cell(row["name"], {}, row) if row["status"] != "ok" else []
     if not findings:
         raise judge.UnjudgedError(f"{file.path}: no limit could be judged here; all are of the processor that it names")
     return findings
@@ -278,8 +281,9 @@ def _recorded_elsewhere(file: budget_file.BudgetFile, environment: str, rows: li
     here = ", ".join(sorted({str(row["processor"]) for row in rows} - {str(there)}))
     if not there or not here:
         return False
-    words = f"{file.path}: recorded on {there}, measured on {here}: recorded values of {', '.join(judge.OF_KERNELS)}"
-    print_line(f"{words} are not judged, for kernels' scratch is the processor's; manual ceilings are")
+    values = f"recorded values of {', '.join(judge.OF_KERNELS)}"
+    why = "for kernels' scratch is the processor's; manual ceilings are"
+    print_line(f"{file.path}: recorded on {there}, measured on {here}: {values} are not judged, {why}")
     return True
 
 
@@ -299,21 +303,14 @@ def _other_work(
     said = [f"{key} was {show_config(was)} and is {show_config(now)}" for key, (was, now) in moved.items()
             if key not in LOCAL]  # fmt: skip
     keys = f" ({', '.join(said)})" if said else ""
-    words = f"{name}: it is not the work that the budget is for{keys}; zerobench budget record takes the new one"
-    return judge.Finding("missing", name, "", words, limits=len(budgeted.limits))
-
-
-def _unbudgeted(rows: list[dict[str, Any]]) -> list[judge.Finding]:
-    """Returns findings for failed cells without a budget; other such cells get a note."""
-    if rows:
-        print_line(f"without a budget: {', '.join(row['name'] for row in rows)}")
-    return [finding for row in rows if row["status"] != "ok" for finding in judge.judge_cell(row["name"], {}, row)]
+    message = f"{name}: it is not the work that the budget is for{keys}; zerobench budget record takes the new one"
+    return judge.Finding("missing", name, "", message, limits=len(budgeted.limits))
 
 
 def _require(file: budget_file.BudgetFile, environment: str) -> None:
     if not file.of(environment):
-        known = ", ".join(file.environments) or "none"
-        raise judge.UnjudgedError(f"{file.path}: no budget for {environment}; there is one for: {known}")
+        environments = ", ".join(file.environments) or "none"
+        raise judge.UnjudgedError(f"{file.path}: no budget for {environment}; there is one for: {environments}")
 
 
 def _match(name: str, budgeted: budget_file.CellBudget, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -330,8 +327,8 @@ def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
         raise KeyboardInterrupt
     ids = {row["run_id"] for row in rows}
     folders = dict.fromkeys(cell.config.results_dir for cell in cells if not cell.problems)
-    found = tables.merge([tables.load(folder).of(ids) for folder in folders])
-    return summaries(frame_of(rows, RunRow), found)
+    results = tables.merge([tables.load(folder).of(ids) for folder in folders])
+    return summaries(frame_of(rows, RunRow), results)
 
 
 def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.DataFrame]) -> list[dict[str, Any]]:

@@ -31,7 +31,12 @@ def calibrate(arguments: list[str]) -> int:
     Raises JobError if the processes of a job do not come together.
     """
     chosen = _parser().parse_args(arguments)
-    _check(chosen)
+    if chosen.world_size < 1:
+        raise ValueError(f"--world-size {chosen.world_size}: must be at least 1")
+    if chosen.repetitions < 3:
+        raise ValueError(f"--repetitions {chosen.repetitions}: must be at least 3, or a median says nothing")
+    if chosen.out is not None and chosen.out.is_file():
+        raise ValueError(f"--out {chosen.out}: is a file; name a folder")
     try:
         return _calibrate_collectives(chosen)
     except (Interrupted, KeyboardInterrupt):
@@ -86,15 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check(chosen: argparse.Namespace) -> None:
-    if chosen.world_size < 1:
-        raise ValueError(f"--world-size {chosen.world_size}: must be at least 1")
-    if chosen.repetitions < 3:
-        raise ValueError(f"--repetitions {chosen.repetitions}: must be at least 3, or a median says nothing")
-    if chosen.out is not None and chosen.out.is_file():
-        raise ValueError(f"--out {chosen.out}: is a file; name a folder")
-
-
 def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> list[collectives.TransferRow]:
     """Returns a row per repetition, with the slowest rank's time. `ranks`: the results of each."""
     rows = []
@@ -104,11 +100,11 @@ def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> l
     return rows
 
 
-def show(found: collectives.Calibration) -> None:
+def show(calibration: collectives.Calibration) -> None:
     """Prints the lines, and the bandwidth at the largest size."""
     header = ["via", "collective", "latency µs", "bandwidth of the line", "95 %", "worst error"]
     rows = []
-    for fit in found.fits:
+    for fit in calibration.fits:
         low, high = (show_bytes(value) for value in (fit.bytes_per_s_low, fit.bytes_per_s_high))
         rows.append(
             [fit.via, fit.collective, f"{1e6 * fit.latency_s:.0f}", f"{show_bytes(fit.bytes_per_s)}/s",

@@ -49,10 +49,10 @@ class Judge:
 
 def add_judge(parser: argparse.ArgumentParser) -> None:
     """Adds --minimum-effect and --noise."""
-    words = "smaller changes of times count as noise (default: %(default)s)"
-    parser.add_argument("--minimum-effect", type=float, default=MINIMUM_EFFECT, metavar="PERCENT", help=words)
-    words = "folder of `zerobench noise record` (default: %(default)s)"
-    parser.add_argument("--noise", type=Path, default=Path(NOISE_FOLDER), metavar="DIR", help=words)
+    effect_help = "smaller changes of times count as noise (default: %(default)s)"
+    parser.add_argument("--minimum-effect", type=float, default=MINIMUM_EFFECT, metavar="PERCENT", help=effect_help)
+    noise_help = "folder of `zerobench noise record` (default: %(default)s)"
+    parser.add_argument("--noise", type=Path, default=Path(NOISE_FOLDER), metavar="DIR", help=noise_help)
 
 
 @verb
@@ -71,19 +71,19 @@ def compare(arguments: list[str]) -> int:
             a, b = (replace(side, runs=matching(side.runs, chosen.where)) for side in (a, b))
     except KeyboardInterrupt:
         return 130
-    found = judge.compare_runs(a, b)
-    if not found.pairs:
+    comparison = judge.compare_runs(a, b)
+    if not comparison.pairs:
         raise ValueError(f"no cell of {chosen.a} is also in {chosen.b}")
     try:
-        _write(passages(found), chosen.format, chosen.out)
+        _write(passages(comparison), chosen.format, chosen.out)
     except OSError as error:
         raise ValueError(f"--out: {error}") from error
-    return int(chosen.fail_on_change and found.worse)
+    return int(chosen.fail_on_change and comparison.worse)
 
 
 def _parser() -> argparse.ArgumentParser:
-    words = "Changes from A to B: bytes and volumes exactly, times by paired ratios of launches."
-    parser = Parser("zerobench compare", words)
+    description = "Changes from A to B: bytes and volumes exactly, times by paired ratios of launches."
+    parser = Parser("zerobench compare", description)
     where = "a run, a results folder, a collection, or a quoted pattern that matches several: 'results/runs/zero1-*'"
     parser.add_argument("a", metavar="A", nargs="?", help=where)
     parser.add_argument("b", metavar="B", nargs="?", help="likewise")
@@ -92,11 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     add_options(parser, attempts=False)
     parser.add_argument("--format", choices=("text", "markdown"), default="text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="instead of standard output")
-    words = (
+    change_help = (
         "exit code 1 if bytes or volumes changed, a step became slower, a cell fails in B only, is on one side only,"
         " or trains something else; losses are shown and do not count"
     )
-    parser.add_argument("--fail-on-change", action="store_true", help=words)
+    parser.add_argument("--fail-on-change", action="store_true", help=change_help)
     return parser
 
 

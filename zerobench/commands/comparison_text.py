@@ -43,7 +43,7 @@ def title(pair: Compared) -> str:
 
 
 def _parts(pair: Compared) -> list[Part]:
-    differs = [f"differs: {words}" for words in pair.differs]
+    differs = [f"differs: {difference}" for difference in pair.differs]
     if pair.refused:
         return [*differs, f"{NOT_COMPARABLE}: {'; '.join(pair.refused)}"]
     if pair.failed:
@@ -64,7 +64,7 @@ def _exact(pair: Compared) -> Iterator[Part]:
     for at, heading in HEADER.items():
         if rows := rows_of(at, pair.a.lines, pair.b.lines):
             yield Grid([heading, "A", "B", "difference"], rows)
-    yield from (f"{words}: noise" for words in pair.unsteady)
+    yield from (f"{metric}: noise" for metric in pair.unsteady)
     count = len(pair.equal) + len(pair.moved) + len(pair.unsteady)
     yield f"{len(pair.equal)} of {count} bytes and volumes are equal, exactly"
 
@@ -84,7 +84,8 @@ def percent(share: float, digits: int = 1) -> str:
 
 def parts_of_peak(pair: Compared) -> list[tuple[str, float]]:
     """Returns the categories whose share of the peak has changed, each with its difference in bytes."""
-    return [(one.metric.removeprefix("peak_").removesuffix("_bytes"), one.difference or 0) for one in pair.at_peak]
+    metrics = {change.metric: change.difference or 0 for change in pair.at_peak}
+    return [(metric.removeprefix("peak_").removesuffix("_bytes"), difference) for metric, difference in metrics.items()]
 
 
 def made_up(parts: Sequence[tuple[str, float]]) -> str:
@@ -141,18 +142,18 @@ def interval(effect: Effect) -> str:
 
 def _launches(pairs: list[Pair]) -> str:
     """Reports the number of pairs, the effect that so many detect, and how many detect the smallest relevant effect."""
-    words = f"{show_count(len(pairs), 'pair')} of launches"
+    count = f"{show_count(len(pairs), 'pair')} of launches"
     if same_runs(pairs):
-        return f"{words}: the same on both sides"
+        return f"{count}: the same on both sides"
     if len(pairs) == 1:
         return ONE_PAIR
     if not interleaved(pairs):
-        return f"{words}, {DRIFT}; {IN_TURNS}"
+        return f"{count}, {DRIFT}; {IN_TURNS}"
     effect, needed = detectable(pairs), pairs_needed(pairs, MINIMUM_EFFECT / 100)
     if effect is None:
-        return f"{words}, interleaved"
+        return f"{count}, interleaved"
     more = f"{MINIMUM_EFFECT:g} % needs {f'{needed} pairs' if needed else 'a quieter machine'}"
-    return f"{words}, interleaved: in 80 of 100 cases a change of {percent(effect)} is found; {more}"
+    return f"{count}, interleaved: in 80 of 100 cases a change of {percent(effect)} is found; {more}"
 
 
 SHOWN = 8
@@ -169,8 +170,8 @@ def rows_of(at: str, a: Lines, b: Lines) -> list[list[str]]:
     if at not in a or at not in b:
         return []
     moved = moved_lines(a[at], b[at])
-    rows = [(f"{one.line} ({one.about})" if one.about else one.line, one.before, one.after) for one in moved]
+    rows = [(f"{line.line} ({line.about})" if line.about else line.line, line.before, line.after) for line in moved]
     if len(left := rows[SHOWN:]) > 1:
         others = f"{len(left)} other lines", sum(before for _, before, _ in left), sum(after for *_, after in left)
         rows = [*rows[:SHOWN], others]
-    return [[words, show_bytes(before), show_bytes(after), signed(after - before)] for words, before, after in rows]
+    return [[label, show_bytes(before), show_bytes(after), signed(after - before)] for label, before, after in rows]

@@ -66,9 +66,9 @@ def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher:
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
     console.print(Grid(list(columns), rows, 2, FIRST_TO_GO, chosen))
     one_memory = [ONE_MEMORY] * ("host" in columns and any(cell.config.device == "cpu" for cell in cells))
-    memories = dict.fromkeys((fit.place, show_bytes(fit.memory_bytes)) for fit in fits if fit is not None)
+    memories = dict.fromkeys((fit.owner, show_bytes(fit.memory_bytes)) for fit in fits if fit is not None)
     states = f"{OF_MEMORY}: predicted states, of all ranks in it, over the"
-    on_memory = [f"{states} {size} that {place} has" for place, size in memories]
+    on_memory = [f"{states} {size} that {owner} has" for owner, size in memories]
     for note in on_memory + one_memory + notes + by_job:
         print_on(console, note)
     counts = {verb: sum(plan.startswith(verb) for plan in plans) for verb in ("run", "reuse", "refuse", "search")}
@@ -84,7 +84,7 @@ def _jobs(cells: Sequence[Cell], launcher: LauncherChoice) -> tuple[dict[str, li
     settings = [job.settings(launcher).items() if job else () for job in wanted]
     bound = at_once(launcher, jobs)
     line = f"{launcher.name}: {show_count(len(jobs), 'job')}"
-    line += f", at most {bound} at once" * (bound is not None and bound < len(jobs))
+    line += f", at most {bound} at once" if bound is not None and bound < len(jobs) else ""
     columns = {
         JOB: [str(next(numbers)) if job else "–" for job in wanted],
         ASKED: [" ".join(f"{key}={value}" for key, value in of_job) or "–" for of_job in settings],

@@ -68,8 +68,8 @@ def estimate(arguments: list[str]) -> int:
     if chosen.figure is not None and chosen.figure.suffix not in (".svg", ".png", ".pdf"):
         raise ValueError(f"--figure {chosen.figure}: name a file that ends in .svg, .png or .pdf")
     try:
-        words = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
-        question = ask(words, chosen.device, chosen.attention)
+        overrides = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
+        question = ask(overrides, chosen.device, chosen.attention)
         cells = simulate("estimate", question, chosen.jobs, chosen.timeout, chosen.tensors)
     except KeyboardInterrupt:
         print_note("zerobench estimate: stopped; nothing is written")
@@ -81,8 +81,8 @@ def estimate(arguments: list[str]) -> int:
     if chosen.figure is not None:
         from .estimate_figure import draw  # matplotlib takes a second
 
-        known = [cell for cell in cells if not cell.problem]
-        draw(known, chosen.figure, heading(known) if known else "", memory)
+        estimated = [cell for cell in cells if not cell.problem]
+        draw(estimated, chosen.figure, heading(estimated) if estimated else "", memory)
     return int(any(cell.problem for cell in cells))
 
 
@@ -91,12 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add_cells(parser, Limits().seconds)
     add("--device", choices=KINDS, help=f"device to estimate for; this machine need not have it (default: {DEVICE})")
-    words = "attention kernel on a GPU (default: the one that torch chooses)"
-    add("--attention", choices=ATTENTION_KERNELS, help=words)
-    words = 'memory of one GPU, such as "80 GiB": shows which cells fit, and by how much'
-    add("--device-memory", metavar="SIZE", help=words)
-    words = "show the K largest tensors at the peak of each cell (default: %(default)s)"
-    add("--tensors", type=int, default=LARGEST, metavar="K", help=words)
+    attention_help = "attention kernel on a GPU (default: the one that torch chooses)"
+    add("--attention", choices=ATTENTION_KERNELS, help=attention_help)
+    memory_help = 'memory of one GPU, such as "80 GiB": shows which cells fit, and by how much'
+    add("--device-memory", metavar="SIZE", help=memory_help)
+    tensors_help = "show the K largest tensors at the peak of each cell (default: %(default)s)"
+    add("--tensors", type=int, default=LARGEST, metavar="K", help=tensors_help)
     add("--format", choices=FORMS, default="table", help="default: %(default)s")
     add("--out", type=Path, metavar="FILE", help="write to FILE instead of standard output")
     add("--figure", type=Path, metavar="FILE", help="stacked bars by part: .svg, .png or .pdf")
@@ -122,22 +122,22 @@ SOMETIMES = {
 def show(cells: Sequence[SimulatedCell], memory: int | None = None, console: Console | None = None) -> None:
     """Prints the tables, and a message for each cell that has no estimate or for which `memory` is too small."""
     console = console or stdout_console()
-    known = [cell for cell in cells if not cell.problem]
-    if known:
-        print_on(console, f"{heading(known)}; the rank with the most:")
-    for start in range(0, len(known), ABREAST):
-        console.print(_side_by_side(known[start : start + ABREAST], memory))
-    if any(cell.tensors for cell in known):
+    estimated = [cell for cell in cells if not cell.problem]
+    if estimated:
+        print_on(console, f"{heading(estimated)}; the rank with the most:")
+    for start in range(0, len(estimated), ABREAST):
+        console.print(_side_by_side(estimated[start : start + ABREAST], memory))
+    if any(cell.tensors for cell in estimated):
         header = ["", "largest at the peak", "part", "shape", "made by"]
         body = []
-        for cell in known:
+        for cell in estimated:
             for number, (tensor, times) in enumerate(Counter(cell.tensors).items()):
                 where = " ".join(filter(None, [tensor.where, f"({tensor.source})" if tensor.source else ""]))
-                size = f"{times} × " * (times > 1) + show_bytes(tensor.bytes)
+                size = (f"{times} × " if times > 1 else "") + show_bytes(tensor.bytes)
                 body.append(["" if number else cell.name, size, tensor.part, tensor.shape, where])
         console.print(Grid(header, body, left=("", *header[2:])))
     print_problems(console, [vars(cell) for cell in cells])
-    for cell in known:
+    for cell in estimated:
         if memory and (message := verdict(cell, memory)):
             print_on(console, message)
 
@@ -162,15 +162,15 @@ def training_words(row: Mapping[str, Any]) -> dict[str, str]:
     accumulation, sequence = row["accumulation"], row["sequence"]
     return {
         "world_size": f"N = {row['world_size']}",
-        "micro_batch": f"micro-batch {row['micro_batch']}", "sequence": f"sequence {sequence}" * (sequence != 1),
-        "accumulation": f"{accumulation} micro-batches per step" * (accumulation != 1),
+        "micro_batch": f"micro-batch {row['micro_batch']}", "sequence": f"sequence {sequence}" if sequence != 1 else "",
+        "accumulation": f"{accumulation} micro-batches per step" if accumulation != 1 else "",
         "precision": row["precision"], "optimizer": row["optimizer"], "systems": row["systems"],
     }  # fmt: skip
 
 
-def shared_words(rows: Sequence[Mapping[str, Any]], words: dict[str, str]) -> str:
+def shared_words(rows: Sequence[Mapping[str, Any]], texts: dict[str, str]) -> str:
     """Returns the texts of the columns that are the same in all rows."""
-    return ", ".join(text for key, text in words.items() if text and len({row[key] for row in rows}) == 1)
+    return ", ".join(text for key, text in texts.items() if text and len({row[key] for row in rows}) == 1)
 
 
 def print_problems(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -188,8 +188,7 @@ def verdict(cell: SimulatedCell, memory: int) -> str:
     needs = "its allocator reserves up to" if cell.reserved_high_bytes else "its peak is"
     fewer = ""
     if low and low <= memory:
-        way = "as a rule with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        fewer = f"; at least {show_bytes(low)}, {way}"
+        fewer = f"; at least {show_bytes(low)}, as a rule with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     return (
         f"{cell.name}: does not fit {show_bytes(memory)}: {needs} {show_bytes(needed)},"
         f" {show_bytes(needed - memory)} too much{fewer};"

@@ -83,9 +83,9 @@ def look(where: Path) -> FolderContents:
     runs: list[RunInFolder] = []
     unreadable: list[str] = []
     with _warnings_to(unreadable):
-        found = [(folder, row) for folder in run_folders(where) if (row := read_row(folder)) is not None]
-    found.sort(key=lambda one: split(one[1]["run_id"]))
-    runs += _held([row for _, row in found], [folder for folder, _ in found])
+        entries = [(folder, row) for folder in run_folders(where) if (row := read_row(folder)) is not None]
+    entries.sort(key=lambda entry: split(entry[1]["run_id"]))
+    runs += _held([row for _, row in entries], [folder for folder, _ in entries])
     collections = collections_in(where)
     for collection in collections:
         rows: list[dict[str, Any]] = load(collection).runs.to_dict("records")  # type: ignore[assignment]
@@ -129,7 +129,7 @@ def _damaged(runs: Sequence[RunInFolder]) -> set[Path]:
 
 def _held(rows: list[dict[str, Any]], folders: Sequence[Path | None]) -> list[RunInFolder]:
     began = moments((row["run_id"], row["started"]) for row in rows)
-    return [RunInFolder(*one) for one in zip(rows, folders, began, strict=True)]
+    return [RunInFolder(*fields) for fields in zip(rows, folders, began, strict=True)]
 
 
 def size_of(path: Path) -> int:

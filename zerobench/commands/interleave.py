@@ -39,9 +39,9 @@ OURS = ("measure.repeats", "results_dir", "rerun")
 
 def add_interleave(parser: argparse.ArgumentParser) -> None:
     """Adds the options of a comparison that measures."""
-    words = "instead of A and B: measure two git revisions (. is the checkout as it is) in turns, A B B A; the cells "
-    words += "follow --, as in -- -m strategy=ddp,zero1"
-    parser.add_argument("--interleave", nargs=2, metavar=("REV_A", "REV_B"), help=words)
+    revisions = "instead of A and B: measure two git revisions (. is the checkout as it is) in turns, A B B A; the"
+    revisions += " cells follow --, as in -- -m strategy=ddp,zero1"
+    parser.add_argument("--interleave", nargs=2, metavar=("REV_A", "REV_B"), help=revisions)
     counted = "with --interleave: launches of each revision (default: %(default)s)"
     parser.add_argument("--launches", type=int, default=6, metavar="K", help=counted)
     where = f"with --interleave: a new folder for the runs (default: one in {RUNS})"
@@ -89,7 +89,7 @@ def load_side(where: str) -> Side:
     Raises FileNotFoundError if there are none.
     """
     folders = [where] if Path(where).is_dir() else [path for path in sorted(glob.glob(where)) if Path(path).is_dir()]
-    sides = [Side(one.runs, one.lines) for one in map(tables.load, folders) if len(one.runs)]
+    sides = [Side(results.runs, results.lines) for results in map(tables.load, folders) if len(results.runs)]
     if not sides:
         raise FileNotFoundError(f"{where}: there is no run, and no folder of runs, of that name")
     attempts = [attempt for side in sides for attempt in set(map(split, side.runs["run_id"]))]
@@ -109,8 +109,8 @@ def load_side(where: str) -> Side:
 
 def _together(sides: list[Side]) -> Side:
     """Returns the runs of all sides in the order in which they began, and their lines."""
-    lines = pd.concat([one.lines for one in sides], ignore_index=True)
-    return Side(in_order([one.runs for one in sides]).reset_index(drop=True), lines)
+    lines = pd.concat([side.lines for side in sides], ignore_index=True)
+    return Side(in_order([side.runs for side in sides]).reset_index(drop=True), lines)
 
 
 def turns(launches: int) -> Iterator[tuple[str, int]]:
@@ -166,7 +166,8 @@ def _checkout(side: str, revision: str) -> Iterator[Path]:
         top = here if (here / PACKAGE.name / "__main__.py").is_file() else top
     try:
         commit = full_hash(top, "HEAD" if revision == "." else revision)
-        changed = " with uncommitted changes" * (revision == "." and bool(git(top, "status", "--porcelain")))
+        is_changed = revision == "." and git(top, "status", "--porcelain")
+        changed = " with uncommitted changes" if is_changed else ""
     except GitError as error:
         raise ValueError(f"--interleave: {error}") from error
     print_note(f"{side.upper()}: {revision} is {commit}{changed}, of {top}")

@@ -62,9 +62,9 @@ def noise(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    words = "Records how much times differ between launches of one cell, or shows the recorded spread."
+    description = "Records how much times differ between launches of one cell, or shows the recorded spread."
     more = f"record takes overrides as a run does; without any it measures {' '.join(STANDARD[:2])}."
-    parser = Parser("zerobench noise", words, more)
+    parser = Parser("zerobench noise", description, more)
     add = parser.add_argument
     add("action", choices=("record", "show"))
     add("--noise", type=Path, default=Path(NOISE_FOLDER), metavar="DIR", help="the records (default: %(default)s)")
@@ -78,8 +78,8 @@ def _compose(overrides: list[str], launches: int) -> Cell:
     if launches < LEAST_LAUNCHES:
         raise RefusedError([f"--launches {launches}: must be at least {LEAST_LAUNCHES}"])
     given = {override.partition("=")[0] for override in overrides}
-    defaults = [one for one in (*STANDARD, f"measure.repeats={launches}") if one.partition("=")[0] not in given]
-    cells = compose_cells([*defaults, *overrides])
+    defaults = (*STANDARD, f"measure.repeats={launches}")
+    cells = compose_cells([*(word for word in defaults if word.partition("=")[0] not in given), *overrides])
     if len(cells) != 1:
         raise RefusedError([f"{' '.join(overrides)}: makes {len(cells)} cells; noise is measured on one"])
     if cells[0].problems:
@@ -106,9 +106,9 @@ def _runs_of_one_cell(where: str) -> tuple[list[dict[str, Any]], CellConfig]:
 def _record(folder: Path, launches: list[dict[str, Any]], config: CellConfig) -> int:
     floor = floor_from(launches, config)
     if floor.of("step_s", SHOWN_PAIRS[1]) > MOST_PLAUSIBLE:
-        shown = ", ".join(f"{1000 * one:.1f}" for one in floor.medians["step_s"])
-        words = f"its launches took {shown} ms a step: with such a spread every change would be noise"
-        print_note(f"zerobench noise: nothing is recorded: {floor.cell}: {words}")
+        shown = ", ".join(f"{1000 * seconds:.1f}" for seconds in floor.medians["step_s"])
+        reason = f"its launches took {shown} ms a step: with such a spread every change would be noise"
+        print_note(f"zerobench noise: nothing is recorded: {floor.cell}: {reason}")
         print_note("Try on a quiet machine, with more --launches, or with a longer step.")
         return 1
     path = write_floor(folder, floor)
@@ -124,7 +124,6 @@ def _print(floors: list[NoiseFloor]) -> None:
     header = ["environment", "measured on", *(f"{k} pair{'s' * (k > 1)}" for k in SHOWN_PAIRS)]
     rows = []
     for floor in floors:
-        place = floor.environment
-        where = f"{place['device_class']}, {place['processor']}, {place['cores']} cores, torch {place['torch']}"
+        where = "{device_class}, {processor}, {cores} cores, torch {torch}".format(**floor.environment)
         rows.append([where, floor.title, *(f"{100 * floor.of('step_s', k):.1f} %" for k in SHOWN_PAIRS)])
     stdout_console().print(Grid(header, rows, left=2))

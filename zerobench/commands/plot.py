@@ -50,11 +50,11 @@ def plot(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     lines = [f"  {name:<12}{str(getattr(Plots, name).__doc__).splitlines()[0]}" for name in FIGURES]
-    words = "Draws a figure of finished runs, as `results.plot` does in Python:\n" + "\n".join(lines)
-    parser = Parser("zerobench plot", words, EXAMPLES)
+    description = "Draws a figure of finished runs, as `results.plot` does in Python:\n" + "\n".join(lines)
+    parser = Parser("zerobench plot", description, EXAMPLES)
     parser.add_argument("figure", choices=FIGURES, metavar="FIGURE", help="a name of the list above")
-    words = f"results folders, runs or collections (default: {RESULTS})"
-    parser.add_argument("runs", nargs="*", default=[Path(RESULTS)], type=Path, help=words)
+    runs_help = f"results folders, runs or collections (default: {RESULTS})"
+    parser.add_argument("runs", nargs="*", default=[Path(RESULTS)], type=Path, help=runs_help)
     add_figure_options(parser, out=None)
     for add in (add_capacity, add_drop_from):
         add(parser)
@@ -65,8 +65,8 @@ def add_figure_options(parser: argparse.ArgumentParser, out: Path | None) -> Non
     """Adds --out, --panels, the page's options, --where and --all. `out`: default of --out; None: required."""
     add = parser.add_argument
     told = "required" if out is None else f"default: {out}"
-    words = f"a file, whose suffix is its format ({', '.join(FORMATS)}), or a folder ({told})"
-    add("--out", type=Path, default=out, required=out is None, help=words)
+    out_help = f"a file, whose suffix is its format ({', '.join(FORMATS)}), or a folder ({told})"
+    add("--out", type=Path, default=out, required=out is None, help=out_help)
     add("--panels", type=_positive, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)")
     add_page_options(parser)
     add_options(parser)
@@ -103,8 +103,8 @@ def _place(page: Page, out: Path, name: str) -> tuple[Page, Path, str]:
     if not ending or out.is_dir():
         return page, out, name
     if ending not in FORMATS:
-        known = f"a figure ends in .{', .'.join(FORMATS)}"
-        raise ValueError(f"--out {out}: {known}; anything else must be a folder that exists, or a name without a dot")
+        endings = f"a figure ends in .{', .'.join(FORMATS)}"
+        raise ValueError(f"--out {out}: {endings}; anything else must be a folder that exists, or a name without a dot")
     if page.formats not in (CAPTIONED, (ending,)):
         raise ValueError(f"--out {out} with --format {','.join(page.formats)}: give a folder, or no --format")
     return replace(page, formats=(ending,)), out.parent, out.stem

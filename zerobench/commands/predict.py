@@ -65,11 +65,11 @@ def predict(arguments: list[str]) -> int:
         raise ValueError(f"--node-gbit-s {chosen.node_gbit_s:g}: must be above 0")
     costs = costs_of(chosen.cluster, chosen.node_gbit_s)
     try:
-        words = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
-        question = ask(words, "cuda", defaults=DEFAULTS | {"sequence": SEQUENCE})
+        overrides = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
+        question = ask(overrides, "cuda", defaults=DEFAULTS | {"sequence": SEQUENCE})
         cells = tuple(_within_rates(cell, costs) for cell in question.cells)
-        found = simulate("predict", replace(question, cells=cells), chosen.jobs, chosen.timeout, costs=costs)
-        rows = [columns_of(cell, chosen.cluster, costs, chosen.price) for cell in found]
+        simulated = simulate("predict", replace(question, cells=cells), chosen.jobs, chosen.timeout, costs=costs)
+        rows = [columns_of(cell, chosen.cluster, costs, chosen.price) for cell in simulated]
     except KeyboardInterrupt:
         print_note("zerobench predict: stopped; nothing is written")
         return 130
@@ -85,8 +85,8 @@ def predict(arguments: list[str]) -> int:
         if chosen.out is not None:
             print_note(f"{chosen.out}: {len(rows)} cells")
     if chosen.trace is not None:
-        _write_trace(chosen.trace, [cell for cell in found if cell.step is not None])
-    return int(any(cell.problem for cell in found))
+        _write_trace(chosen.trace, [cell for cell in simulated if cell.step is not None])
+    return int(any(cell.problem for cell in simulated))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,8 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--cluster", metavar="NAME", help="cluster to predict for: a name below, or a yaml file of the same form")
     add("--node-gbit-s", type=float, metavar="RATE", help="rate of a node's network")
     add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
-    words = "a file instead of standard output; without --format: csv if it ends in .csv, else JSON"
-    add("--out", type=Path, metavar="FILE", help=words)
+    out_help = "a file instead of standard output; without --format: csv if it ends in .csv, else JSON"
+    add("--out", type=Path, metavar="FILE", help=out_help)
     add("--trace", type=Path, metavar="FILE", help="the predicted steps for https://ui.perfetto.dev")
     add_price(parser)
     add_columns(parser, HEADER)
@@ -109,10 +109,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def costs_of(cluster: str, node_gbit_s: float | None) -> GpuCosts:
     """Returns the costs on a named cluster. Raises ValueError for an unknown one."""
-    found = hardware.cluster(cluster)
+    resolved = hardware.cluster(cluster)
     if node_gbit_s is not None:
-        found = replace(found, node_gbit_s=node_gbit_s)
-    return GpuCosts(hardware.device(found.device), found)
+        resolved = replace(resolved, node_gbit_s=node_gbit_s)
+    return GpuCosts(hardware.device(resolved.device), resolved)
 
 
 def _within_rates(cell: Cell, costs: GpuCosts) -> Cell:
@@ -184,8 +184,8 @@ def _show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> N
         header = [name.replace("tokens", noun) for name in kept]
         lines = [[_line(row)[name] for name in kept] for row in predicted]
         console.print(Grid(header, lines, ("cell", "binds"), FIRST_TO_GO, columns))
-    for words in dict.fromkeys(row["validated"] for row in predicted):
-        print_on(console, f"interval: {words}")
+    for basis in dict.fromkeys(row["validated"] for row in predicted):
+        print_on(console, f"interval: {basis}")
     print_problems(console, rows)
 
 

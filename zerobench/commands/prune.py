@@ -40,8 +40,8 @@ def prune(arguments: list[str]) -> int:
     )
     parser.add_argument("results", nargs="?", type=Path, default="results/runs", help="default: %(default)s")
     parser.add_argument("--dry-run", action="store_true", help="show what would go, and remove nothing")
-    words = "also ok runs by older code, if their cell has an ok run by newer code"
-    parser.add_argument("--older-code", action="store_true", help=words)
+    older_code_help = "also ok runs by older code, if their cell has an ok run by newer code"
+    parser.add_argument("--older-code", action="store_true", help=older_code_help)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     chosen = parser.parse_args(arguments)
     held = look(chosen.results)
@@ -65,41 +65,41 @@ def prune(arguments: list[str]) -> int:
 def choose(held: FolderContents, older_code: bool) -> list[Doomed]:
     """Returns the entries to remove. Runs behind a link stay: they belong to another folder."""
     unwanted = {"superseded", "failed"} | ({"outdated"} if older_code else set())
-    found = []
+    entries = []
     for run, verdict in zip(held.runs, held.verdicts(), strict=True):
         if run.folder is not None and verdict in unwanted and not run.folder.is_symlink():
-            words = {"failed": run.row["status"], "outdated": "by older code"}.get(verdict, verdict)
-            found.append((run.folder, words))
-    found += [(path, "left by a dead process") for path in held.leftovers]
-    found += [(path, "damaged search") for path in held.damaged_searches]
-    return [Doomed(path, why, size_of(path), path.stat().st_mtime_ns) for path, why in found]
+            reason = {"failed": run.row["status"], "outdated": "by older code"}.get(verdict, verdict)
+            entries.append((run.folder, reason))
+    entries += [(path, "left by a dead process") for path in held.leftovers]
+    entries += [(path, "damaged search") for path in held.damaged_searches]
+    return [Doomed(path, why, size_of(path), path.stat().st_mtime_ns) for path, why in entries]
 
 
 def remove_all(doomed: list[Doomed]) -> int:
     """Removes each entry, even if others fail. Returns the exit code."""
     freed, gone, failed = 0, 0, 0
-    for one in doomed:
+    for entry in doomed:
         try:
-            if remove(one):
-                freed, gone = freed + one.size, gone + 1
+            if remove(entry):
+                freed, gone = freed + entry.size, gone + 1
         except OSError as error:
             failed += 1
-            print_note(f"zerobench prune: {one.path} cannot be removed: {error}")
+            print_note(f"zerobench prune: {entry.path} cannot be removed: {error}")
     print_line(f"removed {gone} of {len(doomed)}, {show_bytes(freed)}")
     return int(failed > 0)
 
 
-def remove(one: Doomed) -> bool:
+def remove(entry: Doomed) -> bool:
     """Removes a folder or file; a reader sees all of it or none. Returns False if it is gone, was replaced, or is
     claimed.
     """
-    hidden = one.path.parent / f"{PRUNED}{uuid.uuid4().hex[:8]}"
+    hidden = entry.path.parent / f"{PRUNED}{uuid.uuid4().hex[:8]}"
     try:
-        if one.path.stat().st_mtime_ns != one.changed:  # a new run may have the name of one that was removed
+        if entry.path.stat().st_mtime_ns != entry.changed:  # a new run may have the name of one that was removed
             return False
-        if one.path.name.startswith(PARTIAL) and is_claimed(one.path):
+        if entry.path.name.startswith(PARTIAL) and is_claimed(entry.path):
             return False
-        one.path.rename(hidden)
+        entry.path.rename(hidden)
     except FileNotFoundError:
         return False
     if hidden.is_dir():
@@ -120,9 +120,9 @@ def _ask(question: str) -> bool:
 def _print_plan(held: FolderContents, doomed: list[Doomed], older_code: bool) -> None:
     console = stdout_console()
     if doomed:
-        rows = [[one.path.name, one.why, show_bytes(one.size)] for one in doomed]
+        rows = [[entry.path.name, entry.why, show_bytes(entry.size)] for entry in doomed]
         console.print(Grid(["to be removed", "why", "size"], rows, left=2))
-        print_on(console, f"{len(doomed)} to be removed, {show_bytes(sum(one.size for one in doomed))}")
+        print_on(console, f"{len(doomed)} to be removed, {show_bytes(sum(entry.size for entry in doomed))}")
     outdated = held.verdicts().count("outdated")
     if outdated and not older_code:
         print_on(console, f"{show_count(outdated, 'ok run')} by older code kept; --older-code removes these too")

@@ -18,15 +18,15 @@ from .folder_contents import FolderContents, RunInFolder, look
 @verb
 def show(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 if RUN names no run, or several."""
-    words = "What was run, its memory, traffic, times and losses; for a failed run its reason and logs."
-    parser = Parser("zerobench show", words)
-    words = (
+    description = "What was run, its memory, traffic, times and losses; for a failed run its reason and logs."
+    parser = Parser("zerobench show", description)
+    run_help = (
         "its folder, or a results folder of one run, its run_id or a part that fits one run, or, quoted, a cell's name"
         " as status prints it"
     )
-    parser.add_argument("run", metavar="RUN", help=words)
-    words = "where to look for a run_id (default: %(default)s)"
-    parser.add_argument("--results", type=Path, default=RESULTS, help=words)
+    parser.add_argument("run", metavar="RUN", help=run_help)
+    results_help = "where to look for a run_id (default: %(default)s)"
+    parser.add_argument("--results", type=Path, default=RESULTS, help=results_help)
     chosen = parser.parse_args(arguments)
     run, results = find(chosen.run, chosen.results)
     print_account(run.row, results, run.folder)

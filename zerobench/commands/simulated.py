@@ -46,10 +46,13 @@ class Question:
 
 
 def ask(
-    words: Sequence[str], device: str | None = None, attention: str | None = None, defaults: dict[str, str] = DEFAULTS
+    overrides: Sequence[str],
+    device: str | None = None,
+    attention: str | None = None,
+    defaults: dict[str, str] = DEFAULTS,
 ) -> Question:
     """Returns the cells of a command line. Raises RefusedError, or ValueError if it is wrong."""
-    given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    given = {word.partition("=")[0]: word.partition("=")[2] for word in overrides}
     for key in ("backend", "tensors"):
         if key in given:
             raise ValueError(f"{key}={given[key]}: an estimate runs no ranks; leave {key} out")
@@ -59,7 +62,7 @@ def ask(
     target = Target("cpu" if device == "auto" else device, attention)
     own = {} if "experiment" in given else {key: value for key, value in defaults.items() if key not in given}
     keys = [f"{key}={value}" for key, value in (own | PLACED).items()]
-    kept = [word for word in words if not word.startswith("device=")]
+    kept = [word for word in overrides if not word.startswith("device=")]
     cells = compose_cells(["-m", *keys, *kept], target=target.kind)
     if not cells:
         raise RefusedError(["these words make no cell; zerobench estimate --help shows some that do"])

@@ -18,8 +18,8 @@ Exit code: 0; 2 no such folder; 130 interrupted."""
 @verb
 def status(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 if there is no such folder."""
-    words = "What a results folder or a collection holds: a line per cell with its newest launches."
-    parser = Parser("zerobench status", words, EPILOG)
+    description = "What a results folder or a collection holds: a line per cell with its newest launches."
+    parser = Parser("zerobench status", description, EPILOG)
     parser.add_argument("results", nargs="?", type=Path, default=RESULTS, help="default: %(default)s")
     add_options(parser, attempts=False)
     add_columns(parser, STATUS)

@@ -36,10 +36,11 @@ def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> N
     by_status = Counter(run.row["status"] for run in held.runs)
     statuses = ", ".join(f"{number} {name}" for name, number in sorted(by_status.items(), key=lambda s: s[0] != "ok"))
     size = sum(size_of(run.folder) for run in held.runs if run.folder) + sum(map(size_of, held.collections))
-    words = f"{held.where}: {show_count(len(held.runs), 'run')} of {show_count(len(cells), 'cell')}"
+    counts = f"{held.where}: {show_count(len(held.runs), 'run')} of {show_count(len(cells), 'cell')}"
     superseded = held.verdicts().count("superseded")
-    notes = [statuses] * bool(statuses) + [f"{superseded} superseded"] * bool(superseded)
-    lines = ["; ".join([": ".join([words, *notes[:1]]), *notes[1:], f"{show_bytes(size)} on disk"])]
+    notes = [statuses] if statuses else []
+    notes += [f"{superseded} superseded"] if superseded else []
+    lines = ["; ".join([": ".join([counts, *notes[:1]]), *notes[1:], f"{show_bytes(size)} on disk"])]
     if cells:
         console.print(Grid(STATUS, [_line(cell) for cell in cells], 2, FIRST_TO_GO, chosen))
     lines += [f"being written now: {path.name.removeprefix(PARTIAL).rsplit('-', 1)[0]}" for path in held.writing]

@@ -90,15 +90,15 @@ class Topology(Axis):
             if size is None:
                 continue
             if not spec_of(name).composes.groups:
-                words = (
+                why = (
                     f"strategy={name} knows no groups of ranks; leave it out, or use {', '.join(names_with('groups'))}"
                 )
-                problems.append(f"{key}={size}: {words}")
+                problems.append(f"{key}={size}: {why}")
             elif size < least or ranks % size:
                 problems.append(f"{key}={size}: must be a divisor of world_size={ranks}, and at least {least}")
         if None not in (self.node_size, self.shard_group) and self.node_size != self.shard_group:
-            words = f"with node_size={self.node_size} a shard group must be a node"
-            problems.append(f"shard_group={self.shard_group}: {words}")
+            why = f"with node_size={self.node_size} a shard group must be a node"
+            problems.append(f"shard_group={self.shard_group}: {why}")
         return problems
 
     def engine_options(self, cell: CellKeys, folder: str | None = None) -> dict[str, Any]:

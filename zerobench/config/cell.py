@@ -70,8 +70,8 @@ class CellConfig(Config):
 
     def section(self, name: str) -> dict[str, Any]:
         """Returns a section of the identity; empty at its default."""
-        found: dict[str, Any] = self.as_dict().get(name, {})
-        return found
+        section: dict[str, Any] = self.as_dict().get(name, {})
+        return section
 
     @classmethod
     def from_dict(cls, written: dict[str, Any]) -> CellConfig:
@@ -135,14 +135,14 @@ class CellConfig(Config):
         """ "adamw/fused", or "adamw/fused, clipped at 1", with the norm if it is not 2."""
         if self.clip is None:
             return self.optimizer.label
-        norm = f" (norm {self.clip_norm})" * (self.clip_norm != "2")
+        norm = f" (norm {self.clip_norm})" if self.clip_norm != "2" else ""
         return f"{self.optimizer.label}, clipped at {self.clip:g}{norm}"
 
     @property
     def systems_label(self) -> str:
         """Axes that are not at their defaults, as on a command line: "offload=cpu activation=checkpoint"."""
-        arena, rank = "arena=true" * self.arena, f"rank={self.rank}" if self.rank is not None else ""
-        compiled = f"compile={self.compile}" * (self.compile != "none")
+        arena, rank = "arena=true" if self.arena else "", f"rank={self.rank}" if self.rank is not None else ""
+        compiled = f"compile={self.compile}" if self.compile != "none" else ""
         axes = (self.offload, self.activation, self.buffers, self.zeropp)
         return " ".join(filter(None, [*(axis.label for axis in axes), arena, compiled, self.topology.label, rank]))
 

@@ -25,8 +25,8 @@ def validate(cell: CellConfig) -> list[str]:
     """Returns error messages for a cell's axes that are invalid, alone or together."""
     problems = cell.activation.validate(cell)
     if cell.arena and not spec_of(cell.strategy.name).composes.arena:
-        words = f"strategy={cell.strategy.name} has memory of its own; use one of {', '.join(names_with('arena'))}"
-        problems.append(f"arena=true: {words}")
+        why = f"strategy={cell.strategy.name} has memory of its own; use one of {', '.join(names_with('arena'))}"
+        problems.append(f"arena=true: {why}")
     problems += problems_of_compile(cell) + problems_of_tensor_parallel(cell)
     problems += cell.buffers.validate(cell) + cell.optimizer.validate(cell)
     return problems + cell.offload.validate(cell) + cell.topology.validate(cell) + cell.zeropp.validate(cell)
@@ -70,7 +70,7 @@ def problems_of_compile(cell: CellConfig) -> list[str]:
         ),
         (no_compiler, f"inductor needs a C++ compiler, and there is no program {compiler}; install g++, or set CXX"),
     )
-    return [f"compile={cell.compile}: {words}, or use compile=none" for is_so, words in refused if is_so]
+    return [f"compile={cell.compile}: {why}, or use compile=none" for is_so, why in refused if is_so]
 
 
 CUT = ("gpt",)
@@ -84,8 +84,8 @@ def problems_of_tensor_parallel(cell: CellConfig) -> list[str]:
         return []
     key = f"tensor_parallel={ranks}"
     if not spec_of(name).composes.tensor_parallel:
-        words = f"strategy={name} takes all ranks for itself"
-        return [f"{key}: {words}; use one of {', '.join(names_with('tensor_parallel'))}"]
+        why = f"strategy={name} takes all ranks for itself"
+        return [f"{key}: {why}; use one of {', '.join(names_with('tensor_parallel'))}"]
     if model.kind not in CUT:
         return [f"{key}: model={cell.model_name} has no plan by which its matrices are cut; use a model of {CUT[0]}"]
     problems, heads = [], getattr(model, "heads", 1)
@@ -99,13 +99,13 @@ def problems_of_tensor_parallel(cell: CellConfig) -> list[str]:
         "compile": (cell.compile, "none"), "arena": (cell.arena, False),
         "search.memory_limit": (cell.search.memory_limit, None),
         "strategy.construct": (getattr(cell.strategy, "construct", "plain"), "plain"),
-        **{f"model.{one}": (getattr(model, one, at), at) for one, at in (("lora", 0), ("tiles", 1), ("mlp_chunks", 1))},
+        **{f"model.{key}": (getattr(model, key, at), at) for key, at in (("lora", 0), ("tiles", 1), ("mlp_chunks", 1))},
     }  # fmt: skip
-    given = [f"{one}={value}" for one, (value, at) in usual.items() if value != at]
-    given += [f"precision={cell.precision.name}"] * cell.precision.scales
-    given += [f"optimizer={cell.optimizer.name}"] * (not cell.optimizer.takes_elements)
-    given += ["activation=selective"] * (cell.activation.name == "selective")
-    return problems + [f"{key}: {one} does not know of a model in parts; leave one of the two out" for one in given]
+    given = [f"{option}={value}" for option, (value, at) in usual.items() if value != at]
+    given += [f"precision={cell.precision.name}"] if cell.precision.scales else []
+    given += [] if cell.optimizer.takes_elements else [f"optimizer={cell.optimizer.name}"]
+    given += ["activation=selective"] if cell.activation.name == "selective" else []
+    return problems + [f"{key}: {it} does not know of a model in parts; leave one of the two out" for it in given]
 
 
 def problems_of_units(cell: CellConfig) -> list[str]:
@@ -124,8 +124,8 @@ def problems_of_units(cell: CellConfig) -> list[str]:
         return []
     if blocks(model):
         return []
-    words = f"{type(model).__name__} has no blocks to apply it to; put them into an nn.ModuleList or an nn.Sequential"
-    return [f"{key}={chosen[key]}: {words}, or use {key}=none"]
+    why = f"{type(model).__name__} has no blocks to apply it to; put them into an nn.ModuleList or an nn.Sequential"
+    return [f"{key}={chosen[key]}: {why}, or use {key}=none"]
 
 
 def problems_of_parameters(cell: CellConfig) -> list[str]:

@@ -24,13 +24,13 @@ LINE = "COMP_LINE"
 USAGE = 'say what to do and for which shell, as in: eval "$(zerobench -sc install=bash)"'
 
 
-def complete(words: Sequence[str], verbs: Sequence[str]) -> None:
+def complete(arguments: Sequence[str], verbs: Sequence[str]) -> None:
     """Prints the script that installs completion or, when that script asks, the words that may follow."""
-    command, _, shell = words[0].partition("=") if len(words) == 1 else ("", "", "")
+    command, _, shell = arguments[0].partition("=") if len(arguments) == 1 else ("", "", "")
     if command not in COMMANDS or shell not in SHELLS:
         raise RefusedError([f"-sc: {USAGE} ({', '.join(COMMANDS)}; {', '.join(SHELLS)})"])
     if command != "query":
-        run_hydra(["-sc", *words])
+        run_hydra(["-sc", *arguments])
         return
     typed = os.environ.get(LINE)
     if typed is None:
@@ -42,7 +42,7 @@ def complete(words: Sequence[str], verbs: Sequence[str]) -> None:
     line, said = " ".join([program, *kept]) + (" " if typed.endswith(" ") or not kept else ""), io.StringIO()
     with mock.patch.dict(os.environ, {LINE: line}), redirect_stdout(said):
         run_hydra(["-sc", f"query={shell}"])
-    found = [word for word in said.getvalue().split() if not word.startswith("schema")]
+    candidates = [word for word in said.getvalue().split() if not word.startswith("schema")]
     if len(typed.split()) < 2 or (len(typed.split()) == 2 and not typed.endswith(" ")):
-        found += [verb for verb in verbs if verb.startswith(typed.split()[-1] if typed.split()[1:] else "")]
-    print(("\n" if shell == "fish" else " ").join(found))
+        candidates += [verb for verb in verbs if verb.startswith(typed.split()[-1] if typed.split()[1:] else "")]
+    print(("\n" if shell == "fish" else " ").join(candidates))

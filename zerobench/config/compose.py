@@ -69,7 +69,8 @@ def refuse_senseless(cells: Sequence[Cell]) -> None:
     """
     if cells and all(cell.problems for cell in cells):
         every = dict.fromkeys(problem for cell in cells for problem in cell.problems)
-        raise RefusedError([one for one in every if all(one in cell.problems for cell in cells)] or list(every))
+        shared = [problem for problem in every if all(problem in cell.problems for cell in cells)]
+        raise RefusedError(shared or list(every))
 
 
 def checker(extra_dirs: list[Path]) -> Overrides:
@@ -102,14 +103,14 @@ def _hydra_untouched() -> Iterator[None]:
 @dataclass(frozen=True)
 class Composed:
     """A checked command line and its cells, in the order of the sweep; none if its sweeper proposes them.
-    `words`: id of a cell -> the overrides that make it. `price`: dollars per GPU hour, for the table. `target`: the
+    `overrides`: id of a cell -> the overrides that make it. `price`: dollars per GPU hour, for the table. `target`: the
     device that fake tensors act as; empty: the cells' own.
     """
 
     check: Overrides
     line: CheckedLine
     cells: list[Cell]
-    words: dict[str, list[str]]
+    overrides: dict[str, list[str]]
     price: float | None = None
     target: str = ""
 
@@ -129,11 +130,10 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = (), target: str
     if composed is None:
         return []
     if composed.line.launcher is not None:
-        words = "only a sweep of the command line is launched so"
-        raise RefusedError([f"{GROUP}={composed.line.launcher.name}: {words}"])
+        raise RefusedError([f"{GROUP}={composed.line.launcher.name}: only a sweep of the command line is launched so"])
     if composed.line.proposes:
-        words = "only a sweep of the command line is proposed so; list the values, as in strategy=zero1,zero2"
-        raise RefusedError([f"{SWEEPER}={composed.line.sweeper}: {words}"])
+        why = "only a sweep of the command line is proposed so; list the values, as in strategy=zero1,zero2"
+        raise RefusedError([f"{SWEEPER}={composed.line.sweeper}: {why}"])
     return composed.cells
 
 
@@ -275,13 +275,13 @@ class CellLauncher(Launcher):
         check, line = self._composed.check, self._composed.line
         cells = []
         try:
-            for number, words in enumerate(job_overrides, initial_job_idx):
+            for number, overrides in enumerate(job_overrides, initial_job_idx):
                 heed()
-                whole = [check.forced(word) for word in (*line.hydra, *line.fixed, *map(str, words))]
+                whole = [check.forced(word) for word in (*line.hydra, *line.fixed, *map(str, overrides))]
                 if line.proposes:  # whose sweeper searches
                     whole = [word for word in whole if not word.startswith(LIMIT)] + [f"{LIMIT}null"]
                 cells.append(_compose_one(check, line, whole, number, self._composed.target))
-                self._composed.words[cells[-1].cell_id] = whole
+                self._composed.overrides[cells[-1].cell_id] = whole
             values = self._run(cells)
         except BaseException as error:
             raise _EndedError(error) from error
@@ -298,26 +298,26 @@ def _settled(check: Overrides, line: CheckedLine) -> DictConfig:
     """Returns the composed config of one cell, in which the values that follow from others and from this machine
     replace null and auto: a cell that can run shows what will run.
     """
-    words = [check.forced(word) for word in (*line.hydra, *line.fixed)]
-    config, cell = check.config_of(words), _compose_one(check, line, words)
+    overrides = [check.forced(word) for word in (*line.hydra, *line.fixed)]
+    config, cell = check.config_of(overrides), _compose_one(check, line, overrides)
     if cell.problems:
         return config
     plain: Any = OmegaConf.to_container(config)
     for key, value in by_key(cell.config.as_dict()).items():
         *path, last = key.split(".")
-        section = reduce(lambda one, name: one.get(name) or {}, path, plain)
+        section = reduce(lambda part, name: part.get(name) or {}, path, plain)
         if section.get(last, "") in (None, "auto"):
             section[last] = value
     settled: DictConfig = OmegaConf.create(plain)
     return settled
 
 
-def _compose_one(check: Overrides, line: CheckedLine, words: list[str], number: int = 0, target: str = "") -> Cell:
+def _compose_one(check: Overrides, line: CheckedLine, overrides: list[str], number: int = 0, target: str = "") -> Cell:
     """Composes and resolves a single cell, the job `number` of its sweep."""
     try:
-        config, model, lacks = check.cell_of(words, number)
+        config, model, lacks = check.cell_of(overrides, number)
     except Exception as error:
-        raise RefusedError([not_composed(words, error)]) from error
+        raise RefusedError([not_composed(overrides, error)]) from error
     try:
         if lacks and (problem := problem_of_missing(config)):
             return unresolved(config, model, problem)
@@ -349,8 +349,8 @@ def run_hydra(arguments: list[str]) -> None:
             app(lambda _: None)()
     except SystemExit as stop:
         if stop.code:  # after the usage of its flags
-            words = said.getvalue().rpartition("error: ")[2].strip() or "Hydra cannot do that"
-            raise RefusedError([f"{' '.join(arguments)}: {words}"]) from stop
+            message = said.getvalue().rpartition("error: ")[2].strip() or "Hydra cannot do that"
+            raise RefusedError([f"{' '.join(arguments)}: {message}"]) from stop
     except Exception as error:
         raise RefusedError([not_composed(arguments, error)]) from error
     finally:

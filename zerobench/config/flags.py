@@ -54,11 +54,11 @@ def take_value(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
     """Takes a flag with its value, such as --columns NAME,NAME, out of a command line. Returns the rest, and the value,
     or None if it is absent.
     """
-    for place, word in enumerate(arguments):
+    for index, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         if name == flag:
-            rest = arguments[place + 1 :]
-            return arguments[:place] + (rest if equals else rest[1:]), value if equals else "".join(rest[:1])
+            rest = arguments[index + 1 :]
+            return arguments[:index] + (rest if equals else rest[1:]), value if equals else "".join(rest[:1])
     return arguments, None
 
 
@@ -69,8 +69,8 @@ def only_compose(flags: list[str]) -> bool:
 
 def asks_for_config(flags: list[str]) -> bool:
     """Whether `flags` ask for the composed config alone: --cfg job."""
-    words = " ".join(flags).replace("=", " ").split()
-    return words[:2] in (["--cfg", "job"], ["-c", "job"]) and only_compose(words[2:])
+    arguments = " ".join(flags).replace("=", " ").split()
+    return arguments[:2] in (["--cfg", "job"], ["-c", "job"]) and only_compose(arguments[2:])
 
 
 def not_a_verb(arguments: list[str], verbs: tuple[str, ...]) -> list[str]:
@@ -87,9 +87,14 @@ def not_a_verb(arguments: list[str], verbs: tuple[str, ...]) -> list[str]:
 
 def unknown_flags(flags: list[str]) -> list[str]:
     """Returns error messages for flags that do not exist or are rejected, and for a --config-dir without a folder."""
-    known = [*FLAGS_ALONE, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]
-    wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in known]
-    sentences = [f"{flag}: no such flag{_meant(flag, known)}" for flag in wrong]
+    valid = [*FLAGS_ALONE, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]
+    wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in valid]
+    sentences = []
+    if wrong:
+        from .unknown_keys import meant_flag  # it loads torch, which takes a second
+
+        spelled_out = [flag for flag in valid if flag[1] == "-"]
+        sentences = [f"{flag}: no such flag{meant_flag(flag, spelled_out)}" for flag in wrong]
     sentences += [f"{flag}: {NOT_HERE[name]}" for flag in flags if (name := flag.partition("=")[0]) in NOT_HERE]
     for flag, following in zip(flags, [*flags[1:], ""], strict=False):
         name, equals, value = flag.partition("=")
@@ -97,12 +102,6 @@ def unknown_flags(flags: list[str]) -> list[str]:
         if name in CONFIG_DIR and not os.path.isdir(value):
             sentences.append(f"{f'{name} {value:.200}'.strip()}: there is no such folder; name one that has yaml files")
     return sentences
-
-
-def _meant(flag: str, known: list[str]) -> str:
-    from .unknown_keys import meant_flag  # it loads torch, which takes a second
-
-    return meant_flag(flag, [name for name in known if name[1] == "-"])
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str], list[Path]]:

@@ -41,7 +41,7 @@ def by_key(config: dict[str, Any]) -> dict[str, Any]:
     """Key -> value as on a command line: a group's key has its choice, and defaults are included."""
     usual = {key: DEFAULTS[key] for key in OPTIONS}
     there = {key: value for key, value in usual.items() if "." not in key or key.split(".")[0] in config}
-    groups = {name: one.get("name") for name, one in config.items() if isinstance(one, dict) and "name" in one}
+    groups = {name: part.get("name") for name, part in config.items() if isinstance(part, dict) and "name" in part}
     own = {key: value for key, value in flatten(config).items() if key.split(".")[-1] not in IDENTITY}
     return LEFT_OUT | there | groups | own
 
@@ -51,15 +51,15 @@ def swept(configs: Sequence[str], beside: Iterable[str] = ()) -> dict[str, list[
     None if it has no such key. Leaves out the keys `beside`, for which the caller has columns.
     """
     every = [by_key(json.loads(text)) for text in configs]
-    keys = [key for key in dict.fromkeys(key for one in every for key in one) if key not in {*beside, *LOCAL}]
-    found = {}
+    keys = [key for key in dict.fromkeys(key for config in every for key in config) if key not in {*beside, *LOCAL}]
+    differing = {}
     for key in keys:
         by_choice: dict[Any, set[str]] = {}
-        for one in every:
-            by_choice.setdefault(one.get(key.split(".")[0]) if "." in key else None, set()).add(str(one.get(key)))
+        for config in every:
+            by_choice.setdefault(config.get(key.split(".")[0]) if "." in key else None, set()).add(str(config.get(key)))
         if any(len(values) > 1 for values in by_choice.values()):
-            found[key] = [one.get(key) for one in every]
-    return found
+            differing[key] = [config.get(key) for config in every]
+    return differing
 
 
 DERIVED = ("micro_batch", "data.vocabulary", "model.positions", "model.vocabulary")
@@ -74,10 +74,10 @@ def base_name(cell: CellConfig) -> str:
     name = f"{cell.strategy.name} {cell.model_name} N={cell.world_size} b={cell.batch}"
     if cell.accumulation not in (1, None):
         name += f" a={cell.accumulation}"
-    name += " recomputed" * (cell.model.checkpoints and cell.activation.name == "none")
+    name += " recomputed" if cell.model.checkpoints and cell.activation.name == "none" else ""
     name += f" tiles={cell.model.tiles}" if isinstance(cell.model, Gpt) and cell.model.tiles != 1 else ""
-    name += " tuned" * cell.strategy.is_tuned
-    name += " simulated" * (cell.backend == SIMULATED)
+    name += " tuned" if cell.strategy.is_tuned else ""
+    name += " simulated" if cell.backend == SIMULATED else ""
     name += f" nodes={cell.nodes}" if cell.nodes > 1 else ""
     name = " ".join(filter(None, [name, cell.systems_label]))
     usual = (("fp32", cell.precision.label), ("adamw", cell.optimizer.name))
@@ -88,8 +88,8 @@ def name_cells(cells: Sequence[CellConfig]) -> list[str]:
     """Returns a name for each cell; equal base names get the keys in which their cells differ, local keys last."""
     names = [base_name(cell) for cell in cells]
     flat = [flatten(cell.as_dict()) for cell in cells]
-    names = _told_apart(names, [{k: v for k, v in one.items() if k not in (*LOCAL, *DERIVED)} for one in flat])
-    return _told_apart(names, [{k: v for k, v in one.items() if k in LOCAL} for one in flat])
+    names = _told_apart(names, [{k: v for k, v in config.items() if k not in (*LOCAL, *DERIVED)} for config in flat])
+    return _told_apart(names, [{k: v for k, v in config.items() if k in LOCAL} for config in flat])
 
 
 def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
@@ -107,9 +107,9 @@ def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
     return names
 
 
-def differences(one: CellConfig, other: CellConfig) -> dict[str, tuple[Any, Any]]:
-    """Non-volatile keys in which two cells differ: key -> (value of `one`, value of `other`)."""
-    first, second = flatten(one.as_dict()), flatten(other.as_dict())
+def differences(a: CellConfig, b: CellConfig) -> dict[str, tuple[Any, Any]]:
+    """Non-volatile keys in which two cells differ: key -> (value in `a`, value in `b`)."""
+    first, second = flatten(a.as_dict()), flatten(b.as_dict())
     keys = dict.fromkeys([*first, *second])
     return {k: (first.get(k), second.get(k)) for k in keys if first.get(k) != second.get(k)}
 
@@ -122,13 +122,13 @@ def show_value(value: Any) -> str:
 def name_strategies(cells: Sequence[CellConfig]) -> list[str]:
     """Names cells that agree except in their strategy by that strategy, plus the keys in which equal names differ."""
     flat = [by_key(cell.as_dict()) for cell in cells]
-    chosen = [key for key in LEFT_OUT if len({one.get(key) for one in flat}) > 1]
-    names = [cell.strategy.name + " tuned" * cell.strategy.is_tuned for cell in cells]
+    chosen = [key for key in LEFT_OUT if len({config.get(key) for config in flat}) > 1]
+    names = [cell.strategy.name + (" tuned" if cell.strategy.is_tuned else "") for cell in cells]
     unsaid = (*LOCAL, *DERIVED, "batch", "strategy")
     told = [
-        {key: value for key, value in one.items() if key not in unsaid and key.split(".")[0] not in chosen}
-        | {key: one.get(key) for key in chosen}  # a choice says what its keys are
-        for one in flat
+        {key: value for key, value in config.items() if key not in unsaid and key.split(".")[0] not in chosen}
+        | {key: config.get(key) for key in chosen}  # a choice says what its keys are
+        for config in flat
     ]
     names = _told_apart(names, told)
-    return _told_apart(names, [{"micro_batch": one.get("micro_batch")} for one in flat])
+    return _told_apart(names, [{"micro_batch": config.get("micro_batch")} for config in flat])

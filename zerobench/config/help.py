@@ -52,7 +52,7 @@ def of_word(word: str, check: Overrides) -> str:
         text = f"{group}={choice}\n{_folded(_text_of(group, choice, check), 2)}"
         if group == "experiment":
             return text
-        own = [one for one in _leaves(check.config_of([word])) if one[0].startswith(f"{group}.")]
+        own = [leaf for leaf in _leaves(check.config_of([word])) if leaf[0].startswith(f"{group}.")]
         return f"{text}\n\n{_table(own) if own else 'It has no keys.'}"
     if group in check.choices:
         lines = [f"{group}: {GROUPS[group].meaning}", ""]
@@ -62,25 +62,25 @@ def of_word(word: str, check: Overrides) -> str:
     config = check.config_of([])
     leaves = _leaves(config)
     if group in KEYS and not equals:
-        chosen = [one for one in leaves if one[0] == group] or [(group, None, "")]
+        chosen = [leaf for leaf in leaves if leaf[0] == group] or [(group, None, "")]
         return _table(chosen)
     if group in config and not equals:
-        own = [one for one in leaves if one[0].startswith(f"{group}.")]
+        own = [leaf for leaf in leaves if leaf[0].startswith(f"{group}.")]
         return f"{group}: {GROUPS[group].meaning}\n\n{_table(own)}"
     raise ValueError(f"{word}: neither a group, a key nor a verb{meant(group, [*config, *check.choices])}")
 
 
 def _leaves(config: DictConfig, prefix: str = "") -> list[Leaf]:
     """Returns everything that can be set, in the config's order."""
-    found: list[Leaf] = []
+    leaves: list[Leaf] = []
     for name in config:
         key, node = f"{prefix}{name!s}", config._get_node(name)
         if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
-            found += _leaves(node, f"{key}.")
+            leaves += _leaves(node, f"{key}.")
         elif not prefix or name not in IDENTITY:
             value = OmegaConf.to_container(node) if OmegaConf.is_config(node) else config[name]
-            found.append((key, value, type_name(node)))
-    return found
+            leaves.append((key, value, type_name(node)))
+    return leaves
 
 
 def _table(leaves: list[Leaf]) -> str:
@@ -88,9 +88,9 @@ def _table(leaves: list[Leaf]) -> str:
     lines = []
     for key, default, kind in leaves:
         declared = KEYS.get(key, OF_A_BUILDER)
-        meaning = declared.meaning + f": {kind}" * (declared is OF_A_BUILDER)
+        meaning = declared.meaning + (f": {kind}" if declared is OF_A_BUILDER else "")
         shown = f"  {key}={_show(default)}" if default is not None else f"  {key}=null"
-        lines.append(_entry(shown, meaning + f" [{declared.unit}]" * bool(declared.unit)))
+        lines.append(_entry(shown, meaning + (f" [{declared.unit}]" if declared.unit else "")))
     return "\n".join(lines)
 
 
@@ -131,7 +131,8 @@ def _text_of(group: str, choice: str, check: Overrides) -> str:
         return " ".join(text.split())
     if group == "strategy" and (spec := strategies.find(choice.removesuffix(TUNED))) is not None:
         first, _, rest = spec.description.partition(". ")
-        tuned = ", with what serves this harness's models in place of its own defaults" * choice.endswith(TUNED)
+        serves = ", with what serves this harness's models in place of its own defaults"
+        tuned = serves if choice.endswith(TUNED) else ""
         return ". ".join(filter(None, [first.rstrip(".") + tuned, rest.rstrip(".")])) + "."
     for folder in check.folders:
         if (file := folder / group / f"{choice}.yaml").is_file() and (text := _comment(file)):

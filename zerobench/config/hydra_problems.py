@@ -36,23 +36,23 @@ def reason(error: BaseException) -> str:
     if isinstance(error, RecursionError) or "RecursionError raised" in str(error):
         return ENDLESS
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
-    words = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    message = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     options = [number for number, line in enumerate(lines, 1) if line.startswith("Available options in ")]
     if options:
-        words += f" (valid: {', '.join(takewhile(lambda line: ' ' not in line, lines[options[0] :]))})"
+        message += f" (valid: {', '.join(takewhile(lambda line: ' ' not in line, lines[options[0] :]))})"
     key = getattr(error, "full_key", None)
-    words = _WRAPPED.sub("", words)
-    words = f"{key}: {words}" if key and key not in words else words
-    known = isinstance(error, HydraException | OmegaConfBaseException) or type(error) is ValueError
-    return words if known else f"{type(error).__name__}: {words}"
+    message = _WRAPPED.sub("", message)
+    message = f"{key}: {message}" if key and key not in message else message
+    is_plain = isinstance(error, HydraException | OmegaConfBaseException) or type(error) is ValueError
+    return message if is_plain else f"{type(error).__name__}: {message}"
 
 
-def not_composed(words: list[str], error: BaseException) -> str:
+def not_composed(arguments: list[str], error: BaseException) -> str:
     """Returns the error message for a command line that Hydra cannot compose, or if a plugin fails to import."""
     if "mutable default <class 'hydra_plugins." in str(error):
         why = f"a Hydra plugin cannot be imported here: {reason(error)}"
         return f"{why}; uninstall it, or install a later version of it"
-    return f"{' '.join(words)}: it cannot be composed: {reason(error)}"
+    return f"{' '.join(arguments)}: it cannot be composed: {reason(error)}"
 
 
 def problem_of_names(config: DictConfig, keys: Iterable[str]) -> str:

@@ -40,10 +40,10 @@ DEFAULTS: dict[str, Any] = {MOVED.get(key, key): default for key, default in omi
 DEFAULTS |= {"nodes": 1, "ranks_per_gpu": 1}
 """Key -> the default at which an identity leaves it out; for a group's choice, with the whole section."""
 
-VOLATILE = (*(MOVED.get(name, name) for name, one in {**GROUPS, **KEYS}.items() if one.volatile), VERSION_KEY)
+VOLATILE = (*(MOVED.get(name, name) for name, declared in {**GROUPS, **KEYS}.items() if declared.volatile), VERSION_KEY)
 """Keys that do not change the measurement."""
 
-LOCAL = (*(MOVED.get(name, name) for name, one in KEYS.items() if one.local), "nodes", "data.text_hash")
+LOCAL = (*(MOVED.get(name, name) for name, declared in KEYS.items() if declared.local), "nodes", "data.text_hash")
 """Keys that depend on the machine. They change times and losses, but no bytes and no volume."""
 
 
@@ -63,8 +63,9 @@ def cell_id(written: dict[str, Any]) -> str:
 
 def identity(config: Any) -> dict[str, Any]:
     """Returns every key of a cell in its written form, without those at their defaults."""
-    own = {one.name: getattr(config, one.name) for one in fields(config) if one.compare and one.name not in OF_A_SWEEP}
-    written = {name: one.values() if isinstance(one, Section) else one for name, one in own.items()}
+    compared = [field.name for field in fields(config) if field.compare and field.name not in OF_A_SWEEP]
+    own = {name: getattr(config, name) for name in compared}
+    written = {name: value.values() if isinstance(value, Section) else value for name, value in own.items()}
     written["model"]["name"] = written.pop("model_name")
     text_hash = written.pop("text_hash")
     if config.data.name == "text":
@@ -101,32 +102,31 @@ def restore(written: dict[str, Any]) -> dict[str, Any]:
     """
     version = written.get(VERSION_KEY, 1)
     if not isinstance(version, int) or version > VERSION:
-        words = f"this code reads up to {VERSION}; use a newer zerobench"
-        raise ValueError(f"{VERSION_KEY}={version}: {words}")
+        raise ValueError(f"{VERSION_KEY}={version}: this code reads up to {VERSION}; use a newer zerobench")
     written = {key: dict(value) if isinstance(value, dict) else value for key, value in written.items()}
-    model, data = (one if isinstance(one := written.get(name), dict) else {} for name in ("model", "data"))
+    model, data = (section if isinstance(section := written.get(name), dict) else {} for name in ("model", "data"))
     if data.get("name") == "text":
         data.pop("vocabulary", None)
-    found: dict[str, Any] = {"model_name": model.pop("name", None), "text_hash": data.pop("text_hash", None)}
+    restored: dict[str, Any] = {"model_name": model.pop("name", None), "text_hash": data.pop("text_hash", None)}
     for key, name in MOVED.items():
         section, last = key.split(".")
         if name in written:
             written.setdefault(section, {})[last] = written.pop(name)
-    for one in fields(Config):
-        if one.name not in OF_A_SWEEP:
-            found[one.name] = _field(one.name, written, one.default)
+    for declared in fields(Config):
+        if declared.name not in OF_A_SWEEP:
+            restored[declared.name] = _field(declared.name, written, declared.default)
     if "huggingface" not in written:
-        found["huggingface"] = None
-    return found | {"nodes": written.get("nodes", 1), "ranks_per_gpu": written.get("ranks_per_gpu", 1)}
+        restored["huggingface"] = None
+    return restored | {"nodes": written.get("nodes", 1), "ranks_per_gpu": written.get("ranks_per_gpu", 1)}
 
 
 def _field(name: str, written: dict[str, Any], default: Any) -> Any:
-    found = written.get(name)
-    values: dict[str, Any] = found if isinstance(found, dict) else {}
+    value = written.get(name, default)
+    values: dict[str, Any] = value if isinstance(value, dict) else {}
     if name in SECTIONS or name == "measure":
         return _section(SECTIONS.get(name, Measure), values)
     if name not in SCHEMAS:
-        return written.get(name, default)
+        return value
     choices = SCHEMAS[name]
     chosen = values.get("kind" if name == "model" else "name")
     model = written.get("model")
@@ -136,8 +136,8 @@ def _field(name: str, written: dict[str, Any], default: Any) -> Any:
 
 
 def _section(kind: Any, values: dict[str, Any]) -> Section:
-    known = [one.name for one in fields(kind)]
-    more = tuple(key for key in values if key not in known)
+    names = [field.name for field in fields(kind)]
+    more = tuple(key for key in values if key not in names)
     section: Section = (_extended(kind, more) if more else kind)(**values)
     return section
 

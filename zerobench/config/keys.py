@@ -23,22 +23,22 @@ def _fields() -> Iterator[tuple[str, Field[Any]]]:
     schemas += [(f"{group}.", schema) for group, choices in SCHEMAS.items() for schema in choices.values()]
     schemas += [(f"{section}.", schema) for section, schema in SECTIONS.items()]
     for prefix, schema in schemas:
-        yield from ((f"{prefix}{one.name}", one) for one in fields(schema) if KEY in one.metadata)
+        yield from ((f"{prefix}{field.name}", field) for field in fields(schema) if KEY in field.metadata)
 
 
-KEYS: dict[str, Key] = {name: one.metadata[KEY] for name, one in _fields() if name not in GROUPS}
+KEYS: dict[str, Key] = {name: field.metadata[KEY] for name, field in _fields() if name not in GROUPS}
 """Key -> its declaration, the same in all choices of its group."""
 
 
 def omitted() -> dict[str, Any]:
     """Returns the default of each key that an identity leaves out at its default; for a group, the default choice."""
-    found: dict[str, Any] = {}
-    for name, one in _fields():
-        if one.metadata[KEY].omitted:
-            default = one.default_factory() if one.default_factory is not MISSING else one.default
+    defaults: dict[str, Any] = {}
+    for name, field in _fields():
+        if field.metadata[KEY].omitted:
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
             in_group = name in GROUPS
-            found[f"{name}.name" if in_group else name] = getattr(default, "name", None) if in_group else default
-    return found
+            defaults[f"{name}.name" if in_group else name] = getattr(default, "name", None) if in_group else default
+    return defaults
 
 
 AUTO = "auto"
@@ -48,7 +48,9 @@ AUTO = "auto"
 def problems_of(cell: Config) -> list[str]:
     """Returns error messages for values of a cell that are out of range."""
     problems = []
-    holders: dict[str, Any] = {"": cell} | {name: one for name, one in vars(cell).items() if isinstance(one, Section)}
+    holders: dict[str, Any] = {"": cell} | {
+        name: part for name, part in vars(cell).items() if isinstance(part, Section)
+    }
     if spec_of(cell.strategy.name).of_user:  # an equal name may mean something else there
         del holders["strategy"]
     named = ((section, holder, *pair) for section, holder in holders.items() for pair in keys_of(holder).items())

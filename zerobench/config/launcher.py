@@ -51,8 +51,8 @@ class LauncherChoice:
         )
 
 
-def chosen_launcher(hydra: DictConfig, words: Iterable[str]) -> LauncherChoice | None:
-    """Returns the plugin of a composed config, None for our own launcher. `words`: overrides of the command line, whose
+def chosen_launcher(hydra: DictConfig, overrides: Iterable[str]) -> LauncherChoice | None:
+    """Returns the plugin of a composed config, None for our own launcher. `overrides`: of the command line, whose
     settings count as asked for even if they repeat a default.
     """
     name = hydra.runtime.choices.get(GROUP, BASIC)
@@ -60,7 +60,7 @@ def chosen_launcher(hydra: DictConfig, words: Iterable[str]) -> LauncherChoice |
         return None
     settings: Any = OmegaConf.to_container(hydra.launcher, resolve=False)
     defaults: Any = OmegaConf.to_container(ConfigStore.instance().load(f"{GROUP}/{name}.yaml").node, resolve=False)
-    given = {word.partition("=")[0].lstrip("+").removeprefix(f"{SETTINGS}.") for word in words}
+    given = {word.partition("=")[0].lstrip("+").removeprefix(f"{SETTINGS}.") for word in overrides}
     asked = {key: value for key, value in settings.items() if key in given or value != defaults.get(key)}
     return LauncherChoice(name, settings, asked)
 
@@ -119,6 +119,6 @@ def at_once(choice: LauncherChoice, wanted: Iterable[Resources]) -> int | None:
     """
     bound = next((count for key in AT_ONCE if (count := int(choice.settings.get(key) or 0)) > 0), None)
     if bound is None and choice.is_here:
-        largest = max((one.cpus_per_task * one.tasks_per_node for one in wanted), default=1)
+        largest = max((job.cpus_per_task * job.tasks_per_node for job in wanted), default=1)
         return max(1, (os.cpu_count() or 1) // max(1, largest))
     return bound

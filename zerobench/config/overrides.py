@@ -139,9 +139,9 @@ class Composer:
         search = [f"hydra.searchpath=[{','.join(quoted(f'file://{d.resolve()}') for d in self.extra_dirs)}]"]
         with initialize_config_dir(str(self._config_dir.resolve()), version_base="1.3"):
             self.loader = GlobalHydra.instance().config_loader()
-            words = [*overrides, *(search if self.extra_dirs else [])]
+            searched = [*overrides, *(search if self.extra_dirs else [])]
             try:
-                return compose("config", overrides=words, return_hydra_config=True)
+                return compose("config", overrides=searched, return_hydra_config=True)
             except (AssertionError, AttributeError):  # OmegaConf's, as for hydra.sweeper.params={...}
                 raise HydraException("a key that is null is given parts") from None
 
@@ -162,17 +162,17 @@ class Composer:
         for part in key.split("."):
             if path == ["huggingface", "options"]:
                 return ""
-            known = list(node) if isinstance(node, DictConfig) else []
-            if part not in known:
+            names = list(node) if isinstance(node, DictConfig) else []
+            if part not in names:
                 under = f" under {overrides[0]}" if overrides and path else ""
                 group, _, rest = key.partition(".")
                 schemas = SCHEMAS.get(group, {})
-                having = [name for name in schemas if rest in (one.name for one in fields(schemas[name]))]
-                words = "|".join(name for name in self.choices.get(group, []) if name in having)
-                own = ", ".join(one for one in known if one not in IDENTITY)
-                under += f", which has {own}" * bool(words and own and under)
-                had = f"; choose {group}={words} for it" if words else ""
-                return f"{key}: no such key{under}{had or meant(key, known, '.'.join(path))}"
+                having = [name for name in schemas if rest in (field.name for field in fields(schemas[name]))]
+                alternatives = "|".join(name for name in self.choices.get(group, []) if name in having)
+                own = ", ".join(name for name in names if name not in IDENTITY)
+                under += f", which has {own}" if alternatives and own and under else ""
+                had = f"; choose {group}={alternatives} for it" if alternatives else ""
+                return f"{key}: no such key{under}{had or meant(key, names, '.'.join(path))}"
             path.append(part)
             node = node._get_node(part)
         return ""
@@ -194,7 +194,7 @@ class Composer:
             try:
                 OmegaConf.update(config.copy(), key, value)
             except OmegaConfBaseException:
-                size = ", as 1048576 or 1MiB" * key.endswith(SUFFIX)
+                size = ", as 1048576 or 1MiB" if key.endswith(SUFFIX) else ""
                 problems.append(f"{key}={value}: wants {type_name(node)}{size}, and {value!r} is none")
         return problems
 
@@ -232,12 +232,12 @@ class Overrides(Composer):
     choices of a sweep have and others lack; cells without them ignore them.
     """
 
-    def check(self, words: list[str], multirun: bool, verbs: list[str]) -> CheckedLine | None:
+    def check(self, arguments: list[str], multirun: bool, verbs: list[str]) -> CheckedLine | None:
         """Returns the checked command line; None if it is invalid, with `problems` set."""
         try:
-            line = self._check_all(words, multirun, verbs)
+            line = self._check_all(arguments, multirun, verbs)
         except UNREADABLE as error:
-            self.problems.append(not_composed(words, error.__cause__ or error))
+            self.problems.append(not_composed(arguments, error.__cause__ or error))
         return None if self.problems else line
 
     def forced(self, word: str) -> str:
@@ -246,8 +246,8 @@ class Overrides(Composer):
         added = key in self.elsewhere or key.startswith("huggingface.options.")
         return f"++{word.lstrip('+')}" if added else word
 
-    def _check_all(self, words: list[str], multirun: bool, verbs: list[str]) -> CheckedLine | None:
-        parsed = self._parse_all(words, verbs)
+    def _check_all(self, arguments: list[str], multirun: bool, verbs: list[str]) -> CheckedLine | None:
+        parsed = self._parse_all(arguments, verbs)
         if self.problems:
             return None
         own = [o.input_line or "" for o in parsed if _root(o) == "hydra"]
@@ -264,7 +264,7 @@ class Overrides(Composer):
         axes = [o for o in parsed if o.is_sweep_override()]
         sweeper = BASIC if mode == "RUN" else hydra.runtime.choices.get(SWEEPER, BASIC)
         named = given[OBJECTIVE] if OBJECTIVE in given else [self.config_of(self._study(picked)).get(OBJECTIVE)]
-        objective = "" if mode == "RUN" else ",".join(str(one) for one in named if one is not None)
+        objective = "" if mode == "RUN" else ",".join(str(name) for name in named if name is not None)
         objectives = self._check_sweeper(sweeper, objective, multirun, axes)
         if self.problems:
             return None
@@ -287,12 +287,12 @@ class Overrides(Composer):
             notes=tuple(globs),
         )
 
-    def _parse_all(self, words: list[str], verbs: list[str]) -> list[Override]:
+    def _parse_all(self, arguments: list[str], verbs: list[str]) -> list[Override]:
         self.problems += problems_of_folders(self.extra_dirs, GROUPS)
-        if problem := spaced(words):
+        if problem := spaced(arguments):
             self.problems.append(problem)
             return []
-        parsed = [override for word in words if (override := self._parse(word, verbs))]
+        parsed = [override for argument in arguments if (override := self._parse(argument, verbs))]
         if self.problems:
             return []
         chosen = {id(o): self._values(o) for o in parsed if o.key_or_group == "experiment"}
@@ -309,8 +309,8 @@ class Overrides(Composer):
     def _check_delayed(self, values: dict[str, list[Any]], picked: dict[str, list[Any]]) -> None:
         if self.problems or DELAYED_AFTER not in values:
             return
-        found = [OmegaConf.select(self.config_of(one), DELAYED) for one in self._configs("offload", picked)]
-        if True not in (values.get(DELAYED) or found):
+        configs = map(self.config_of, self._configs("offload", picked))
+        if True not in (values.get(DELAYED) or [OmegaConf.select(config, DELAYED) for config in configs]):
             self.problems.append(f"{DELAYED_AFTER}: it means nothing without {DELAYED}=true; add that")
 
     def _check_sweeper(
@@ -356,14 +356,14 @@ class Overrides(Composer):
 
     def _of_users(self, picked: dict[str, list[Any]]) -> list[list[str]]:
         """Returns the configs, as overrides, of choices from a user's folders, which may set Hydra keys."""
-        mine = {
-            (where / group / f"{one}.yaml", f"{group}={one}")
+        files = {
+            (where / group / f"{choice}.yaml", f"{group}={choice}")
             for where in self.extra_dirs
             for group in SCHEMAS
-            for one in picked.get(group, [])
-            if one in self.choices[group]
+            for choice in picked.get(group, [])
+            if choice in self.choices[group]
         }
-        return [[override, *self._study(picked)] for path, override in sorted(mine) if path.is_file()]
+        return [[override, *self._study(picked)] for path, override in sorted(files) if path.is_file()]
 
     def _configs(self, root: str, picked: dict[str, list[Any]]) -> list[list[str]]:
         """Returns the configs that a key below `root` may be in, as overrides: one for each choice, if `root` is a
@@ -371,7 +371,7 @@ class Overrides(Composer):
         """
         choices = picked.get(root, []) if root in SCHEMAS else []
         chosen = [[f"{root}={choice}"] for choice in choices if choice in self.choices[root]]
-        return [one + self._study(picked) for one in chosen or [[]]]
+        return [overrides + self._study(picked) for overrides in chosen or [[]]]
 
     def _parse(self, argument: str, verbs: list[str]) -> Override | None:
         argument = in_one(in_bytes(argument))
@@ -398,38 +398,38 @@ class Overrides(Composer):
         if override.is_delete():
             self.problems.append(f"{line}: keys cannot be deleted; every key has a default")
             return line
-        line, known = line.lstrip("+"), len(self.problems)
+        line, before = line.lstrip("+"), len(self.problems)
         if key in CHOSEN_BY_GROUP:
             group = root
             self.problems.append(
                 f"{line}: it follows from the group; choose it with {group}={'|'.join(self.choices[group])}"
             )
         elif root == "huggingface" and "experiment" not in picked and not any(
-            OmegaConf.select(self.config_of(one), "model.kind") == "huggingface"
-            for one in self._configs("model", picked) if one
+            OmegaConf.select(self.config_of(overrides), "model.kind") == "huggingface"
+            for overrides in self._configs("model", picked) if overrides
         ):  # fmt: skip
             self.problems.append(f"{line}: it has a meaning for models that transformers builds; add model=huggingface")
         elif key == "results_dir":
-            found = [size_limits.problem_of_folder(line, value) for value in self._values(override)]
-            self.problems += [problem for problem in found if problem]
+            messages = (size_limits.problem_of_folder(line, value) for value in self._values(override))
+            self.problems += filter(None, messages)
         elif override.package is not None:
             self.problems.append(f"{line}: {key} cannot be moved to another package")
         elif key in GROUPS:
             self._check_choice(key, self._values(override))
         else:
             self._check_key(key, self._values(override), self._configs(root, picked))
-        if override.is_interval_sweep() and self.problems[known:]:
+        if override.is_interval_sweep() and self.problems[before:]:
             whole = f"of whole numbers it is {key}=int({line.partition('=')[2]})"
-            self.problems[known:] = [f"{self.problems[known]}; {whole}"]
+            self.problems[before:] = [f"{self.problems[before]}; {whole}"]
         return f"{key}={','.join(self._values(override))}" if isinstance(override.value(), Glob) else line
 
     def _check_choice(self, group: str, choices: list[Any]) -> None:
-        known = self.choices[group]
+        names = self.choices[group]
         if not choices:
-            self.problems.append(f"{group}: none of {', '.join(known)} matches")
+            self.problems.append(f"{group}: none of {', '.join(names)} matches")
         for choice in choices:
-            if choice not in known and not (group == "experiment" and choice is None):
-                hint = nearest(str(choice), known)
+            if choice not in names and not (group == "experiment" and choice is None):
+                hint = nearest(str(choice), names)
                 hint += f" (all choices: zerobench --help {group})" if "did you mean" in hint else ""
                 if group == "optimizer" and (why := why_not_sharded(str(choice))):
                     hint = f": it cannot be sharded, since {why}"
@@ -442,10 +442,10 @@ class Overrides(Composer):
         group. At least one must have the key.
         """
         lacking = [(overrides, sentence) for overrides in configs if (sentence := self._lacks(key, overrides))]
-        having = [overrides for overrides in configs if overrides not in [one for one, _ in lacking]]
+        having = [overrides for overrides in configs if overrides not in [lacks for lacks, _ in lacking]]
         if not having:
             sentences = [sentence for _, sentence in lacking]
-            self.problems.append(next((one for one in sentences if "did you mean" in one), sentences[0]))
+            self.problems.append(next((sentence for sentence in sentences if "did you mean" in sentence), sentences[0]))
         elif lacking:
             self.elsewhere.add(key)
         for overrides in having:
@@ -458,8 +458,8 @@ class Overrides(Composer):
             return list(value.filter(self.choices.get(override.key_or_group, [])))
         if isinstance(value, IntervalSweep):
             return [value.start, value.end]
-        found = list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
-        return [one.text if isinstance(one, QuotedString) else one for one in found]
+        values = list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
+        return [item.text if isinstance(item, QuotedString) else item for item in values]
 
 
 @lru_cache(10_000)

@@ -50,7 +50,7 @@ def resolve_draft(
     _resolve_model(draft, problems)
     _resolve_strategy(draft.strategy, spec, draft.model.kind, problems)
     _resolve_training(draft, target or draft.device, problems)
-    own: dict[str, Any] = {one.name: getattr(draft, one.name) for one in fields(draft)} | vars(placed)
+    own: dict[str, Any] = {field.name: getattr(draft, field.name) for field in fields(draft)} | vars(placed)
     own = {key: value for key, value in own.items() if key not in OF_A_SWEEP}
     if draft.model.kind != "huggingface":
         own["huggingface"] = None
@@ -59,20 +59,20 @@ def resolve_draft(
     cell = combinations.resolved(cell)
     problems += keys.problems_of(cell)
     built = combinations.problems_of_units, combinations.problems_of_parameters
-    return Cell(cell, tuple(problems or [one for check in built for one in check(cell)]))
+    return Cell(cell, tuple(problems or [problem for check in built for problem in check(cell)]))
 
 
 def _problems_of_words(draft: Config) -> list[str]:
     problems = []
     draft.measure.check_training = draft.measure.check_training.lower()  # Hydra reads true as a truth value: "True"
-    known = keys.KEYS["measure.check_training"].words
-    if draft.measure.check_training not in known:
-        problems.append(f"measure.check_training={draft.measure.check_training}: use {', '.join(known)}")
+    choices = keys.KEYS["measure.check_training"].words
+    if draft.measure.check_training not in choices:
+        problems.append(f"measure.check_training={draft.measure.check_training}: use {', '.join(choices)}")
     measure = draft.measure
-    words = {"draw_on": draft.draw_on, "tensors": draft.tensors, "measure.passes": measure.passes}
-    words["measure.save"] = measure.save
-    words |= {"huggingface.loss": draft.huggingface.loss, "compile": draft.compile}
-    wrong = {key: word for key, word in words.items() if word not in keys.KEYS[key].words}
+    chosen = {"draw_on": draft.draw_on, "tensors": draft.tensors, "measure.passes": measure.passes}
+    chosen["measure.save"] = measure.save
+    chosen |= {"huggingface.loss": draft.huggingface.loss, "compile": draft.compile}
+    wrong = {key: word for key, word in chosen.items() if word not in keys.KEYS[key].words}
     if strange := [word for word in draft.launch.retry if word not in RETRIED]:
         problems.append(
             f"launch.retry={','.join(strange)}: use {', '.join(RETRIED)}; other ends would be the same again"
@@ -82,13 +82,13 @@ def _problems_of_words(draft: Config) -> list[str]:
 
 def unresolved(config: Any, model_name: str, reason: str) -> Cell:
     """Returns a cell for a config that lacks values, with the parts that can be read, so that it becomes a row."""
-    known: dict[str, Any] = _without_interpolations(OmegaConf.to_container(config, resolve=False))
-    model = known["model"] if isinstance(known["model"], dict) else {}
-    known["model"] = model | {"name": model_name}
-    known["results_dir"] = known["results_dir"] or "results/runs"
+    readable: dict[str, Any] = _without_interpolations(OmegaConf.to_container(config, resolve=False))
+    model = readable["model"] if isinstance(readable["model"], dict) else {}
+    readable["model"] = model | {"name": model_name}
+    readable["results_dir"] = readable["results_dir"] or "results/runs"
     if model.get("kind") != "huggingface":
-        known.pop("huggingface", None)
-    return Cell(CellConfig.from_dict(known), (reason,))
+        readable.pop("huggingface", None)
+    return Cell(CellConfig.from_dict(readable), (reason,))
 
 
 def _without_interpolations(node: Any) -> Any:
@@ -107,9 +107,9 @@ def _resolve_batch(draft: Config, problems: list[str]) -> None:
     if micro is not None and batch is not None:
         problems.append(f"batch={batch}: give either batch or micro_batch={micro}, not both; the other is derived")
     elif batch is not None and batch % parts:
-        shared = f" over tensor_parallel={draft.tensor_parallel}" * (draft.tensor_parallel > 1)
+        shared = f" over tensor_parallel={draft.tensor_parallel}" if draft.tensor_parallel > 1 else ""
         of = f"world_size={draft.world_size or 1}{shared}"
-        of += f" times accumulation={draft.accumulation}" * (parts > ranks)
+        of += f" times accumulation={draft.accumulation}" if parts > ranks else ""
         problems.append(f"batch={batch}: {of} must divide it: every rank must get as many samples")
     micro = micro if micro is not None else batch // parts if batch is not None else 4
     draft.micro_batch, draft.batch = micro, batch if batch is not None else micro * parts
@@ -157,8 +157,8 @@ def _resolve_model(draft: Config, problems: list[str]) -> None:
     shape: Any = draft.huggingface if model.kind == "huggingface" else model  # a user's has fields of its own
     if isinstance(shape, Huggingface) and shape.config is not None:
         try:
-            found = huggingface_config.read_config(shape.config, shape.options)
-            for name, value in found._asdict().items():  # the cell has it all, and needs the file no more
+            sizes = huggingface_config.read_config(shape.config, shape.options)
+            for name, value in sizes._asdict().items():  # the cell has it all, and needs the file no more
                 setattr(shape, name, value)
         except ValueError as error:
             problems.append(str(error))
@@ -178,8 +178,8 @@ def _resolve_model(draft: Config, problems: list[str]) -> None:
                 if getattr(shape, "config", None)
                 else f"{where}.positions"
             )
-            words = f"the model has only {shape.positions} positions; add {own}={draft.sequence}"
-            problems.append(f"sequence={draft.sequence}: {words}, or take sequence={shape.positions}")
+            why = f"the model has only {shape.positions} positions; add {own}={draft.sequence}"
+            problems.append(f"sequence={draft.sequence}: {why}, or take sequence={shape.positions}")
     if model.kind in MODELS.own:
         problems += _problems_of_shape(where, shape) + _problems_of_parts(model, where, shape, draft.sequence)
     elif getattr(model, "sequence", 0) is None:
@@ -212,8 +212,8 @@ def _problems_of_experts(shape: GptMoe) -> list[str]:
         problems.append(f"model.routing={shape.routing}: use {', '.join(gpt_moe.ROUTINGS)}")
     for key, width in widths.items():
         if width % GROUPED_WIDTH and not shape.separate_experts:
-            words = f"a grouped product takes multiples of {GROUPED_WIDTH}; or use model.separate_experts=true"
-            problems.append(f"model.{key}={width}: {words}")
+            why = f"a grouped product takes multiples of {GROUPED_WIDTH}; or use model.separate_experts=true"
+            problems.append(f"model.{key}={width}: {why}")
     return problems
 
 
@@ -229,8 +229,8 @@ def _problems_of_parts(model: Model, where: str, shape: Any, sequence: int) -> l
         if (parts := values.get(key, 1)) > sequence:
             problems.append(f"model.{key}={parts}: a sequence of {sequence} tokens has no more parts than that")
     if values.get("mlp_chunks", 1) > 1 and getattr(shape, "tiles", 1) > 1:
-        words = "each tile would be gathered once per part; leave one of the two out"
-        problems.append(f"model.mlp_chunks={shape.mlp_chunks}: with model.tiles={shape.tiles} {words}")
+        why = "each tile would be gathered once per part; leave one of the two out"
+        problems.append(f"model.mlp_chunks={shape.mlp_chunks}: with model.tiles={shape.tiles} {why}")
     if isinstance(shape, Huggingface):
         chunks = values["loss_chunks"], values["mlp_chunks"]
         balances = bool(shape.options.get("output_router_logits"))
@@ -246,16 +246,16 @@ def _resolve_strategy(strategy: StrategyOptions, spec: StrategySpec, model: str,
     if construct not in (None, "plain", "meta"):
         problems.append(f"strategy.construct={construct}: use plain or meta")
     if construct == "meta" and model == "huggingface":
-        words = "transformers' models initialize themselves in ways that cannot be replayed; use construct=plain"
-        problems.append(f"strategy.construct=meta: {words}")
-    known = keys.KEYS["strategy.accumulate"].words
-    if accumulate is not None and accumulate not in known:
-        problems.append(f"strategy.accumulate={accumulate}: use {' or '.join(known)}")
+        why = "transformers' models initialize themselves in ways that cannot be replayed; use construct=plain"
+        problems.append(f"strategy.construct=meta: {why}")
+    choices = keys.KEYS["strategy.accumulate"].words
+    if accumulate is not None and accumulate not in choices:
+        problems.append(f"strategy.accumulate={accumulate}: use {' or '.join(choices)}")
     if mode is None:
         return
     if mode not in MODES:
         problems.append(f"strategy.mode={mode}: use one of {', '.join(MODES)}")
-    defaults = {one.name: one.default for one in fields(Options)} | MODES.get(mode, {})
+    defaults = {field.name: field.default for field in fields(Options)} | MODES.get(mode, {})
     for key in [key for key, value in chosen.items() if value is None]:
         setattr(strategy, key, defaults[key])
     keep_root, reduce_with, shards = (getattr(strategy, key, None) for key in ("keep_root", "reduce_with", "shards"))
@@ -273,12 +273,11 @@ def _problems_of_strategy(cell: CellConfig, spec: StrategySpec) -> list[str]:
         how = f"; {spec.install}" if spec.install else ""
         problems.append(f"strategy={spec.name}: needs {spec.requires}, which is not installed{how}")
     if cell.clip is not None and not spec.composes.clip:
-        words = "clips inside its own step, unseen; leave it out"
-        problems.append(f"clip={cell.clip:g}: strategy={spec.name} {words}")
+        problems.append(f"clip={cell.clip:g}: strategy={spec.name} clips inside its own step, unseen; leave it out")
     few = getattr(cell.strategy, "reshard_ranks", None)
     if few is not None and (cell.world_size % few or few == cell.world_size or spec.name != "fsdp2"):
-        words = f"it must divide world_size={cell.world_size} and be below it, and strategy be fsdp2; leave it out"
-        problems.append(f"strategy.reshard_ranks={few}: {words}")
+        why = f"it must divide world_size={cell.world_size} and be below it, and strategy be fsdp2; leave it out"
+        problems.append(f"strategy.reshard_ranks={few}: {why}")
     return problems
 
 

@@ -199,11 +199,11 @@ class Activation(Choice):
     def validate(self, cell: CellKeys) -> list[str]:
         problems, searched = [], cell.search.checkpointing
         if self.name == "offload" and cell.model.checkpoints:
-            words = "model.checkpointing=true computes blocks again; say activation=checkpoint_offload for both"
-            problems.append(f"activation=offload: {words}")
+            why = "model.checkpointing=true computes blocks again; say activation=checkpoint_offload for both"
+            problems.append(f"activation=offload: {why}")
         if self.name == "selective" and cell.model.checkpoints:
-            words = "model.checkpointing=true keeps the inputs of blocks alone; leave one of the two out"
-            problems.append(f"activation=selective: {words}")
+            why = "model.checkpointing=true keeps the inputs of blocks alone; leave one of the two out"
+            problems.append(f"activation=selective: {why}")
         searches = cell.search.memory_limit is not None and cell.model.can_checkpoint
         if self.name != "none" and searches and list(searched) != [cell.recomputes]:
             only = str([cell.recomputes]).lower()
@@ -264,8 +264,8 @@ class PartitionActivations(OffloadActivations):
     def validate(self, cell: CellKeys) -> list[str]:
         if cell.tensor_parallel > 1:
             return super().validate(cell)
-        words = "it is for ranks that share a model, which would all keep the same; let tensor_parallel be 2 or more"
-        return [f"activation={self.name}: {words}, or use activation=checkpoint"]
+        why = "it is for ranks that share a model, which would all keep the same; let tensor_parallel be 2 or more"
+        return [f"activation={self.name}: {why}, or use activation=checkpoint"]
 
 
 @dataclass
@@ -297,8 +297,8 @@ class FusedBuffers(Buffers):
             return [f"buffers=fused: strategy={strategy.name} has buffers of its own; use one of {others}"]
         if strategy.has_buckets or cell.precision.gradient_dtype != "fp32":
             return []
-        words = "zero3 reduces unit by unit, and gradients in fp32 are not cast: there is nothing to fuse"
-        return [f"buffers=fused: {words}; use precision=bf16"]
+        why = "zero3 reduces unit by unit, and gradients in fp32 are not cast: there is nothing to fuse"
+        return [f"buffers=fused: {why}; use precision=bf16"]
 
 
 QUANTIZE_WEIGHTS = Key("parameters are gathered in int8")
@@ -339,16 +339,16 @@ class PartsOfZeropp(ZeroppConfig):
     differences: bool = DIFFERENCES(False)
 
     def validate(self, cell: CellKeys) -> list[str]:
-        words, name = f"zeropp={self.name}", cell.strategy.name
+        chosen, name = f"zeropp={self.name}", cell.strategy.name
         if not spec_of(name).composes.zeropp:
             why = f"it is for {' or '.join(names_with('zeropp'))}, whose gathers and reductions it shortens"
-            return [f"{words}: {why}; leave it out with strategy={name}"]
+            return [f"{chosen}: {why}; leave it out with strategy={name}"]
         if cell.shard_group is not None:
-            return [f"{words}: its shards are over all ranks; leave shard_group={cell.shard_group} out"]
+            return [f"{chosen}: its shards are over all ranks; leave shard_group={cell.shard_group} out"]
         others = ", ".join(choice for choice in CHOICES if choice not in (self.name, "all"))
-        named = [one.name for one in fields(self) if one.default is True]
+        named = [field.name for field in fields(self) if field.default is True]
         if missing := [part for part in named if not getattr(self, part)]:
-            why = f"{words} means that part; use one of {others}, and add what else is wanted"
+            why = f"{chosen} means that part; use one of {others}, and add what else is wanted"
             return [f"zeropp.{part}=false: {why}" for part in missing]
         try:
             replace(self, weight_block=256, gradient_block=256).policy()  # block sizes are checked by their limits
@@ -358,7 +358,7 @@ class PartsOfZeropp(ZeroppConfig):
         if (codes and not self.differences) or ranks == 1 or cell.node_size not in (None, ranks):
             return []
         why = f"all {ranks} ranks are one node, so that its gathers would be plain zero3's"
-        return [f"{words}: {why}; let node_size be a divisor of world_size={ranks} below it"]
+        return [f"{chosen}: {why}; let node_size be a divisor of world_size={ranks} below it"]
 
     def engine_options(self, cell: CellKeys, folder: str | None = None) -> dict[str, Any]:
         return {"zeropp": self.policy()}

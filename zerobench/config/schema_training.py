@@ -134,10 +134,10 @@ class Optimizer(Axis):
         refused = spec_of(strategy).refused_optimizers.get(self.name, ())
         if self.implementation not in refused:
             return []
-        others = [one for one in IMPLEMENTATIONS if one not in refused and (one != "fused" or kind.fused)]
-        words = f"torch has no rule to update the DTensors of strategy={strategy} with {self.label}"
+        others = [name for name in IMPLEMENTATIONS if name not in refused and (name != "fused" or kind.fused)]
+        why = f"torch has no rule to update the DTensors of strategy={strategy} with {self.label}"
         instead = f"optimizer.implementation={' or '.join(others)}" if others else "another optimizer"
-        return [f"optimizer={self.name}: {words}; use {instead}"]
+        return [f"optimizer={self.name}: {why}; use {instead}"]
 
     def problems(self) -> list[str]:
         """Returns error messages for options that torch rejects under any strategy."""
@@ -145,8 +145,8 @@ class Optimizer(Axis):
             return [f"optimizer.implementation={self.implementation}: use auto, {', '.join(IMPLEMENTATIONS)}"]
         if self.implementation == "fused" and not KINDS[self.name].fused:
             have = ", ".join(other for other, kind in KINDS.items() if kind.fused)
-            words = f"torch has no fused {self.name} (it has {have}); use foreach, loop"
-            return [f"optimizer.implementation=fused: {words}"]
+            why = f"torch has no fused {self.name} (it has {have}); use foreach, loop"
+            return [f"optimizer.implementation=fused: {why}"]
         if self.implementation == "foreach" and not KINDS[self.name].foreach:
             return [f"optimizer.implementation=foreach: {self.name} has a loop only; use loop"]
         return []
@@ -183,8 +183,8 @@ class Sgd(Decaying):
 
     def problems(self) -> list[str]:
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
-            words = "it needs optimizer.momentum above 0 and optimizer.dampening=0"
-            return [*super().problems(), f"optimizer.nesterov=true: {words}"]
+            why = "it needs optimizer.momentum above 0 and optimizer.dampening=0"
+            return [*super().problems(), f"optimizer.nesterov=true: {why}"]
         return super().problems()
 
 
@@ -345,7 +345,7 @@ class Muon(Betas):
             {"params": matrices, OWNED: True, "adjust_lr_fn": self.adjust_lr, **muon},
             {"params": rest, OWNED: False, **adamw, **IMPLEMENTATIONS[self.implementation]},
         ]
-        return MuonWithAdamW([{**one, "weight_decay": self.weight_decay} for one in groups if one["params"]])
+        return MuonWithAdamW([{**group, "weight_decay": self.weight_decay} for group in groups if group["params"]])
 
     def owned(self, model: nn.Module) -> Collection[nn.Parameter]:
         return set(split(model, self.adamw)[0])
@@ -361,8 +361,8 @@ class Muon(Betas):
         """Returns error messages for options that do not work with matrices owned by one rank."""
         spec, offload = spec_of(cell.strategy.name), cell.offload
         if not spec.composes.owned:
-            words = f"strategy={spec.name} cuts its matrices, which Muon needs whole"
-            return [f"optimizer=muon: {words}; use one of {', '.join(names_with('owned'))}"]
+            why = f"strategy={spec.name} cuts its matrices, which Muon needs whole"
+            return [f"optimizer=muon: {why}; use one of {', '.join(names_with('owned'))}"]
         refused = {
             "node_size": cell.node_size, "shard_group": cell.shard_group,
             "zeropp": None if cell.zeropp.name == "none" else cell.zeropp.name,
@@ -370,8 +370,8 @@ class Muon(Betas):
             "offload.fraction": part if (part := getattr(offload, "fraction", 1.0)) < 1 else None,
         }  # fmt: skip
         named = [f"{key}={value}" for key, value in refused.items() if value is not None]
-        words = "Muon's matrices are owned whole by one rank each, in the memory of one tier; leave it out"
-        return [f"{one}: {words}, or use optimizer=adamw" for one in named]
+        why = "Muon's matrices are owned whole by one rank each, in the memory of one tier; leave it out"
+        return [f"{setting}: {why}, or use optimizer=adamw" for setting in named]
 
 
 @dataclass
@@ -390,11 +390,11 @@ class LowBitStates(Betas):
         """Returns an error message if the strategy or the offload cannot keep such states."""
         if spec_of(cell.strategy.name).partitions_as:
             ours = [name for name, spec in specs().items() if spec.theory is not None]
-            words = f"strategy={cell.strategy.name} has no rule to cut its states; use strategy={', '.join(ours)}"
-            return [f"optimizer={self.name}: {words}"]
+            why = f"strategy={cell.strategy.name} has no rule to cut its states; use strategy={', '.join(ours)}"
+            return [f"optimizer={self.name}: {why}"]
         if cell.offload.name == "nvme" and self.block_numel > 1:
-            words = "offload=nvme has files only for states of a parameter's size, not for states per block"
-            return [f"optimizer={self.name}: {words}; use offload=cpu, or optimizer=adamw_bf16"]
+            why = "offload=nvme has files only for states of a parameter's size, not for states per block"
+            return [f"optimizer={self.name}: {why}; use offload=cpu, or optimizer=adamw_bf16"]
         return []
 
 
@@ -468,24 +468,24 @@ class Precision(Axis):
             return [f"precision.{key}={dtype}: use one of {', '.join(DTYPES)}" for key, dtype in unknown.items()]
         problems, spec = [], spec_of(strategy)
         if self.gradient_dtype not in (self.name, "fp32"):
-            words = f"the gradients of a {self.name} model are accumulated in {self.name}"
-            words += " or fp32" * (self.name != "fp32")
-            problems.append(f"precision.gradient_dtype={self.gradient_dtype}: {words}")
+            why = f"the gradients of a {self.name} model are accumulated in {self.name}"
+            why += " or fp32" if self.name != "fp32" else ""
+            problems.append(f"precision.gradient_dtype={self.gradient_dtype}: {why}")
         if not self.masters and (spec.half != "casts" or self.name == "fp32"):
             casting = ", ".join(name for name, other in specs().items() if other.half == "casts")
-            words = f"precision={self.name} with strategy={strategy} has no other way; it is for bf16 with {casting}"
-            problems.append(f"precision.masters=false: {words}")
+            why = f"precision={self.name} with strategy={strategy} has no other way; it is for bf16 with {casting}"
+            problems.append(f"precision.masters=false: {why}")
         if spec.half == "casts":
             problems += self._casting_problems(strategy)
         elif not spec.composes.gradient_dtypes:
-            words = f"strategy={strategy} keeps and sends gradients in the model's dtype, {self.name}; leave it out"
+            why = f"strategy={strategy} keeps and sends gradients in the model's dtype, {self.name}; leave it out"
             other = {key: dtype for key, dtype in chosen.items() if dtype != self.name}
-            problems += [f"precision.{key}={dtype}: {words}" for key, dtype in other.items()]
+            problems += [f"precision.{key}={dtype}: {why}" for key, dtype in other.items()]
         if self.scales and spec.half == "masters" and not spec.takes("loss_scaling"):
             problems.append(f"precision={self.name}: strategy={strategy} scales no losses here; use bf16 or fp32")
         if self.name != "fp32" and spec.half is None:
-            words = f"strategy={strategy} has no fp32 master weights here; use precision=fp32"
-            problems.append(f"precision={self.name}: {words}")
+            why = f"strategy={strategy} has no fp32 master weights here; use precision=fp32"
+            problems.append(f"precision={self.name}: {why}")
         return problems + self.scale_problems()
 
     def _casting_problems(self, strategy: str) -> list[str]:
@@ -493,14 +493,14 @@ class Precision(Axis):
         if self.scales:
             problems.append(f"precision={self.name}: strategy={strategy} scales no losses here; use bf16 or fp32")
         if self.gradient_dtype != self.name:
-            words = f"strategy={strategy} has whole gradients in {self.name} and their shards in fp32; leave it out"
-            problems.append(f"precision.gradient_dtype={self.gradient_dtype}: {words}")
+            why = f"strategy={strategy} has whole gradients in {self.name} and their shards in fp32; leave it out"
+            problems.append(f"precision.gradient_dtype={self.gradient_dtype}: {why}")
         if self.wire_dtype != self.name and not self.masters:
-            words = f"without fp32 masters strategy={strategy} reduces in {self.name}; leave it out"
-            problems.append(f"precision.wire_dtype={self.wire_dtype}: {words}")
+            why = f"without fp32 masters strategy={strategy} reduces in {self.name}; leave it out"
+            problems.append(f"precision.wire_dtype={self.wire_dtype}: {why}")
         elif self.wire_dtype not in (self.name, "fp32"):
-            words = f"strategy={strategy} reduces in {' or '.join(dict.fromkeys((self.name, 'fp32')))}"
-            problems.append(f"precision.wire_dtype={self.wire_dtype}: {words}")
+            why = f"strategy={strategy} reduces in {' or '.join(dict.fromkeys((self.name, 'fp32')))}"
+            problems.append(f"precision.wire_dtype={self.wire_dtype}: {why}")
         return problems
 
     def cast(self, model: nn.Module, strategy: str, upcast_frozen: bool = True) -> nn.Module:
@@ -601,8 +601,8 @@ class Fp16(Bf16):
 
     def scale_problems(self) -> list[str]:
         if self.initial_scale is None:
-            words = "fp16 needs loss scaling, for gradients below 6e-8 would be lost; name a scale, as 65536"
-            return [f"precision.initial_scale=null: {words}"]
+            why = "fp16 needs loss scaling, for gradients below 6e-8 would be lost; name a scale, as 65536"
+            return [f"precision.initial_scale=null: {why}"]
         if self.initial_scale < self.minimum_scale:
             least = f"it must be at least precision.minimum_scale={self.minimum_scale:g}"
             return [f"precision.initial_scale={self.initial_scale:g}: {least}"]

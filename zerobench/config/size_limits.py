@@ -42,7 +42,7 @@ def problem_of_values(override: Override) -> str:
     value = override.value()
     if not isinstance(value, RangeSweep):
         return ""
-    start, stop, step = (float(one or 0) for one in (value.start, value.stop, value.step))
+    start, stop, step = (float(bound or 0) for bound in (value.start, value.stop, value.step))
     count = (stop - start) / step if step else math.inf  # not finite for a subnormal step, inf or nan
     if not math.isfinite(count):
         return f"{override.input_line}: a range without end; a sweep has at most {MOST_CELLS:,} cells"
@@ -61,7 +61,7 @@ def problem_of_count(counts: Mapping[str, int]) -> str:
 
 def extremes(values: Sequence[Any]) -> Sequence[Any]:
     """Returns the values of a key to check: for integers, the smallest and largest represent all."""
-    return sorted({min(values), max(values)}) if values and all(type(one) is int for one in values) else values
+    return sorted({min(values), max(values)}) if values and all(type(value) is int for value in values) else values
 
 
 def problem_of_folder(line: str, value: Any) -> str:

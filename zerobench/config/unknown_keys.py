@@ -64,13 +64,13 @@ def stray_keys(
     config: DictConfig, elsewhere: Collection[str] = (), schema: type = Config, prefix: str = ""
 ) -> list[str]:
     """Returns error messages for keys of a composed config that its schema lacks, except keys of `elsewhere`."""
-    known = [one.name for one in fields(schema)]
+    names = [field.name for field in fields(schema)]
     problems = []
     for key in config:
         name = f"{prefix}{key!s}"
-        if key not in known:
+        if key not in names:
             if name not in elsewhere:
-                problems.append(f"{name}: no such key{nearest(str(key), known, prefix.rstrip('.'))}")
+                problems.append(f"{name}: no such key{nearest(str(key), names, prefix.rstrip('.'))}")
             continue
         node = config._get_node(key)
         kind = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
@@ -79,32 +79,32 @@ def stray_keys(
     return problems
 
 
-def nearest(name: str, known: Collection[str], prefix: str = "") -> str:
+def nearest(name: str, names: Collection[str], prefix: str = "") -> str:
     """Returns the end of an error message: the name nearest to a mistyped one or, if none is near, the valid names."""
-    kin = [one for one in known if _letters(one) == _letters(name) != name]
-    if kin and not any({*one} == {*name} for one in kin):  # another number, such as fp8, is no slip of the hand
-        return f"; there are {', '.join(known if len(known) < 9 else kin)}"
-    near = get_close_matches(name, known, n=1, cutoff=0.6)
+    kin = [other for other in names if _letters(other) == _letters(name) != name]
+    if kin and not any({*other} == {*name} for other in kin):  # another number, such as fp8, is no slip of the hand
+        return f"; there are {', '.join(names if len(names) < 9 else kin)}"
+    near = get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
         return f"; did you mean {f'{prefix}.{near[0]}' if prefix else near[0]}?"
-    return f" (valid: {', '.join(known)})" if known else ""
+    return f" (valid: {', '.join(names)})" if names else ""
 
 
 def _letters(name: str) -> str:
     return "".join(letter for letter in name if not letter.isdigit())
 
 
-def meant(key: str, known: Collection[str], prefix: str = "") -> str:
+def meant(key: str, names: Collection[str], prefix: str = "") -> str:
     """Returns the end of an error message for an unknown key: our key for another tool's name, a key of the same name
     elsewhere, the nearest key in the same section, or else the valid keys there.
     """
     last = key.split(".")[-1]
     if ours := OTHER_WORDS.get(key) or OTHER_WORDS.get(last):
         return f"; did you mean {ours}?"
-    elsewhere = [one for one in KEYS if "." in one and one.split(".")[-1] == last]
-    if elsewhere and not get_close_matches(last, known, n=1, cutoff=0.8):
+    elsewhere = [path for path in KEYS if "." in path and path.split(".")[-1] == last]
+    if elsewhere and not get_close_matches(last, names, n=1, cutoff=0.8):
         return f"; did you mean {' or '.join(elsewhere[:2])}?"
-    settable = [one for one in known if one not in IDENTITY]
+    settable = [name for name in names if name not in IDENTITY]
     return nearest(last, settable, prefix) or "; this choice has no keys of its own"
 
 
@@ -123,10 +123,11 @@ def is_key(word: str) -> bool:
     return word in GROUPS or word in KEYS
 
 
-def spaced(words: Sequence[str]) -> str:
+def spaced(arguments: Sequence[str]) -> str:
     """Returns an error message for KEY = VALUE, three words, or "" if there is none."""
-    found = [f"{key}={value}" for key, equals, value in zip(words, words[1:], words[2:], strict=False) if equals == "="]
-    return f"=: neither KEY=VALUE nor a verb; write {' '.join(found)}, without spaces" if found else ""
+    triples = zip(arguments, arguments[1:], arguments[2:], strict=False)
+    joined = [f"{key}={value}" for key, equals, value in triples if equals == "="]
+    return f"=: neither KEY=VALUE nor a verb; write {' '.join(joined)}, without spaces" if joined else ""
 
 
 def meant_verb(word: str, verbs: Collection[str]) -> str:

@@ -37,9 +37,9 @@ def resolve_ranks(draft: Config, problems: list[str], away: LauncherChoice | Non
     """Fills in world_size, device, backend and threads in place, and returns the values that are not config keys.
     `away`: the plugin whose jobs run the cell on machines that are unknown here; None for this machine.
     """
-    for key, words in ((key, KEYS[key].words) for key in ("device", "backend")):
-        if (word := getattr(draft, key)) not in words:
-            problems.append(f"{key}={word}: use one of {', '.join(words)}")
+    for key, choices in ((key, KEYS[key].words) for key in ("device", "backend")):
+        if (word := getattr(draft, key)) not in choices:
+            problems.append(f"{key}={word}: use one of {', '.join(choices)}")
             return WorldPlacement()
     gpus = 0 if draft.device == "cpu" else _count_gpus() if away is None else _asked_gpus(draft, away)
     if draft.backend == SIMULATED:
@@ -57,8 +57,11 @@ def resolve_ranks(draft: Config, problems: list[str], away: LauncherChoice | Non
     local, sharing = ranks, -(-max(1, ranks) // gpus) if gpus else 0  # ranks a GPU, 0 where there is none
     nodes = 1
     if context is not None:
-        local, sharing = _place_in_job(draft, context.membership, ranks, problems)
-        nodes = max(1, context.membership.machines(ranks))
+        membership = context.membership
+        if ranks > len(membership.members):
+            problems.append(job.too_many(ranks, len(membership.members)))
+        local, nodes = membership.most_per_host(ranks), max(1, membership.machines(ranks))
+        sharing = membership.ranks_per_gpu(ranks) if draft.device != "cpu" else 0
     elif away is not None:
         nodes = _nodes_in_job(draft, away, ranks, problems)
     if draft.device == "auto":
@@ -103,13 +106,6 @@ def _too_crowded(ranks: int) -> list[str]:
         return []
     few = f"use backend={SIMULATED} for the bytes and volumes of one rank, in seconds, or backend=gloo to run them all"
     return [f"world_size={ranks}: {ranks} processes would take turns on {show_count(cores, 'core')}; {few}"]
-
-
-def _place_in_job(draft: Config, membership: job.Membership, ranks: int, problems: list[str]) -> tuple[int, int]:
-    """Returns the maximum number of the joined job's first `ranks` on one machine, and on one GPU."""
-    if ranks > len(membership.members):
-        problems.append(job.too_many(ranks, len(membership.members)))
-    return membership.most_per_host(ranks), membership.ranks_per_gpu(ranks) if draft.device != "cpu" else 0
 
 
 def has_times(cell: CellConfig) -> bool:
@@ -180,8 +176,8 @@ def _nodes_in_job(draft: Config, away: LauncherChoice, ranks: int, problems: lis
         problems.append(f"world_size={ranks}: must be a multiple of the job's nodes, {nodes}")
     tasks, per_node = int(away.asked.get("tasks_per_node") or 1), ranks // nodes
     if 1 < tasks < per_node:
-        words = f"{show_count(ranks, 'rank')} on {show_count(nodes, 'node')} are {per_node} tasks per node"
-        problems.append(f"hydra.launcher.tasks_per_node={tasks}: {words}; leave out hydra.launcher.nodes")
+        why = f"{show_count(ranks, 'rank')} on {show_count(nodes, 'node')} are {per_node} tasks per node"
+        problems.append(f"hydra.launcher.tasks_per_node={tasks}: {why}; leave out hydra.launcher.nodes")
     return nodes
 
 
@@ -197,8 +193,8 @@ def _resolve_simulated(draft: Config, gpus: int, problems: list[str]) -> None:
     if draft.tensors == FAKE:
         draft.device = "cpu"  # stands for any: no kernel runs
     if not spec_of(draft.strategy.name).composes.simulated and draft.tensors != FAKE:
-        words = f"a simulated world supports {', '.join(names_with('simulated'))}; peers need a real one"
-        problems.append(f"strategy={draft.strategy.name}: {words}")
+        why = f"a simulated world supports {', '.join(names_with('simulated'))}; peers need a real one"
+        problems.append(f"strategy={draft.strategy.name}: {why}")
     if draft.measure.passes == "timed":
         problems.append(f"measure.passes=timed: backend={SIMULATED} has no times; use accounted")
     draft.measure.passes = "both"  # there is one, whether it was asked for or not

@@ -57,14 +57,14 @@ def activation_bytes(build: Callable[[], nn.Module], inputs: Sequence[torch.Tens
     with world_of_tensors(fake=True) as world:
         with world.building():
             model = build()
-        batch = [torch.zeros(one.shape, dtype=one.dtype) for one in inputs]
+        batch = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in inputs]
         with ShapesOnly("cpu") as ledger:
             for name, parameter in model.named_parameters():
                 ledger.on_tensor(parameter, labels.PARAMETERS, name)
                 if parameter.requires_grad:
                     parameter.register_hook(lambda gradient: ledger.on_tensor(gradient, labels.GRADIENTS, ""))
-            for one in batch:
-                ledger.on_tensor(one, labels.INPUTS, "batch")
+            for tensor in batch:
+                ledger.on_tensor(tensor, labels.INPUTS, "batch")
             ledger.begin()
             ledger.enter_phase("forward")
             loss = model(*batch)

@@ -74,8 +74,8 @@ def _built_facts(config: CellConfig) -> ModelFacts:
     """Builds the model on the meta device."""
     with torch.device("meta"), Undrawn():
         model = build_model(config)
-    leaves = {name: one for name, one in model.named_modules() if not [*one.children()]}
-    weighted = frozenset(name for name, one in leaves.items() if [*one.parameters(recurse=False)])
+    leaves = {name: module for name, module in model.named_modules() if not [*module.children()]}
+    weighted = frozenset(name for name, module in leaves.items() if [*module.parameters(recurse=False)])
     units = tuple((name, type(unit).__name__) for name, unit in default_units(model))
     optimizer = config.optimizer
     return ModelFacts(tuple(shapes_of(model, optimizer.owned(model), optimizer.block_numel)), weighted, units)

@@ -85,11 +85,11 @@ def formulas_of(config: CellConfig, schedule: Schedule, states: Prediction | Non
     strategy, rest = theory_of(config)
     groups, _, precision, _ = rest
     states = states or predict_states(strategy, schedule, *rest)
-    found = explained(state_formulas(strategy, schedule.shapes, *rest), states)
-    found["volume"] = explained_volume(strategy, schedule, groups)
+    formulas = explained(state_formulas(strategy, schedule.shapes, *rest), states)
+    formulas["volume"] = explained_volume(strategy, schedule, groups)
     if strategy.theory.parameters and groups.nodes[1] > 1:
-        found["between nodes"] = between_nodes_formula(strategy, schedule, groups, precision)
-    return found
+        formulas["between nodes"] = between_nodes_formula(strategy, schedule, groups, precision)
+    return formulas
 
 
 def held_bytes(config: CellConfig) -> tuple[int, int] | None:
@@ -165,7 +165,7 @@ def host_bytes_beyond(config: CellConfig, schedule: Schedule, rank: int) -> int:
     if config.rank is not None or not predicts(config.strategy.values()):
         return 0
     strategy, rest = theory_of(config)
-    if rest[-1].place is None:
+    if rest[-1].medium is None:
         return 0
     fullest, own = (predict_states(strategy, schedule, *rest, number).host_bytes for number in (None, rank))
     return fullest - own

@@ -17,9 +17,9 @@ from .estimate import held_bytes
 
 @dataclass(frozen=True)
 class Fit:
-    """`memory_bytes` of memory at `place`, and the states in it: at most `rank_bytes` for each of `ranks` ranks."""
+    """`memory_bytes` of memory of `owner`, and the states in it: at most `rank_bytes` for each of `ranks` ranks."""
 
-    place: str
+    owner: str
     memory_bytes: int
     ranks: int
     rank_bytes: int
@@ -30,10 +30,10 @@ class Fit:
         return self.ranks * self.rank_bytes / self.memory_bytes
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """Describes the needed and the available memory."""
-        together = f", {show_bytes(self.ranks * self.rank_bytes)} for {self.ranks} ranks" * (self.ranks > 1)
-        memory = f"{self.place} has {show_bytes(self.memory_bytes)}"
+        together = f", {show_bytes(self.ranks * self.rank_bytes)} for {self.ranks} ranks" if self.ranks > 1 else ""
+        memory = f"{self.owner} has {show_bytes(self.memory_bytes)}"
         return f"its states need {show_bytes(self.rank_bytes)} per rank{together}, and {memory}"
 
 
@@ -67,5 +67,5 @@ def refuse_unfit(cell: Cell) -> Cell:
     fit = fit_of(cell.config)
     if fit is None or fit.share <= 1:
         return cell
-    words = f"model={cell.config.model_name}: {fit.words}; launch.check_memory=false runs it all the same"
-    return Cell(cell.config, (words,))
+    problem = f"model={cell.config.model_name}: {fit.text}; launch.check_memory=false runs it all the same"
+    return Cell(cell.config, (problem,))

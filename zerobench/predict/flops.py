@@ -106,8 +106,8 @@ def _count(config: CellConfig) -> int | None:
     are equal: two models show what each adds.
     """
     if isinstance(config.model, Transformer) and config.model.layers > 2 and config.activation == Activation():
-        one, two = (_count(replace(config, model=replace(config.model, layers=few))) for few in (1, 2))
-        return None if one is None or two is None else one + (config.model.layers - 1) * (two - one)
+        first, both = (_count(replace(config, model=replace(config.model, layers=few))) for few in (1, 2))
+        return None if first is None or both is None else first + (config.model.layers - 1) * (both - first)
     what = [config.model.kind, config.model_options, config.activation.values(), config.micro_batch, config.sequence]
     if config.data.name not in DATA.own:
         what += [config.data.values(), config.world_size, config.accumulation, config.seed]

@@ -25,9 +25,9 @@ def coded_share(traffic: Sequence[TrafficRow], kind: str, units: dict[str, int])
 def units_of(shapes: Sequence[ParameterShape], persistence_numel: int) -> dict[str, int]:
     """Returns the number of trainable parameters of each zero3 unit, by the name of its collectives."""
     small, groups = by_unit(shapes, persistence_numel)
-    found: dict[str, int] = {}
-    for group, members in (("(kept)", small), *((name or "(root)", mine) for name, mine in groups.items())):
+    counts: dict[str, int] = {}
+    for group, members in (("(kept)", small), *((name or "(root)", indices) for name, indices in groups.items())):
         for number, kind in enumerate(by_kind(shapes, members), 1):
             trained = sum(shapes[i].numel for i in kind if shapes[i].trainable)
-            found[group if number == 1 else f"{group} part {number}"] = trained
-    return found
+            counts[group if number == 1 else f"{group} part {number}"] = trained
+    return counts

@@ -71,7 +71,7 @@ class Expected:
 
 def unexplained(row: RunRow, seen: Accounted, expected: Expected) -> str:
     """Returns messages about a finished run, joined by "; "."""
-    sent = [one for one in seen.traffic if not one.control and one.axis == DATA_AXIS]
+    sent = [entry for entry in seen.traffic if not entry.control and entry.axis == DATA_AXIS]
     ledger = [*_states(row, seen.memory, expected.states), *_activations(row)]
     traffic = [*_traffic(row, sent, seen.steps, expected.parts)]
     copied = _copied(row) if seen.saves_aside else 0
@@ -79,7 +79,7 @@ def unexplained(row: RunRow, seen: Accounted, expected: Expected) -> str:
         *_ranks(row, seen.memory), *ledger, *((traffic and [*_meter(seen.traffic, seen.steps)]) or traffic),
         *_other_traffic(row), *_allocator(row, not ledger and expected.states is not None, copied),
         *_growth(row, seen.lines, copied), *_witnesses(row, seen.kept, copied),
-        *(f"{one.operator}: an operator that is not counted" for one in sent if not one.known),
+        *(f"{entry.operator}: an operator that is not counted" for entry in sent if not entry.known),
     ]  # fmt: skip
     return "; ".join(dict.fromkeys(sentences))
 
@@ -96,9 +96,9 @@ def _ranks(row: RunRow, memory: list[MemoryRow]) -> Iterator[str]:
     whole = [m for m in memory if (m.phase, m.tier) == ("step", "device")]
     for name, category in (("peak", "total"), ("states", "states")):
         most = max((m for m in whole if m.category == category), key=lambda m: m.max_bytes, default=None)
-        found = getattr(row, f"{name}_bytes")
-        if most is not None and found is not None and found < most.max_bytes:
-            yield f"{name}: {found:,} B in the row, and {most.max_bytes:,} B on rank {most.rank}: not of all ranks"
+        reported = getattr(row, f"{name}_bytes")
+        if most is not None and reported is not None and reported < most.max_bytes:
+            yield f"{name}: {reported:,} B in the row, and {most.max_bytes:,} B on rank {most.rank}: not of all ranks"
 
 
 def _states(row: RunRow, memory: list[MemoryRow], expected: Prediction | None) -> Iterator[str]:
@@ -132,13 +132,13 @@ def _category(memory: list[MemoryRow], tier: str, expected: Mapping[str, int], a
 
 def _traffic(row: RunRow, traffic: list[TrafficRow], steps: int, parts: Mapping[str, Moved]) -> Iterator[str]:
     for name, value, unit in (("volume", "volume_elements", " elements"), ("wire", "wire_bytes", " B")):
-        measured = sum(getattr(one, value) for one in traffic) / steps
+        measured = sum(getattr(entry, value) for entry in traffic) / steps
         predicted = sum(_size(part, name) for part in parts.values())
-        known = row.predicted_wire_bytes is not None
-        if known and abs(measured - predicted) > max(1.0, 1e-6 * predicted):
+        is_predicted = row.predicted_wire_bytes is not None
+        if is_predicted and abs(measured - predicted) > max(1.0, 1e-6 * predicted):
             kinds = {kind: -_size(parts.get(kind, Moved()), name) for kind in (*COLLECTIVES, *parts)}
-            for one in traffic:
-                kinds[one.kind] = kinds.get(one.kind, 0.0) + getattr(one, value) / steps
+            for entry in traffic:
+                kinds[entry.kind] = kinds.get(entry.kind, 0.0) + getattr(entry, value) / steps
             blamed = max(kinds, key=lambda kind: abs(kinds[kind]))
             yield f"{blamed}: {_off(round(measured), round(predicted), unit)} of {name}"
     control, expected = row.control_bytes, row.predicted_control_bytes
@@ -148,16 +148,17 @@ def _traffic(row: RunRow, traffic: list[TrafficRow], steps: int, parts: Mapping[
 
 def _meter(traffic: list[TrafficRow], steps: int) -> Iterator[str]:
     """Yields contradictions within the meter's own figures, which explain a deviation of every collective."""
-    sent = [one for one in traffic if one.kind not in LINKS]
-    for dtype in dict.fromkeys(one.dtype for one in sent if isinstance(getattr(torch, one.dtype, None), torch.dtype)):
-        size, same = getattr(torch, dtype).itemsize, [one for one in sent if one.dtype == dtype]
-        if all(one.payload_bytes != one.elements * size for one in same if one.elements):
-            elements, payload = sum(one.elements for one in same), sum(one.payload_bytes for one in same)
+    sent = [entry for entry in traffic if entry.kind not in LINKS]
+    names = dict.fromkeys(entry.dtype for entry in sent)
+    for dtype in (name for name in names if isinstance(getattr(torch, name, None), torch.dtype)):
+        size, same = getattr(torch, dtype).itemsize, [entry for entry in sent if entry.dtype == dtype]
+        if all(entry.payload_bytes != entry.elements * size for entry in same if entry.elements):
+            elements, payload = sum(entry.elements for entry in same), sum(entry.payload_bytes for entry in same)
             yield f"the meter: {payload:,} B for {elements:,} elements of {dtype}, which has {size} B: a wrong size"
     by_step: Counter[int] = Counter()
-    for one in sent:
-        by_step[one.step] += one.payload_bytes
-    each = steps // max(len({one.rank for one in sent}), 1)
+    for entry in sent:
+        by_step[entry.step] += entry.payload_bytes
+    each = steps // max(len({entry.rank for entry in sent}), 1)
     (most, size), (_, next_size) = (*by_step.most_common(2), (0, 0), (0, 0))[:2]
     if len(by_step) > each:
         yield f"the meter: traffic of {len(by_step)} steps, and {each} were measured: a warm-up step is counted"
@@ -204,7 +205,7 @@ def _allocator(row: RunRow, confirmed: bool, copied: int) -> Iterator[str]:
 def _growth(row: RunRow, lines: list[LineRow], copied: int) -> Iterator[str]:
     if row.growth_bytes is None or row.growth_bytes <= KEPT_BYTES + copied:
         return
-    grown = max((one for one in lines if one.at == "growth"), key=lambda one: one.bytes, default=None)
+    grown = max((line for line in lines if line.at == "growth"), key=lambda line: line.bytes, default=None)
     made = f", most of it made at {grown.source}" if grown and grown.source else ""
     category = grown.category if grown else "growth"
     yield f"{category}: {row.growth_bytes:,} B more after the measured steps than before them{made}"

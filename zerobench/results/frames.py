@@ -119,8 +119,8 @@ def to_frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
 
 def _column(frame: pd.DataFrame, name: str, dtype: Any) -> pd.Series:
     """Returns a column in its type, None for missing text, so that it is the same when read from JSON or parquet."""
-    found = frame[name] if name in frame else pd.Series(None, frame.index, dtype)
-    made = found if found.dtype == dtype else found.astype(dtype)
+    column = frame[name] if name in frame else pd.Series(None, frame.index, dtype)
+    made = column if column.dtype == dtype else column.astype(dtype)
     if name == "tier":  # an older table has the device only
         return made.fillna("device")
     return made.where(made.notna(), None) if dtype == "object" and made.hasnans else made
@@ -175,8 +175,8 @@ def untyped(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ordered(column: pd.Series, order: Sequence[str]) -> pd.Series:
-    found = set(column.dropna().unique())
-    values = [*(one for one in order if one in found), *sorted(found.difference(order))]
+    present = set(column.dropna().unique())
+    values = [*(value for value in order if value in present), *sorted(present.difference(order))]
     return column.astype("object").astype(pd.CategoricalDtype(values, ordered=True))
 
 

@@ -89,7 +89,7 @@ class Grid:
     hints: bool = True
 
     @cached_property
-    def words(self) -> frozenset[int]:
+    def text_columns(self) -> frozenset[int]:
         """Indices of the columns of words."""
         if isinstance(self.left, int):
             return frozenset(range(self.left))
@@ -97,7 +97,7 @@ class Grid:
 
     def markdown(self, sides: bool = True, is_markdown: bool = False) -> str:
         """Returns a pipe table. `sides`: align columns of figures right. `is_markdown`: cells are Markdown already."""
-        ruler = ["---" if index in self.words or not sides else "--:" for index in range(len(self.header))]
+        ruler = ["---" if index in self.text_columns or not sides else "--:" for index in range(len(self.header))]
         shown = (lambda text: text.replace("|", "\\|")) if is_markdown else markdown_text
         lines = [[shown(str(cell)) for cell in row] for row in (self.header, *self.rows)]
         return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], ruler, *lines[1:]))
@@ -129,17 +129,17 @@ class Grid:
                 kept.remove(leaving.pop(0))
             yield _drawn(kept, width)
             missing = ", ".join(column.name for column in columns if column not in kept)
-            words = f"left out at {console.width} columns: {missing}"
+            note = f"left out at {console.width} columns: {missing}"
             printed = console.told if isinstance(console, Output) else set()
-            if missing and self.hints and not is_quiet() and words not in printed:  # it may have many similar tables
-                printed.add(words)
-                yield Text(f"{words}; a wider terminal shows them, or --columns NAME,NAME or all", style="dim")
+            if missing and self.hints and not is_quiet() and note not in printed:  # it may have many similar tables
+                printed.add(note)
+                yield Text(f"{note}; a wider terminal shows them, or --columns NAME,NAME or all", style="dim")
 
     def _wanted(self) -> list[GridColumn]:
         """Returns the columns to show: all, or the first and the chosen ones, if this table has any."""
         cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in self.rows]
         columns = [
-            GridColumn(name, [row[index] for row in cells], index in self.words, index == 0)
+            GridColumn(name, [row[index] for row in cells], index in self.text_columns, index == 0)
             for index, name in enumerate(self.header)
         ]
         chosen = [columns[self.header.index(name)] for name in self.chosen or () if name in self.header]

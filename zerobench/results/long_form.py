@@ -64,10 +64,10 @@ def long_form(
     `runs`: `Results.sweep()`; the others: its tables of those names. Raises ValueError for a metric or a column that
     does not exist.
     """
-    for kind, names, known in (("metric", metrics, list(FIGURES)), ("column", beside, list(map(str, runs.columns)))):
+    for kind, names, valid in (("metric", metrics, list(FIGURES)), ("column", beside, list(map(str, runs.columns)))):
         for name in names:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            if name not in valid:
+                near = difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
                 hint = f"do you mean {' or '.join(near)}?" if near else "docs/reference/columns.md lists them"
                 raise ValueError(f"long: {name!r} is not a {kind} of the runs; {hint}")
     wanted = list(dict.fromkeys(metrics)) or list(FIGURES)
@@ -78,8 +78,8 @@ def long_form(
     keys = zip(figures["tier"], figures["category"], figures["column"], strict=True)
     ids = ["run_id", "rank"]
     parts = [
-        one.astype({name: "float64" for name in one.columns if name not in ids}).melt(ids, var_name="metric")
-        for one in wide
+        frame.astype({name: "float64" for name in frame.columns if name not in ids}).melt(ids, var_name="metric")
+        for frame in wide
     ]
     parts = [*parts, figures.assign(metric=[OF_MEMORY.get(key, "") for key in keys])]
     long = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
@@ -106,7 +106,7 @@ def _of_traffic(runs: pd.DataFrame, traffic: pd.DataFrame) -> pd.DataFrame:
     """Sums per step: those of all measured steps divided by their number, as in the run's own figures."""
     runs = runs.set_index("run_id")
     traffic = traffic[~traffic["kind"].isin(LINKS) & ~traffic["control"].fillna(True)]
-    steps = traffic["run_id"].map({name: json.loads(one)["measure"]["steps"] for name, one in runs["config"].items()})
+    steps = traffic["run_id"].map({name: json.loads(text)["measure"]["steps"] for name, text in runs["config"].items()})
     psi = traffic["run_id"].map(runs["psi"].astype("float64"))
     moved = traffic[["run_id", "rank"]].assign(
         payload_bytes=traffic["payload_bytes"] / steps, volume_psi=traffic["volume_elements"] / psi / steps

@@ -45,8 +45,8 @@ class Where:
 
 def add_options(parser: argparse.ArgumentParser, attempts: bool = True) -> None:
     """Adds --where and, for verbs that leave out failed and superseded runs by default, --all."""
-    words = "only runs with this key or column, such as strategy=zero1,zero2 or optimizer.lr=1e-3; may be repeated"
-    parser.add_argument("--where", action="append", default=[], type=Where.parse, metavar="KEY=VALUE", help=words)
+    where_help = "only runs with this key or column, such as strategy=zero1,zero2 or optimizer.lr=1e-3; may be repeated"
+    parser.add_argument("--where", action="append", default=[], type=Where.parse, metavar="KEY=VALUE", help=where_help)
     if attempts:
         parser.add_argument("--all", action="store_true", help="failed attempts and superseded runs, too")
 
@@ -63,32 +63,32 @@ HELP = (
 )
 
 
-def add_columns(parser: argparse.ArgumentParser, known: Sequence[str]) -> None:
-    """Adds --columns. `known`: names of the columns of all tables that the verb prints."""
-    names = ", ".join(name for name in dict.fromkeys(known) if name)
-    words = f"{HELP}. Here: {names}".replace("%", "%%")
-    parser.add_argument("--columns", type=lambda text: choose(text, known), metavar="NAME,NAME", help=words)
+def add_columns(parser: argparse.ArgumentParser, columns: Sequence[str]) -> None:
+    """Adds --columns. `columns`: names of the columns of all tables that the verb prints."""
+    names = ", ".join(name for name in dict.fromkeys(columns) if name)
+    columns_help = f"{HELP}. Here: {names}".replace("%", "%%")
+    parser.add_argument("--columns", type=lambda text: choose(text, columns), metavar="NAME,NAME", help=columns_help)
 
 
-def choose(text: str, known: Sequence[str]) -> tuple[str, ...]:
+def choose(text: str, columns: Sequence[str]) -> tuple[str, ...]:
     """Returns the names that `text` selects, in its order; empty for "all". Raises ArgumentTypeError for a name that is
     not a column, or is the beginning of several.
     """
     if text.strip() == ALL:
         return ()
-    return tuple(_named(part.strip(), [name for name in dict.fromkeys(known) if name]) for part in text.split(","))
+    return tuple(_named(part.strip(), [name for name in dict.fromkeys(columns) if name]) for part in text.split(","))
 
 
-def _named(word: str, known: Sequence[str]) -> str:
+def _named(word: str, columns: Sequence[str]) -> str:
     """Returns the column of that name, ignoring case, or else the only one that begins with it."""
-    same = [name for name in known if name.lower() == word.lower()]
-    fitting = same or [name for name in known if word and name.lower().startswith(word.lower())]
+    same = [name for name in columns if name.lower() == word.lower()]
+    fitting = same or [name for name in columns if word and name.lower().startswith(word.lower())]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         raise argparse.ArgumentTypeError(f"{word!r} begins several columns: {', '.join(fitting)}; name one")
-    near = get_close_matches(word.lower(), known, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(known)}, or {ALL}"
+    near = get_close_matches(word.lower(), columns, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(columns)}, or {ALL}"
     raise argparse.ArgumentTypeError(f"{word!r} is no column; {hint}")
 
 
@@ -97,8 +97,8 @@ def seconds(least: float, most: float) -> Callable[[str], float]:
 
     def parsed(text: str) -> float:
         with suppress(ValueError):
-            if least <= (found := float(text)) <= most:
-                return found
+            if least <= (value := float(text)) <= most:
+                return value
         raise argparse.ArgumentTypeError(f"{text!r} must be seconds, from {least:g} to {most:g}")
 
     return parsed
@@ -112,12 +112,12 @@ def add_cells(parser: argparse.ArgumentParser, timeout: float) -> None:
     """Adds the cells, and how they are simulated. `timeout`: the default, in seconds."""
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a sweep")
-    words = "accepted as in a sweep; several values always make several cells"
-    add("-m", "--multirun", action="store_true", help=words)
+    multirun_help = "accepted as in a sweep; several values always make several cells"
+    add("-m", "--multirun", action="store_true", help=multirun_help)
     add("--config-dir", help="your own folder, which adds choices, as for a sweep")
     add_jobs(parser)
-    words = "seconds per cell (default: %(default)g)"
-    add("--timeout", type=TIME_LIMIT, default=timeout, metavar="S", help=words)
+    timeout_help = "seconds per cell (default: %(default)g)"
+    add("--timeout", type=TIME_LIMIT, default=timeout, metavar="S", help=timeout_help)
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
@@ -127,22 +127,22 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
 
 def _jobs(text: str) -> int:
     with suppress(ValueError):
-        if (found := int(text)) >= 1:
-            return found
+        if (number := int(text)) >= 1:
+            return number
     raise argparse.ArgumentTypeError(f"{text!r} must be a number of cells, at least 1")
 
 
 def add_price(parser: argparse.ArgumentParser, where: str = "") -> None:
     """Adds --price. `where`: the condition of the option in its help."""
-    words = "dollars per GPU hour: adds the price of a million tokens, with the interval that the time has"
-    parser.add_argument("--price", type=price, metavar="DOLLARS", help=where + words)
+    price_help = "dollars per GPU hour: adds the price of a million tokens, with the interval that the time has"
+    parser.add_argument("--price", type=price, metavar="DOLLARS", help=where + price_help)
 
 
 def price(text: str) -> float:
     """Parses a price. Raises ArgumentTypeError."""
     with suppress(ValueError):
-        if 0 < (found := float(text)) < math.inf:
-            return found
+        if 0 < (dollars := float(text)) < math.inf:
+            return dollars
     raise argparse.ArgumentTypeError(f"{text!r} must be dollars per GPU hour, above 0, such as 2.50")
 
 
@@ -179,7 +179,7 @@ class Parser(argparse.ArgumentParser):
         """Raises ArgumentError, which names the nearest choice, for a value that is none."""
         if action.choices is None or value in action.choices:
             return
-        choices = [str(one) for one in action.choices]
+        choices = [str(choice) for choice in action.choices]
         near = get_close_matches(str(value), choices, n=1)
         hint = f"did you mean {near[0]}?" if near else f"use {', '.join(choices)}"
         raise argparse.ArgumentError(action, f"no such choice: {value!r}; {hint}")

@@ -164,8 +164,8 @@ def print_results(rows: list[Row], chosen: Sequence[str] | None = None, price: f
     cells = [cell | ({} if price is None else price_of(cell, price)) for cell in sorted_cells(rows)]
     console = stdout_console()
     columns = columns_of(cells)
-    if words := busy_words(cells):
-        print_on(console, words, "bold yellow")
+    if busy := busy_words(cells):
+        print_on(console, busy, "bold yellow")
     console.print(grid_of(cells, COLUMNS if chosen else columns, chosen))
     if not is_quiet() and any(best_rows(cells, column) for column in columns.values()):
         console.print("* the best of the strategies that train the same thing", style="dim")
@@ -174,11 +174,11 @@ def print_results(rows: list[Row], chosen: Sequence[str] | None = None, price: f
     print_failures(cells)
     for cell in cells:
         if cell["training"] == "differs":
-            words = f"{cell['name']}: trains otherwise than DDP: {cell['training_words']}"
-            print_on(console, words, "bold red")
+            message = f"{cell['name']}: trains otherwise than DDP: {cell['training_words']}"
+            print_on(console, message, "bold red")
     if unchecked := [cell for cell in cells if cell["training"] == "unchecked"]:
-        words = f"training unchecked in {len(unchecked)} of {len(cells)} cells: {unchecked[0]['training_words']}"
-        print_on(console, words, "dim")
+        message = f"training unchecked in {len(unchecked)} of {len(cells)} cells: {unchecked[0]['training_words']}"
+        print_on(console, message, "dim")
 
 
 def columns_of(cells: Sequence[Row]) -> dict[str, SweepColumn]:

@@ -94,8 +94,8 @@ def provenance(config: CellConfig) -> dict[str, Any]:
 
 def started(nodes: int) -> dict[str, Any]:
     """Returns the launcher of the ranks, and their number of machines."""
-    mine = job.current_job()
-    return {"launched_by": "zerobench" if mine is None else mine.job.launched_by, "nodes": nodes}
+    member = job.current_job()
+    return {"launched_by": "zerobench" if member is None else member.job.launched_by, "nodes": nodes}
 
 
 def machine(device: str, backend: str) -> dict[str, Any]:

@@ -39,8 +39,8 @@ def select(runs: pd.DataFrame, where: Sequence[Where], everything: bool) -> tupl
     kept = met if everything else standing(met)
     failed = int(met["status"].isin(ATTEMPTS).sum())
     left = {} if everything else {"failed attempt": failed, "superseded run": len(met) - len(kept) - failed}
-    words = " and ".join(show_count(number, name) for name, number in left.items() if number)
-    return kept, f"{words} left out; --all takes them" if words else ""
+    left_out = " and ".join(show_count(number, name) for name, number in left.items() if number)
+    return kept, f"{left_out} left out; --all takes them" if left_out else ""
 
 
 def standing(runs: pd.DataFrame) -> pd.DataFrame:
@@ -61,15 +61,15 @@ def matching(runs: pd.DataFrame, where: Sequence[Where]) -> pd.DataFrame:
         return runs
     configs = [by_key(json.loads(text)) for text in runs["config"]]
     kept = pd.Series(True, index=runs.index)
-    for number, one in enumerate(where):
-        values = _values(one.key, runs, configs)
-        meets = [any(_equal(value, wanted) for wanted in one.values) != one.is_not for value in values]
+    for number, condition in enumerate(where):
+        values = _values(condition.key, runs, configs)
+        meets = [any(_equal(value, wanted) for wanted in condition.values) != condition.is_not for value in values]
         met = kept & pd.Series(meets, index=runs.index)
         if not met.any():
             left = [value for value, is_left in zip(values, kept, strict=True) if is_left]
-            found = " or ".join(sorted({show_value(value) for value in left}))
+            remaining = " or ".join(sorted({show_value(value) for value in left}))
             among = f" among those with {' '.join(map(str, where[:number]))}" if number else ""
-            raise ValueError(f"--where {one}: no such run{among}; {one.key} is {found}")
+            raise ValueError(f"--where {condition}: no such run{among}; {condition.key} is {remaining}")
         kept = met
     return runs[kept]
 
@@ -81,8 +81,8 @@ def _values(key: str, runs: pd.DataFrame, configs: list[dict[str, Any]]) -> list
         return [config.get(key) for config in configs]
     if key in runs:
         return [None if pd.isna(value) else value for value in runs[key]]
-    known = dict.fromkeys([*(key for config in configs for key in config), *runs.columns])
-    raise ValueError(f"--where {key}: no run has such a key or column{meant(key, list(known))}")
+    names = dict.fromkeys([*(key for config in configs for key in config), *runs.columns])
+    raise ValueError(f"--where {key}: no run has such a key or column{meant(key, list(names))}")
 
 
 def _equal(value: Any, wanted: str) -> bool:
@@ -127,10 +127,10 @@ def pick(name: str, rows: Sequence[Row], where: str, hint: str = "", left_out: S
         listed = "\n".join(f"  {run}  {by_id[run]['status']}  {names[run]}" for run in newest)
         more = f"\n  and {len(fitting) - LISTED} older ones" if len(fitting) > LISTED else ""
         raise ValueError(f"{name or where} fits {len(fitting)} runs; name one of\n{listed}{more}")
-    near = [repr(one) for one in difflib.get_close_matches(name, {*names.values()}, n=3, cutoff=0.6)]
+    near = [repr(cell_name) for cell_name in difflib.get_close_matches(name, {*names.values()}, n=3, cutoff=0.6)]
     near = near or difflib.get_close_matches(name, by_id, n=3, cutoff=0.4)
     after = f"; the nearest: {', '.join(near)}" if near else hint
-    raise ValueError(f"{name}: no such run in {where}{after}" + "".join(f"; {one}" for one in left_out[:LISTED]))
+    raise ValueError(f"{name}: no such run in {where}{after}" + "".join(f"; {why}" for why in left_out[:LISTED]))
 
 
 Moment = tuple[str, int]
@@ -143,8 +143,8 @@ CODE = ("source_hash", "torch_version", "device_class")
 
 def split(run_id: str) -> tuple[str, int]:
     """Splits a run's name into PREFIX and ATTEMPT; a name without a number is its own prefix, with attempt 0."""
-    found = _NAME.fullmatch(run_id)
-    return (found[1], int(found[2])) if found else (run_id, 0)
+    match = _NAME.fullmatch(run_id)
+    return (match[1], int(match[2])) if match else (run_id, 0)
 
 
 def moments(runs: Iterable[tuple[str, str]]) -> list[Moment]:
@@ -153,11 +153,11 @@ def moments(runs: Iterable[tuple[str, str]]) -> list[Moment]:
     counts = Counter((prefix, number) for prefix, number, _ in named)
     merged = {prefix for (prefix, _), count in counts.items() if count > 1}
     latest: dict[str, str] = {}
-    found = []
+    ordered = []
     for prefix, number, started in named:
         latest[prefix] = started if prefix in merged else max(started, latest.get(prefix, ""))
-        found.append((latest[prefix], number))
-    return found
+        ordered.append((latest[prefix], number))
+    return ordered
 
 
 def by_number(runs: pd.DataFrame) -> pd.DataFrame:
@@ -179,7 +179,7 @@ def latest(runs: pd.DataFrame) -> pd.DataFrame:
     last = runs.drop_duplicates("cell_id", keep="last").set_index("cell_id")[list(CODE)]
     same = (runs[list(CODE)].to_numpy() == last.loc[runs["cell_id"]].to_numpy()).all(axis=1)
     kept = runs[same].drop_duplicates(["cell_id", "repeat"], keep="last")
-    place = {cell: number for number, cell in enumerate(dict.fromkeys(runs["cell_id"]))}
-    order = np.lexsort((kept["repeat"].astype("int64"), kept["cell_id"].map(place)))
+    position = {cell: number for number, cell in enumerate(dict.fromkeys(runs["cell_id"]))}
+    order = np.lexsort((kept["repeat"].astype("int64"), kept["cell_id"].map(position)))
     ordered: pd.DataFrame = kept.iloc[order]
     return ordered

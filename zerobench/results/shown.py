@@ -88,11 +88,11 @@ def html_of_run(runs: pd.DataFrame) -> str:
 
 def _heading(runs: pd.DataFrame, cells: int) -> str:
     """Formats "4 runs of 2 cells, 1 not ok, on cpu and cuda, whose times are not comparable"."""
-    words = [f"{show_count(len(runs), 'run')} of {show_count(cells, 'cell')}"]
-    words += [f"{count} not ok"] if (count := int((runs["status"] != "ok").sum())) else []
+    parts = [f"{show_count(len(runs), 'run')} of {show_count(cells, 'cell')}"]
+    parts += [f"{count} not ok"] if (count := int((runs["status"] != "ok").sum())) else []
     devices = sorted(set(runs["device"].dropna()))
-    words += [f"on {' and '.join(devices)}, whose times are not comparable"] if len(devices) > 1 else []
-    return f"Results: {', '.join(words)}"
+    parts += [f"on {' and '.join(devices)}, whose times are not comparable"] if len(devices) > 1 else []
+    return f"Results: {', '.join(parts)}"
 
 
 def _title(cell: Row) -> str:
@@ -137,8 +137,8 @@ def _html(heading: str, grid: Grid | None, notes: Sequence[str], cells: Sequence
 
 def _bar(cell: Row) -> Bar:
     sizes = {name: cell[f"peak_{name}_bytes"] for name in CATEGORIES} if cell["status"] == "ok" else {}
-    known = {name: int(size) for name, size in sizes.items() if not pd.isna(size)}
-    parts = [BarPart(name, size, f"{cell['name']}: {name} {show_bytes(size)}") for name, size in known.items()]
-    absent = "" if known else cell["status"] if cell["status"] != "ok" else "not measured"
-    text = absent or show_bytes(sum(known.values()))
+    measured = {name: int(size) for name, size in sizes.items() if not pd.isna(size)}
+    parts = [BarPart(name, size, f"{cell['name']}: {name} {show_bytes(size)}") for name, size in measured.items()]
+    absent = "" if measured else cell["status"] if cell["status"] != "ok" else "not measured"
+    text = absent or show_bytes(sum(measured.values()))
     return Bar(cell["name"], text, f"{cell['name']}: {text}", parts, absent=absent)

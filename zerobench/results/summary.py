@@ -83,9 +83,9 @@ def _known(launches: list[dict[str, Any]], name: str) -> list[Any]:
 
 def _merge_launches(row: dict[str, Any], launches: list[dict[str, Any]]) -> None:
     row["seconds"] = float(np.sum(_known(launches, "seconds")))
-    wrong = [one for one in launches if one["training"] == "differs"]
+    wrong = [launch for launch in launches if launch["training"] == "differs"]
     row |= {name: (wrong or launches)[-1][name] for name in TRAINING}
-    fullest = max(launches, key=lambda one: 0 if pd.isna(one["peak_bytes"]) else one["peak_bytes"])
+    fullest = max(launches, key=lambda launch: 0 if pd.isna(launch["peak_bytes"]) else launch["peak_bytes"])
     for name in (name for name in launches[0] if name.endswith("_bytes")):
         row[name] = fullest[name] if name.startswith("peak_") else max(_known(launches, name), default=None)
     row["others_cores"] = max(_known(launches, "others_cores"), default=None)
@@ -93,7 +93,7 @@ def _merge_launches(row: dict[str, Any], launches: list[dict[str, Any]]) -> None
     row |= {name: _mean(np.array(_known(launches, name))) for name in MEANS}
     row["overlap"] = 1 - row["exposed_s"] / row["communication_s"] if row["communication_s"] else np.nan
     few = len(launches) < LEAST_LAUNCHES
-    times = [one["step_s"] for one in launches]
+    times = [launch["step_s"] for launch in launches]
     row["step_s_low"], row["step_s_high"] = (np.nan, np.nan) if few else geometric_interval(times)
 
 

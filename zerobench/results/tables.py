@@ -66,11 +66,11 @@ class Results:
 
     def __getattribute__(self, name: str) -> Any:
         """Loads a table when it is first used."""
-        found = object.__getattribute__(self, name)
-        if name in ALL_TABLES and callable(found):
-            found = typed(name, found())
-            object.__setattr__(self, name, found)
-        return found
+        value = object.__getattribute__(self, name)
+        if name in ALL_TABLES and callable(value):
+            value = typed(name, value())
+            object.__setattr__(self, name, value)
+        return value
 
     def with_runs(self, runs: pd.DataFrame) -> Results:
         """Returns the same tables with other rows of runs, without reading any."""
@@ -111,10 +111,8 @@ class Results:
         command line: "optimizer.lr", "model.hidden", "offload". It is empty if a run's choices have no such key.
         """
         columns = swept(list(self.runs["config"]), beside=self.runs.columns)
-        values = {
-            key: pd.Series(one, index=self.runs.index, dtype="object").infer_objects() for key, one in columns.items()
-        }
-        whole: pd.DataFrame = pd.concat([self.cell, pd.DataFrame(values, index=self.runs.index), self.runs], axis=1)
+        keys = pd.DataFrame(columns, index=self.runs.index, dtype="object").infer_objects()
+        whole: pd.DataFrame = pd.concat([self.cell, keys, self.runs], axis=1)
         whole.attrs = dict(self.runs.attrs)
         return whole
 
@@ -198,15 +196,16 @@ def load(path: str | Path) -> Results:
     folders = run_folders(where)
     is_large = len(folders) >= MANY
     rows, table_of_runs = _read_runs(folders, is_large)
-    collected = [one for folder in collections_in(where) if (one := _read_collection(folder)) is not None]
+    collected = [collection for folder in collections_in(where) if (collection := _read_collection(folder)) is not None]
 
     def long_table(name: str) -> pd.DataFrame:
-        return to_frame([table_of_runs(name), *(one[name] for one in collected)], TABLES[name], "run_id")
+        return to_frame([table_of_runs(name), *(collection[name] for collection in collected)], TABLES[name], "run_id")
 
     tables: Any = {name: cache(partial(long_table, name)) if is_large else long_table(name) for name in TABLES}
-    runs = to_frame([in_order([rows, *(one["runs"] for one in collected)])], RunRow)
-    found = (_read_json_row(path, SearchRow) for path in sorted((where / SEARCHES).glob("*.json")))
-    searches = [pd.DataFrame([row for row in found if row is not None]), *(one["searches"] for one in collected)]
+    runs = to_frame([in_order([rows, *(collection["runs"] for collection in collected)])], RunRow)
+    search_rows = (_read_json_row(path, SearchRow) for path in sorted((where / SEARCHES).glob("*.json")))
+    searches = [pd.DataFrame([row for row in search_rows if row is not None])]
+    searches += [collection["searches"] for collection in collected]
     return Results(runs, **tables, searches=to_frame(searches, SearchRow))
 
 
@@ -217,9 +216,9 @@ def merge(parts: Sequence[Results]) -> Results:
     return Results(runs, **tables, searches=to_frame([p.searches for p in parts], SearchRow))
 
 
-def of_run(results: Results, place: int, folder: Path) -> Results:
-    """Returns the results of the run at index `place` of `results.runs`, without reading other runs' tables."""
-    run = results.runs.iloc[[place]]
+def of_run(results: Results, index: int, folder: Path) -> Results:
+    """Returns the results of the run at `index` of `results.runs`, without reading other runs' tables."""
+    run = results.runs.iloc[[index]]
 
     def long_table(name: str) -> pd.DataFrame:
         table = _read_or_warn(folder, name, str(run["run_id"].iloc[0]))
@@ -260,8 +259,8 @@ def _read_runs(folders: list[Path], is_large: bool) -> tuple[pd.DataFrame, Calla
         used.append((folder, row["run_id"]))
 
     def table_of_runs(name: str) -> pd.DataFrame:
-        found = [_read_or_warn(folder, name, run_id) for folder, run_id in used] if is_large else read[name]
-        return concatenate([table for table in found if table is not None], TABLES[name])
+        tables = [_read_or_warn(folder, name, run_id) for folder, run_id in used] if is_large else read[name]
+        return concatenate([table for table in tables if table is not None], TABLES[name])
 
     frame = to_frame([pd.DataFrame(rows)], RunRow)
     return by_number(frame) if len(frame) else frame, table_of_runs
@@ -357,7 +356,7 @@ def problem_of_config(text: str) -> str:
 @cache
 def _optional(kind: type) -> dict[str, None]:
     """Returns the columns of a row type that a row of an earlier version may lack."""
-    return {one.name: None for one in fields(kind) if one.default is not MISSING}
+    return {field.name: None for field in fields(kind) if field.default is not MISSING}
 
 
 def collect(results: Results, folder: Path) -> None:

@@ -113,8 +113,8 @@ def _gpu(name: str, worst: Callable[..., Any]) -> JoinedColumn:
 
 def _throttle(record: RankRecord, _: int) -> list[str] | None:
     """Returns the reasons for which a rank's GPU was slowed down; None if nobody knows."""
-    known = [state.throttle for state in record.gpu_states if state.throttle is not None]
-    return list(chain.from_iterable(known)) if known else None
+    reasons = [state.throttle for state in record.gpu_states if state.throttle is not None]
+    return list(chain.from_iterable(reasons)) if reasons else None
 
 
 def _mean(values: list[float]) -> float:
@@ -237,7 +237,7 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
     if theory and accounted:
         join_unexplained(row, config, accounted, expected)
     of_accounted = ("memory", "tensors", "lines", "traffic", "timeline", "events")
-    tables = {name: [one for record in accounted for one in getattr(record, name)] for name in of_accounted}
+    tables = {name: [entry for record in accounted for entry in getattr(record, name)] for name in of_accounted}
     return {"steps": [step for record in records for step in record.steps], **tables}
 
 
@@ -316,9 +316,9 @@ def _join_loopback(row: RunRow, timed: list[RankRecord]) -> None:
     different times.
     """
     seen = [record.process_memory.get("loopback_bytes") for record in timed]
-    known = [value for value in seen if value is not None]
-    if row.backend == "gloo" and known:
-        row.loopback_bytes = round(median(known) / len(timed[0].steps) / len(timed))
+    counted = [value for value in seen if value is not None]
+    if row.backend == "gloo" and counted:
+        row.loopback_bytes = round(median(counted) / len(timed[0].steps) / len(timed))
 
 
 def _join_saves(row: RunRow, timed: list[RankRecord]) -> None:
@@ -350,7 +350,7 @@ def _join_flops(row: RunRow, config: CellConfig) -> None:
     if counted is not None and row.step_s is not None:
         row.model_flops, row.hardware_flops = counted.model, counted.hardware
         where = row.step_s, row.device_class, config.precision.name
-        row.mfu, row.hfu = (utilization(one, *where) for one in (counted.model, counted.hardware))
+        row.mfu, row.hfu = (utilization(flops, *where) for flops in (counted.model, counted.hardware))
 
 
 def _agree(passes: list[list[RankRecord]]) -> bool | None:
@@ -366,7 +366,7 @@ def divergence(records: list[RankRecord]) -> str:
     lost = [(step.step, step.rank, step.loss) for r in records for step in r.steps if not math.isfinite(step.loss)]
     if not lost:
         return ""
-    number, rank, loss = min(lost, key=lambda one: one[:2])
+    number, rank, loss = min(lost, key=lambda step: step[:2])
     count = len(records[0].steps)
     return f"the loss of rank {rank} is {loss} at step {number + 1} of {count}: try a smaller optimizer.lr, or clip=1.0"
 
@@ -376,10 +376,10 @@ def _join_norms(records: list[RankRecord]) -> None:
     holders = records[0].gradient_holders
     for rows in zip(*(record.steps for record in records), strict=True):
         parts = [row.grad_squares for row in rows]
-        known = [part for part in parts if part is not None]
-        if len(known) == len(parts):
+        measured = [part for part in parts if part is not None]
+        if len(measured) == len(parts):
             for row in rows:
-                row.grad_norm = math.sqrt(sum(known) / holders)
+                row.grad_norm = math.sqrt(sum(measured) / holders)
 
 
 def join_theory(
@@ -391,7 +391,7 @@ def join_theory(
     bucket_bytes = settle(strategy, schedule.shapes, groups.shard_ranks).bucket_bytes
     row.bucket_bytes = bucket_bytes if isinstance(bucket_bytes, int) else None
     data_rank = record.rank // config.tensor_parallel
-    executed = data_rank if row.backend == SIMULATED and tiers.place is None else None
+    executed = data_rank if row.backend == SIMULATED and tiers.medium is None else None
     prediction = predict_states(strategy, schedule, *rest, executed)
     row.predicted_states_bytes = prediction.states_bytes
     row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, *rest)
@@ -413,7 +413,7 @@ def join_theory(
     )
     for name, size in estimate.tensor_axis_bytes(config).items():
         setattr(row, f"predicted_tensor_axis_{name}_bytes", size)
-    if (links := estimate.links_of(config, schedule)) is not None and (tiers.place is not None or links.down):
+    if (links := estimate.links_of(config, schedule)) is not None and (tiers.medium is not None or links.down):
         for link, size in asdict(links).items():
             setattr(row, f"predicted_{link}_bytes", size)
     for line in [line for line in memory if line.phase == "step" and line.tier in ("device", "host")]:
@@ -428,7 +428,7 @@ def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) 
     differ from it by their shards, which theory predicts to the byte; a deviation in the measured rank is multiplied in
     the sum.
     """
-    if config.offload.theory_shape().place is None:
+    if config.offload.theory_shape().medium is None:
         return
     alone, together = (asdict(estimate.links_of_states(config, schedule, which)) for which in (rank, None))
     for link, size in together.items():

@@ -58,8 +58,8 @@ def find_or_run(
         if not cell.problems and not cell.config.rerun:
             turn = folders.turn(Path(cell.config.results_dir), f"{run_prefix(cell)} {repeat}", on_wait)
             held.enter_context(turn)
-        found = find_reusable(cell, repeat, statuses)
-        return found or asdict(run_cell(cell, on_progress, repeat, on_unwritten)), found is not None
+        reusable = find_reusable(cell, repeat, statuses)
+        return reusable or asdict(run_cell(cell, on_progress, repeat, on_unwritten)), reusable is not None
 
 
 def run_cell(
@@ -156,9 +156,9 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
     for mode in passes_of(cell.config, row.repeat):
         meeting = places(len(ranks), aside / f"rendezvous-{mode}")
         folder = str(aside.resolve())
-        known = _own_activation_bytes.get(predicted)
+        size = _own_activation_bytes.get(predicted)
         jobs = [
-            RankJob(cell.config, mode, rank, place, folder, known) for rank, place in zip(ranks, meeting, strict=True)
+            RankJob(cell.config, mode, rank, point, folder, size) for rank, point in zip(ranks, meeting, strict=True)
         ]
         others = OtherProcesses()
         outcome = launch(run_rank, jobs, aside / "logs" / mode, cell.config.launch.timeout_s, on_progress)
@@ -170,8 +170,8 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
             shown = "".join(f"; the allocator then: {name}" for name in snapshot.written(aside)[:1])
             return outcome.status, f"{mode} pass: {outcome.reason}{shown}", []
         records += outcome.results
-    found = (record.own_activation_bytes for record in records)
-    _own_activation_bytes.update((predicted, size) for size in found if size is not None)
+    sizes = (record.own_activation_bytes for record in records)
+    _own_activation_bytes.update((predicted, size) for size in sizes if size is not None)
     return "ok", "", records
 
 
@@ -208,7 +208,7 @@ LONGEST_NAME = 80
 
 def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
     """Returns the row of launch `repeat` of this cell, with this code and torch on this device class, or None."""
-    return _newest(cell, run_prefix, repeat, statuses, lambda one: (selection.split(one[0].name), one[1]["started"]))
+    return _newest(cell, run_prefix, repeat, statuses, lambda run: (selection.split(run[0].name), run[1]["started"]))
 
 
 def find_elsewhere(cell: Cell, repeat: int, statuses: Sequence[str], launcher: str) -> dict[str, Any] | None:
@@ -221,7 +221,7 @@ def find_elsewhere(cell: Cell, repeat: int, statuses: Sequence[str], launcher: s
         code, torch = provenance.source_of(cell.config), provenance.versions(["torch"])["torch"]
         return (row["launcher"], row["source_hash"], row["torch_version"]) == (launcher, code, torch)
 
-    return _newest(cell, _cell_prefix, repeat, statuses, lambda one: one[1]["started"], is_wanted)
+    return _newest(cell, _cell_prefix, repeat, statuses, lambda run: run[1]["started"], is_wanted)
 
 
 def _newest(
@@ -240,7 +240,7 @@ def _newest(
         warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
         rows = ((folder, tables.read_row(folder)) for folder in results_dir.glob(f"{escape(prefix(cell))}-*"))
         candidates = [(folder, row) for folder, row in rows if row is not None and is_wanted(row)]
-        candidates = [one for one in candidates if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
+        candidates = [run for run in candidates if run[1]["status"] in statuses and run[1]["repeat"] == repeat]
         newest = sorted(candidates, key=key, reverse=True)
         return next((row for folder, row in newest if tables.is_whole(folder)), None)
 

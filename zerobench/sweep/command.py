@@ -11,7 +11,6 @@ from ..config.compose import RefusedError, refuse_senseless
 from ..host.pipes import print_line, print_note
 from ..host.terminal import is_quiet
 from ..predict.fit import refuse_unfit
-from ..records import SearchRow
 from ..results import rescue, selection
 from ..results.leftovers import tidy
 from ..results.options import RESULTS
@@ -48,13 +47,15 @@ def run_cells(
         sweep, search = kind(reporter, check=check), kind(reporter)
         searching = [cell for cell in cells if is_search(cell) and not sweep.runs_searches]
         sweep.run([cell for cell in cells if cell not in searching])
-        found = [] if sweep.stopped or sweep.failed_fast else [*run_searches(searching, search), *sweep.searches]
+        searches = [] if sweep.stopped or sweep.failed_fast else [*run_searches(searching, search), *sweep.searches]
         sweep.stopped |= search.stopped
         sweep.stopped |= not check.finish(
             makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say, run=sweep.run_apart
         )
-    if tables:
-        _print_tables(sweep.rows, found, chosen, price)
+    if tables and sweep.rows:
+        print_results(sweep.rows, chosen, price)
+    if tables and searches:
+        print_searches(searches)
     tried = [*search.rows, *sweep.combinations]
     broken = [row for row in tried if row["status"] not in ("ok", "oom")]  # not fitting is a result
     print_failures(broken)
@@ -65,15 +66,6 @@ def run_cells(
         return 130, rows
     failed = [row for row in sweep.rows if row["status"] != "ok" or row["training"] == DIFFERS]
     return int(bool(failed or broken or lost or gone)), rows
-
-
-def _print_tables(
-    rows: list[dict[str, Any]], found: list[SearchRow], chosen: Sequence[str] | None, price: float | None
-) -> None:
-    if rows:
-        print_results(rows, chosen, price)
-    if found:
-        print_searches(found)
 
 
 def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Unwritten]) -> list[str]:
@@ -125,8 +117,8 @@ def check_folders(cells: list[Cell]) -> None:
     problems = []
     for where in dict.fromkeys(cell.config.results_dir for cell in cells):
         why = rescue.why_unwritable(Path(where))
-        mine = [cell for cell in cells if cell.config.results_dir == where]
-        if why and any(find_reusable(cell) is None for cell in mine):
+        own_cells = [cell for cell in cells if cell.config.results_dir == where]
+        if why and any(find_reusable(cell) is None for cell in own_cells):
             problems.append(f"results_dir={where}: it cannot be written to ({why}); name another folder")
         for folder in (Path(where), Path(where) / REFERENCES):
             tidy(folder)

@@ -55,12 +55,12 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
         raise ValueError(
             f"zerobench.run: {bare[0]!r} is not KEY=VALUE, such as strategy=ddp,zero1; strategies are {names}"
         )
-    words = ["-m", *choices, *(f"{key}={_written(value)}" for key, value in keys.items())]
-    recorded = mock.patch.object(sys, "argv", ["zerobench", *words])  # as the command, in the runs' provenance
+    arguments = ["-m", *choices, *(f"{key}={_written(value)}" for key, value in keys.items())]
+    recorded = mock.patch.object(sys, "argv", ["zerobench", *arguments])  # as the command, in the runs' provenance
     with recorded, silence() if quiet else nullcontext():
         fork_server.start()
         try:
-            cells = compose_cells(words)
+            cells = compose_cells(arguments)
             _check_known_to_ranks(cells)
             code, rows = run_cells(cells, tables=False) if cells else (0, [])
         finally:
@@ -68,9 +68,9 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
     if code == 130:
         raise KeyboardInterrupt
     folders = sorted({cell.config.results_dir for cell in cells})
-    found = merge([load(folder) for folder in folders if Path(folder).is_dir()]).of(row["run_id"] for row in rows)
+    results = merge([load(folder) for folder in folders if Path(folder).is_dir()]).of(row["run_id"] for row in rows)
     invalid = [row for row in rows if row["status"] == "invalid"]
-    return replace(found, runs=to_frame([found.runs, frame_of(invalid, RunRow)], RunRow)) if invalid else found
+    return replace(results, runs=to_frame([results.runs, frame_of(invalid, RunRow)], RunRow)) if invalid else results
 
 
 def _check_caller() -> None:

@@ -109,7 +109,7 @@ def command_of(cell: Cell, composed: Composed) -> list[str]:
     config, check = cell.config, composed.check
     resolved = {"world_size": config.world_size, "device": config.device, "backend": config.backend}
     values = {"launch.threads": str(config.launch.threads)} | {key: str(value) for key, value in resolved.items()}
-    for override in composed.words[cell.cell_id]:
+    for override in composed.overrides[cell.cell_id]:
         key, _, value = override.lstrip("+").partition("=")
         section, _, last = key.partition(".")
         lacks = key in check.elsewhere and not hasattr(getattr(config, section, None), last)

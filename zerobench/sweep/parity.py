@@ -64,7 +64,7 @@ class Verdict:
     """
 
     kind: str
-    words: str
+    message: str
     loss: float | None = None
     norm: float | None = None
 
@@ -136,9 +136,9 @@ def _pairs(steps: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     """
     sides = []
     for side in (steps, theirs):
-        rows, place = side[side["mode"] != "traced"], ["step", "rank"]
-        losses = rows.drop_duplicates(place, keep="last").set_index(place)["loss"]
-        norms = rows.groupby(place)["grad_norm"].first()
+        rows, keys = side[side["mode"] != "traced"], ["step", "rank"]
+        losses = rows.drop_duplicates(keys, keep="last").set_index(keys)["loss"]
+        norms = rows.groupby(keys)["grad_norm"].first()
         sides.append(pd.DataFrame({"loss": losses, "norm": norms}).astype("float64"))
     pairs = sides[0].join(sides[1].add_suffix("_ddp"), how="inner").sort_index().reset_index()
     for name in ("loss", "norm"):
@@ -167,11 +167,11 @@ def _factor(ours: float, theirs: float, ranks: int) -> str:
     if not (math.isfinite(ours) and math.isfinite(theirs) and theirs):
         return f"DDP's {theirs:.6g}"
     factor = ours / theirs
-    words = f"{factor:.6g} times DDP's"
+    ratio = f"{factor:.6g} times DDP's"
     if math.isclose(factor, ranks, rel_tol=1e-3) and ranks > 1:
-        return f"{words}, as a sum over the {ranks} ranks would be in place of the mean"
+        return f"{ratio}, as a sum over the {ranks} ranks would be in place of the mean"
     if math.isclose(factor, 1 / ranks, rel_tol=1e-3) and ranks > 1:
-        return f"{words}, as after a second division by the {ranks} ranks"
+        return f"{ratio}, as after a second division by the {ranks} ranks"
     if factor < 0.999:
-        return f"{words}: the gradients of a rank or of a bucket are missing"
-    return words
+        return f"{ratio}: the gradients of a rank or of a bucket are missing"
+    return ratio

@@ -74,8 +74,8 @@ class ParityCheck:
         if row["strategy"] == strategies.reference().name:
             self._references.setdefault(key, (row, cell.config, _steps(_folder(cell, row))))
             _write(cell, row, Verdict(REFERENCE, "is the reference of the others"))
-            ready = [one for one in self._waiting if _key(one[0].config, one[1]) == key]
-            self._waiting = [one for one in self._waiting if not any(one is other for other in ready)]
+            ready = [pair for pair in self._waiting if _key(pair[0].config, pair[1]) == key]
+            self._waiting = [pair for pair in self._waiting if not any(pair is other for other in ready)]
             for waiting in ready:
                 self._judge(*waiting)
         elif self._find(cell, row):
@@ -110,7 +110,7 @@ class ParityCheck:
     def _see_late(self, say: Callable[[str], None]) -> bool:
         """Waits for runs of other machines that are not visible here yet. Returns False if the user interrupts."""
         late, self._late = self._late, []
-        absent = sum(not _is_there(*one) for one in late)
+        absent = sum(not _is_there(*pair) for pair in late)
         if absent:
             say(f"{show_count(absent, 'run')} of other machines cannot be seen here yet: up to {LATE_S:.0f} s more")
         try:
@@ -118,8 +118,8 @@ class ParityCheck:
             stopped = False
         except KeyboardInterrupt:
             stopped = True
-        for one in late:
-            self.see(*one)
+        for pair in late:
+            self.see(*pair)
         return not stopped
 
     def _judge(self, cell: Cell, row: Row) -> None:
@@ -161,14 +161,14 @@ class ParityCheck:
             offload=OffloadConfig(), activation=Activation(), buffers=Buffers(), zeropp=ZeroppConfig(),
             arena=False, node_size=None, shard_group=None,
         )  # fmt: skip
-        found = run(made)
-        if found["status"] != "ok":
-            return f"DDP, its reference: {found['status']}: {found['reason']}"
-        if _may_be_late(found):
-            _wait_for([(made, found)])
-        if not _is_there(made, found):
+        made_row = run(made)
+        if made_row["status"] != "ok":
+            return f"DDP, its reference: {made_row['status']}: {made_row['reason']}"
+        if _may_be_late(made_row):
+            _wait_for([(made, made_row)])
+        if not _is_there(made, made_row):
             return f"DDP, its reference: {ABSENT}"
-        self._references[_key(cell.config, row)] = found, made.config, _steps(_folder(made, found))
+        self._references[_key(cell.config, row)] = made_row, made.config, _steps(_folder(made, made_row))
         return ""
 
 
@@ -196,7 +196,7 @@ def _may_be_late(row: Row) -> bool:
 def _wait_for(runs: list[tuple[Cell, Row]]) -> None:
     """Waits until all runs are visible, for at most LATE_S."""
     deadline = time.monotonic() + LATE_S
-    while not all(_is_there(*one) for one in runs) and time.monotonic() < deadline:
+    while not all(_is_there(*pair) for pair in runs) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
 
 
@@ -212,7 +212,7 @@ def _steps(folder: Path) -> pd.DataFrame:
 def _write(cell: Cell, row: Row, verdict: Verdict) -> None:
     changes = {
         "training": verdict.kind,
-        "training_words": verdict.words,
+        "training_words": verdict.message,
         "loss_deviation": verdict.loss,
         "grad_norm_deviation": verdict.norm,
     }

@@ -80,8 +80,8 @@ def run_proposed(composed: Composed, chosen: Sequence[str] | None, kind: Callabl
 
 def _limit_of(composed: Composed) -> int | None:
     line = composed.line
-    words = [word for word in line.fixed if word.startswith("search.memory_limit=")]
-    limit = composed.check.config_of([*line.hydra, *words]).search.memory_limit
+    limits = [word for word in line.fixed if word.startswith("search.memory_limit=")]
+    limit = composed.check.config_of([*line.hydra, *limits]).search.memory_limit
     try:
         return None if limit is None else parse_memory(limit)
     except ValueError as error:

@@ -90,7 +90,7 @@ def combinations(cell: Cell) -> list[list[Cell]]:
     for choice in choices:
         model = config.model if choice is None else replace(config.model, checkpointing=choice)  # type: ignore[call-arg]
         sized = [{"micro_batch": size, "accumulation": share // size} for size in sizes]
-        ladders.append([alone.changed(model=model, **one) for one in sized])
+        ladders.append([alone.changed(model=model, **changes) for changes in sized])
     return ladders
 
 
@@ -103,10 +103,10 @@ def used_bytes(row: Row) -> int:
 def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
     """Runs the searches one after the other, then all their finalists together. Returns [] if the user stops it."""
     searches = [BatchSearch(cell) for cell in cells]
-    known: dict[str, Row] = {}
+    rows: dict[str, Row] = {}
     for search in searches:
         for ladder in combinations(search.cell):
-            _climb(search, ladder, sweep, known)
+            _climb(search, ladder, sweep, rows)
     if sweep.stopped:
         return []
     final = {(cell.cell_id, cell.config.measure.repeats): cell for search in searches for cell in search.finalists()}
@@ -115,34 +115,34 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
     if sweep.stopped:
         return []
     confirmed = sweep.rows[before:]
-    found = []
+    concluded = []
     for search in searches:  # launches for another limit count for this one too, if they fit
         alike = [other for other in searches if other.identity == search.identity]
         ids = {cell.cell_id for other in alike for cell in other.finalists()}
-        found.append(_conclude(search, [row for row in confirmed if row["cell_id"] in ids]))
-    for search, row in zip(searches, found, strict=True):
+        concluded.append(_conclude(search, [row for row in confirmed if row["cell_id"] in ids]))
+    for search, row in zip(searches, concluded, strict=True):
         results_dir = Path(search.cell.config.results_dir)
         report_row(asdict(row))
         try:
             write_search(results_dir, row)
         except Exception as error:
             sweep.unwritten.append(Unwritten(results_dir, reason_of(error), None))
-    return found
+    return concluded
 
 
-def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, known: dict[str, Row]) -> None:
-    """Runs combinations until one does not fit, then only the last; `known`: rows of a search with another limit."""
+def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, rows: dict[str, Row]) -> None:
+    """Runs combinations until one does not fit, then only the last; `rows`: of a search with another limit."""
     too_large = False
     for cell in ladder:
         if too_large and cell is not ladder[-1]:
             continue
-        if cell.cell_id not in known:
+        if cell.cell_id not in rows:
             before = len(sweep.rows)
             sweep.run([cell])
             if sweep.stopped:
                 return
-            known[cell.cell_id] = sweep.rows[before]
-        row = known[cell.cell_id]
+            rows[cell.cell_id] = sweep.rows[before]
+        row = rows[cell.cell_id]
         search.tried.append((cell, row))
         too_large = too_large or not search.fits(row)
 

@@ -61,13 +61,13 @@ class Sweep:
         of the cells; None: names that distinguish them.
         """
         spoilt: set[int] = set()
-        for launch, found in self.expect(cells, first, names):
+        for launch, reusable in self.expect(cells, first, names):
             if self.stopped or self.failed_fast:
                 return
             if id(launch.cell) in spoilt:
                 self.reporter.skip(launch)
                 continue
-            row = self.run_one(launch) if found is None else self.reuse(launch, found)
+            row = self.run_one(launch) if reusable is None else self.reuse(launch, reusable)
             if row is not None and row["status"] != "ok":
                 spoilt.add(id(launch.cell))
                 self.failed_fast = launch.cell.config.fail_fast
@@ -77,7 +77,7 @@ class Sweep:
     ) -> list[tuple[CellLaunch, dict[str, Any] | None]]:
         """Returns the launches in order, each with the row of an earlier run that it reuses."""
         launches = {launch: self.find(launch.cell, launch.repeat) for launch in rounds(cells, first, names)}
-        self.reporter.expect(list(launches), lambda one: launches[one] is not None)
+        self.reporter.expect(list(launches), lambda launch: launches[launch] is not None)
         return list(launches.items())
 
     def find(self, cell: Cell, repeat: int) -> dict[str, Any] | None:

@@ -95,12 +95,12 @@ def to_json(formulas: Mapping[str, Formula]) -> str:
 def from_json(text: str) -> dict[str, Formula]:
     """Returns formulas by name. Raises ValueError for text that `to_json` has not written."""
     try:
-        found = {}
-        for name, one in json.loads(text).items():
-            numbers = {str(symbol): float(value) for symbol, value in one["numbers"].items()}
-            terms = tuple(Term(str(term["name"]), int(term["size"])) for term in one["beyond"])
-            found[name] = Formula(str(one["equation"]), int(one["value"]), numbers, terms)
-        return found
+        formulas = {}
+        for name, entry in json.loads(text).items():
+            numbers = {str(symbol): float(value) for symbol, value in entry["numbers"].items()}
+            terms = tuple(Term(str(term["name"]), int(term["size"])) for term in entry["beyond"])
+            formulas[name] = Formula(str(entry["equation"]), int(entry["value"]), numbers, terms)
+        return formulas
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         raise ValueError(f"formulas cannot be read: {error}") from error
 
@@ -164,12 +164,12 @@ def state_formulas(
     """Category -> closed form of its bytes on a rank's device; "states" is the sum. Without terms in flight."""
     states = states_of(strategy, shapes, groups, optimizer, precision, tiers)
     text = _Text(shapes, groups, tiers)
-    found = {}
+    formulas = {}
     for category in dict.fromkeys(state.category for state in states):
-        mine = [state for state in states if state.category == category]
-        here = sum(state.size * state.stays / (state.ranks or 1) for state in mine)
-        found[category] = text.formula(mine, math.floor(here))
-    return found | {"communication": Formula("0", 0, {}), "states": text.formula(_joined(states), _sum(states))}
+        of_category = [state for state in states if state.category == category]
+        here = sum(state.size * state.stays / (state.ranks or 1) for state in of_category)
+        formulas[category] = text.formula(of_category, math.floor(here))
+    return formulas | {"communication": Formula("0", 0, {}), "states": text.formula(_joined(states), _sum(states))}
 
 
 def floor_bytes(
@@ -192,12 +192,12 @@ def _sum(states: Sequence[State]) -> int:
 
 def _joined(states: Iterable[State]) -> list[State]:
     """Merges states with the same letter and the same part left on the device, so that K is all optimizer states."""
-    found: dict[tuple[str, float], State] = {}
+    merged: dict[tuple[str, float], State] = {}
     for state in states:
         key = state.letter, state.stays
-        before = found.get(key, replace(state, size=0))
-        found[key] = replace(before, size=before.size + state.size, category="states")
-    return list(found.values())
+        before = merged.get(key, replace(state, size=0))
+        merged[key] = replace(before, size=before.size + state.size, category="states")
+    return list(merged.values())
 
 
 class _Text:
@@ -225,7 +225,7 @@ class _Text:
         """Returns (coefficient, symbol) pairs of a state; adds the values of their symbols to `numbers`."""
         left = "(1 − f)·" if state.stays < 1 else ""
         numbers |= {"f": self.fraction} if left else {}
-        trained, found = state.size - state.frozen, []
+        trained, products = state.size - state.frozen, []
         if not self.is_uniform:
             numbers[state.letter] = state.size
             return [(left + state.letter, "")]
@@ -234,11 +234,11 @@ class _Text:
             if short := state.category == "states" and state.letter == "O":
                 numbers["K"] = each
             numbers["ψ"] = self.psi
-            found.append((left + ("K" if short else f"{each:g}"), "ψ"))
+            products.append((left + ("K" if short else f"{each:g}"), "ψ"))
         if state.frozen:
             numbers["φ"] = self.phi
-            found.append((f"{left}{state.frozen / self.phi:g}", "φ"))
-        return found
+            products.append((f"{left}{state.frozen / self.phi:g}", "φ"))
+        return products
 
 
 def _product(tokens: Sequence[str], symbol: str) -> str:

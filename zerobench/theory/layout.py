@@ -98,8 +98,8 @@ class FlatBuffer:
         segment of `rank`'s shards, a run of one parameter's elements. `most`: largest segment in elements; None: not
         cut.
         """
-        found = _runs(self.pattern, rank, most)
-        return [(self.spans[at].parameter, unit, first, numel, shard) for at, unit, first, numel, shard in found]
+        segments = _runs(self.pattern, rank, most)
+        return [(self.spans[at].parameter, unit, first, numel, shard) for at, unit, first, numel, shard in segments]
 
     @cached_property
     def pattern(self) -> FlatBuffer:
@@ -110,18 +110,18 @@ class FlatBuffer:
 @lru_cache(maxsize=4096)  # a large model has few patterns, each of them once a layer
 def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, int, int, int, int]]:
     """Segments of a pattern, as FlatBuffer.held returns them."""
-    found = []
+    segments = []
     for number, (start, numel) in enumerate(pattern.units):
         low, high = (start + bound for bound in pattern.bounds(rank, numel))
         for span in pattern.spans:
             common = min(high, span.stop) - max(low, span.start)
             step = max(1, common) if most is None or pattern.sizes is not None else most
             first = max(low, span.start) - low
-            found += [
+            segments += [
                 (span.parameter, number, first + done, min(step, common - done), high - low)
                 for done in range(0, common, step)
             ]
-    return found
+    return segments
 
 
 def lay_out(
@@ -144,12 +144,12 @@ def _lay_out_owned(shapes: Sequence[ParameterShape], indices: Sequence[int], wor
     """Lays matrices in the order of their owners, each in its owner's shard."""
     (size, align), owners = _kind(shapes, indices), _owners(tuple(shapes), world_size)
     spans, sizes, end = [], [], 0
-    mine: dict[int, list[int]] = {}
+    by_owner: dict[int, list[int]] = {}
     for i in indices:
-        mine.setdefault(owners[i], []).append(i)
+        by_owner.setdefault(owners[i], []).append(i)
     for rank in range(world_size):
         start = end
-        for i in mine.get(rank, []):
+        for i in by_owner.get(rank, []):
             spans.append(ParameterSpan(i, end, end + shapes[i].numel))
             end = _up(end + shapes[i].numel, align)
         end = _up(end + tail * (rank == world_size - 1), align)
@@ -163,8 +163,8 @@ _owners = lru_cache(maxsize=16)(owners_of)
 def buckets_of(shapes: Sequence[ParameterShape], world_size: int, bucket_bytes: int) -> list[FlatBuffer]:
     """Returns the buckets of all kinds in the order in which they are sent, that of each bucket's last gradient."""
     kinds = by_kind(shapes, trainable(shapes)[::-1])
-    buffers = [one for kind in kinds for one in lay_out_buckets(shapes, kind, world_size, bucket_bytes)]
-    return sorted(buffers, key=lambda one: -min(span.parameter for span in one.spans))
+    buffers = [buffer for kind in kinds for buffer in lay_out_buckets(shapes, kind, world_size, bucket_bytes)]
+    return sorted(buffers, key=lambda buffer: -min(span.parameter for span in buffer.spans))
 
 
 def lay_out_buckets(
@@ -200,8 +200,8 @@ def lay_out_buckets(
 
 def _kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> tuple[int, int]:
     """Bytes of an element, and the number of elements to whose multiples parameters and shards are aligned."""
-    one = shapes[indices[0]] if indices else ParameterShape(0, 4, True, ROOT)
-    return one.element_bytes, one.align
+    shape = shapes[indices[0]] if indices else ParameterShape(0, 4, True, ROOT)
+    return shape.element_bytes, shape.align
 
 
 def slots_bytes(padded_bytes: int, world_size: int, own_bytes: int | None = None) -> int:

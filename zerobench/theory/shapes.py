@@ -124,7 +124,7 @@ class Schedule:
         trained = [i for i in reversed(range(len(shapes))) if shapes[i].trainable and shapes[i].numel]
         heads = [i for i in trained for _ in range(shapes[i].uses - 1)]  # tied embeddings are used last, too
         units = tuple(dict.fromkeys(s.unit for s in shapes if s.unit != ROOT))
-        before = [{ROOT, *units[: place + 1]} for place in range(len(units))]
+        before = [{ROOT, *units[: index + 1]} for index in range(len(units))]
         returns = tuple(any(s.trainable for s in shapes if s.unit in names) for names in before)
         return Schedule(tuple(shapes), (*heads, *trained), units, micro_batches, returns)
 
@@ -138,8 +138,8 @@ def owners_of(shapes: Sequence[ParameterShape], ranks: int) -> dict[int, int]:
     """Returns the rank that owns each matrix: the costliest first, each to the rank with the lowest load so far."""
     loads = [(0, rank) for rank in range(ranks)]
     owners = {}
-    mine = [i for i in trainable(shapes) if shapes[i].matrix]
-    for i in sorted(mine, key=lambda i: (-shapes[i].cost, i)):
+    matrices = [i for i in trainable(shapes) if shapes[i].matrix]
+    for i in sorted(matrices, key=lambda i: (-shapes[i].cost, i)):
         load, owners[i] = heappop(loads)
         heappush(loads, (load + shapes[i].cost, owners[i]))
     return owners

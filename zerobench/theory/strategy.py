@@ -57,7 +57,7 @@ class StrategyShape:
 
     def keeps_masters(self, shape: ParameterShape, tiers: TierShape = NOWHERE) -> bool:
         """Whether a rank's part of a parameter is its master alone."""
-        alone = self.theory.parameters and self.shards == "masters" and tiers.place is None
+        alone = self.theory.parameters and self.shards == "masters" and tiers.medium is None
         return alone and shape.trainable and is_half(shape)
 
     @property
@@ -117,11 +117,11 @@ def buffers_of(
     steps: a bucket, or small parameters. `strategy`: settled.
     """
     if strategy.has_buckets:
-        yield from ((None, one) for one in buckets_of(shapes, shard_ranks, strategy.bucket_limit))
+        yield from ((None, bucket) for bucket in buckets_of(shapes, shard_ranks, strategy.bucket_limit))
     elif strategy.theory.parameters:
         small, units = by_unit(shapes, strategy.persistence_numel)
-        for name, mine in ((None, small), *units.items()):
-            yield from ((name, lay_out(shapes, kind, shard_ranks)) for kind in by_kind(shapes, mine))
+        for name, members in ((None, small), *units.items()):
+            yield from ((name, lay_out(shapes, kind, shard_ranks)) for kind in by_kind(shapes, members))
 
 
 def gathers_of(strategy: StrategyShape, schedule: Schedule, name: str) -> int:

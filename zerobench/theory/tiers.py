@@ -28,12 +28,12 @@ POOL_ALIGN_BYTES = 4096
 
 @dataclass(frozen=True)
 class TierShape:
-    """An offload. `place`: host or nvme, None if nothing leaves; the other fields are as in a config's offload section.
+    """An offload. `medium`: host or nvme, None if nothing leaves; the other fields are those of a config's offload.
 
     By default files are read and written past the page cache.
     """
 
-    place: str | None = None
+    medium: str | None = None
     optimizer: bool = False
     gradients: bool = False
     parameters: bool = False
@@ -59,13 +59,13 @@ class TierShape:
     @property
     def chunk_numel(self) -> int | None:
         """Elements of a shard that are read, updated and written together; None without files."""
-        return self.block_bytes // 4 if self.place == "nvme" else None
+        return self.block_bytes // 4 if self.medium == "nvme" else None
 
     @property
     def pool_bytes(self) -> int:
         """Bytes of the buffers in host memory through which files are read and written."""
         block = -(-self.block_bytes // POOL_ALIGN_BYTES) * POOL_ALIGN_BYTES
-        return block * self.buffers + POOL_ALIGN_BYTES if self.place == "nvme" else 0
+        return block * self.buffers + POOL_ALIGN_BYTES if self.medium == "nvme" else 0
 
 
 NOWHERE = TierShape()

@@ -77,14 +77,15 @@ def process(number: int, name: str, events: pd.DataFrame) -> list[Entry]:
     """Returns the entries of one rank: its names, spans and counters. `events`: of one run and rank, in order."""
     rows = list(events.itertuples(index=False))
     entries = [_told("process_name", number, 0, name=name), _told("process_sort_index", number, 0, sort_index=number)]
-    for place, track in enumerate(TRACKS):
-        spans = sorted((one for one in spans_of(rows) if one.track == track), key=lambda one: (one.begin, -one.end))
+    for index, track in enumerate(TRACKS):
+        spans = [span for span in spans_of(rows) if span.track == track]
+        spans.sort(key=lambda span: (span.begin, -span.end))
         nested = track in ("forward", "backward")
-        for lane, mine in enumerate([spans] if nested else lanes(spans)):
-            thread = (place + 1) * LANES + min(lane, LANES - 1)
+        for lane, lane_spans in enumerate([spans] if nested else lanes(spans)):
+            thread = (index + 1) * LANES + min(lane, LANES - 1)
             entries.append(_told("thread_name", number, thread, name=track if not lane else f"{track} {lane + 1}"))
             entries.append(_told("thread_sort_index", number, thread, sort_index=thread))
-            for span in mine:
+            for span in lane_spans:
                 begin = _us(span.begin)
                 entry = {"ph": "X", "pid": number, "tid": thread, "name": span.name, "ts": begin}
                 duration = max(0.0, _us(span.end) - begin)
@@ -102,9 +103,9 @@ def spans_of(rows: list[Any]) -> list[TraceSpan]:
     for row in rows:
         if row.kind in ("update", "move"):
             what = row.unit or "all" if row.kind == "update" else row.name or "unnamed"
-            words = f"update of {what}" if row.kind == "update" else f"{row.collective}: {what}"
+            title = f"update of {what}" if row.kind == "update" else f"{row.collective}: {what}"
             facts = {"bytes": row.bytes, "tier": row.tier, "source": row.source}
-            spans.append(TraceSpan("updates and moves", words, row.seconds, row.seconds, facts))
+            spans.append(TraceSpan("updates and moves", title, row.seconds, row.seconds, facts))
     return spans
 
 
@@ -139,18 +140,18 @@ def _backwards(rows: list[Any], phases: list[TraceSpan]) -> Iterator[TraceSpan]:
 
 
 def _collectives(rows: list[Any], phases: list[TraceSpan]) -> Iterator[TraceSpan]:
-    for one in collectives_of(rows):
-        first = one.launches[0]
-        if one.end >= 0:
-            end = rows[one.end].seconds
+    for collective in collectives_of(rows):
+        first = collective.launches[0]
+        if collective.end >= 0:
+            end = rows[collective.end].seconds
         else:
             end = next((phase.end for phase in reversed(phases) if phase.begin <= first.seconds), first.seconds)
         facts = {
-            "payload_bytes": one.total("bytes"), "wire_bytes": one.total("wire_bytes"),
-            "between_nodes_bytes": one.total("between_bytes"), "operations": one.total("calls"),
+            "payload_bytes": collective.total("bytes"), "wire_bytes": collective.total("wire_bytes"),
+            "between_nodes_bytes": collective.total("between_bytes"), "operations": collective.total("calls"),
             "operator": first.operator, "dtype": first.dtype, "ranks": first.group_size, "source": first.source,
         }  # fmt: skip
-        yield TraceSpan("collectives", one.name, first.seconds, end, facts)
+        yield TraceSpan("collectives", collective.name, first.seconds, end, facts)
 
 
 def _units(rows: list[Any], end: float) -> Iterator[TraceSpan]:
@@ -167,13 +168,13 @@ def _units(rows: list[Any], end: float) -> Iterator[TraceSpan]:
 
 def lanes(spans: Iterable[TraceSpan]) -> list[list[TraceSpan]]:
     """Spreads spans, ordered by their beginning, over lanes without overlap."""
-    found: list[list[TraceSpan]] = []
-    for one in spans:
-        free = next((lane for lane in found if lane[-1].end <= one.begin), None)
+    filled: list[list[TraceSpan]] = []
+    for span in spans:
+        free = next((lane for lane in filled if lane[-1].end <= span.begin), None)
         if free is None:
-            found.append(free := [])
-        free.append(one)
-    return found
+            filled.append(free := [])
+        free.append(span)
+    return filled
 
 
 def counters(number: int, events: pd.DataFrame) -> Iterator[Entry]:

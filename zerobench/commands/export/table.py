@@ -191,7 +191,7 @@ def _source(frame: pd.DataFrame) -> str:
     lines = [r"% \usepackage{booktabs}"]
     if {"device_class", "torch_version", "launches"} <= set(frame.columns) and len(frame):
         values = {name: sorted(set(frame[name].dropna())) for name in ("device_class", "torch_version", "launches")}
-        device, torch, launches = (", ".join(map(printable, one)) for one in values.values())
+        device, torch, launches = (", ".join(map(printable, distinct)) for distinct in values.values())
         lines += [f"% {device}; torch {torch}"]
         lines += [f"% launches per cell: {launches}; [low, high]: 95 % intervals over them, or over the steps of one"]
     return "\n".join(lines)

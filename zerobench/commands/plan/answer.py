@@ -53,7 +53,7 @@ class Goal:
     axis: Callable[[Cell], search.PlanAxis]
     varies: tuple[str, ...]
     value: Callable[[SimulatedCell], float]
-    words: Callable[[SimulatedCell], str]
+    detail: Callable[[SimulatedCell], str]
     why: str
     short: Callable[[SimulatedCell], str] = lambda _: "yes"
     slack: float = LARGER
@@ -61,7 +61,8 @@ class Goal:
 
 def _traffic(cell: SimulatedCell) -> str:
     text, elements = f"{cell.volume_psi:.2f} ψ a step between GPUs", cell.volume_elements
-    return text + f", {elements:,.0f} elements beside {cell.frozen:,} frozen parameters" * (cell.frozen > 0)
+    frozen = f", {elements:,.0f} elements beside {cell.frozen:,} frozen parameters" if cell.frozen else ""
+    return text + frozen
 
 
 def _micro_batch(cell: SimulatedCell) -> str:
@@ -137,14 +138,15 @@ def cost(row: search.PlanRow) -> tuple[bool, float, bool, int]:
 def found_words(row: search.PlanRow, goal: Goal) -> str:
     """Returns the end of a row's search in words: what fits, or why nothing does."""
     if row.best is not None:
-        return f"fits, {goal.words(row.best)}, {_held(row.best)}"
+        return f"fits, {goal.detail(row.best)}, {_held(row.best)}"
     return f"does not fit, {_held(row.beyond)}" if row.beyond else row.problem
 
 
 def due_words(plan: search.Plan) -> str:
     """Returns how many rows are simulated, before the first is."""
     left = sum(not row.over for row in plan.rows.values()) - plan.due
-    return f"{plan.due} of {len(plan.rows)} rows to simulate" + f"; {left} more only if these do not fit" * (left > 0)
+    more = f"; {left} more only if these do not fit" if left > 0 else ""
+    return f"{plan.due} of {len(plan.rows)} rows to simulate{more}"
 
 
 def sentence(plan: search.Plan) -> str:
@@ -157,7 +159,7 @@ def sentence(plan: search.Plan) -> str:
     whose = "" if row.candidate.strategy in OURS else " (PyTorch's own, not a strategy of zerobench)"
     free = show_bytes(plan.capacity.usable_bytes - row.fit.held_bytes)
     goal = GOALS[plan.goal]
-    why = f"it {goal.why} ({goal.words(row.fit)}) and leaves {free} free"
+    why = f"it {goal.why} ({goal.detail(row.fit)}) and leaves {free} free"
     return f"Take {row.candidate.name}{whose}: {why}; {_others(plan, row)}."
 
 
@@ -166,7 +168,7 @@ def _others(plan: search.Plan, row: search.PlanRow) -> str:
     goal, cheaper = GOALS[plan.goal], [other for other in plan.fitting if cost(other) < cost(row)]
     if cheaper:
         closest = max(cheaper, key=lambda other: goal.value(other.fit))
-        return f"{closest.candidate.name}, which costs less, ends at {goal.words(closest.fit)}"
+        return f"{closest.candidate.name}, which costs less, ends at {goal.detail(closest.fit)}"
     unfit = [
         other.candidate for other in plan.rows.values() if other.best is None and other.problem != search.DOMINATED
     ]
@@ -287,11 +289,12 @@ def _line(row: search.PlanRow, plan: search.Plan) -> list[str]:
 def _timed_line(row: search.PlanRow, price: float | None) -> list[str]:
     config, step = row.fit.config, row.fit.timed
     low, high = (show_time(step.time.step_s * factor) for factor in (step.interval.low, step.interval.high))
+    bound = "" if row.fit.whole else "≤ "
+    accumulated = f" × {config.accumulation}" if config.accumulation > 1 else ""
     return [
-        row.candidate.name,
-        "≤ " * (not row.fit.whole) + f"{config.micro_batch}" + f" × {config.accumulation}" * (config.accumulation > 1),
+        row.candidate.name, f"{bound}{config.micro_batch}{accumulated}",
         show_bytes(row.fit.device_peak_bytes), show_bytes(row.fit.reserved_high_bytes), show_time(step.time.step_s),
-        f"{low} – {high}", f"{step.rate():,.0f}", *[show_price(step.columns(price))] * (price is not None),
+        f"{low} – {high}", f"{step.rate():,.0f}", *([] if price is None else [show_price(step.columns(price))]),
         show_time(step.time.exposed_s), show_time(step.time.host_s), step.time.binds,
     ]  # fmt: skip
 
@@ -333,13 +336,14 @@ def commands_of(plan: search.Plan, row: search.PlanRow) -> list[str]:
         changed = {"micro_batch": config.micro_batch}
     own = {key: value for key in AXES if (value := getattr(row.candidate, key)) != "none"}
     without = (*changed, "world_size", "backend", "tensors", "device", "draw_on")
-    kept = [word for word in plan.words if word.partition("=")[0] not in without]
-    words = [*(f"{key}={value}" for key, value in own.items()), *kept, *(f"{k}={v}" for k, v in changed.items())]
-    line, ranks, device = " ".join(map(shlex.quote, words)), config.world_size, plan.device
+    kept = [word for word in plan.overrides if word.partition("=")[0] not in without]
+    overrides = [*(f"{key}={value}" for key, value in own.items()), *kept, *(f"{k}={v}" for k, v in changed.items())]
+    line, ranks, device = " ".join(map(shlex.quote, overrides)), config.world_size, plan.device
     one_rank = f"zerobench {line} world_size={ranks} device={device} backend=simulated measure.warmup=2 measure.steps=1"
-    one_rank += " draw_on=device" * (device == "cuda")
+    one_rank += " draw_on=device" if device == "cuda" else ""
     per_node = min(ranks, 8)
-    nodes = f" --nnodes {ranks // per_node} --rdzv-backend c10d --rdzv-endpoint HOST:29400" * (ranks > per_node)
+    rendezvous = f" --nnodes {ranks // per_node} --rdzv-backend c10d --rdzv-endpoint HOST:29400"
+    nodes = rendezvous if ranks > per_node else ""
     return [one_rank, f"torchrun{nodes} --nproc-per-node {per_node} -m zerobench {line} device={device}"]
 
 
@@ -350,7 +354,7 @@ def as_json(plan: search.Plan) -> dict[str, Any]:
     """Returns the plan as plain values: sizes in bytes, times in seconds, volumes in ψ."""
     capacity, best = plan.capacity, recommended(plan)
     columns: dict[str, Any] = {
-        "goal": plan.goal, "device": plan.device, "overrides": list(plan.words),
+        "goal": plan.goal, "device": plan.device, "overrides": list(plan.overrides),
         "device_bytes": capacity.device_bytes, "usable_bytes": capacity.usable_bytes,
         "host_bytes": capacity.host_bytes, "disk_bytes": capacity.disk_bytes,
     }  # fmt: skip

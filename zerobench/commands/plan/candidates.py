@@ -47,8 +47,8 @@ class Candidate:
     @property
     def name(self) -> str:
         """The choices as on a command line, without defaults: "zero3 offload=cpu activation=checkpoint"."""
-        parts = [self.strategy, f"offload={self.offload}" * self.offloads, f"activation={self.activation}", *self.more]
-        return " ".join(part for part in parts if part and part != "activation=none")
+        parts = [self.strategy, f"offload={self.offload}", f"activation={self.activation}", *self.more]
+        return " ".join(part for part in parts if part not in ("offload=none", "activation=none"))
 
     @property
     def offloads(self) -> bool:
@@ -74,10 +74,10 @@ def candidates(
 
     A strategy or tier that the user names is tried even if the table does not have it.
     """
-    named, known = chosen.get("strategy"), built_in()
+    named, registered = chosen.get("strategy"), built_in()
 
     def composes(strategy: str, tier: str) -> bool:
-        return tier == "none" or strategy not in known or bool(known[strategy].composes.offload)
+        return tier == "none" or strategy not in registered or bool(registered[strategy].composes.offload)
 
     return [
         Candidate(strategy, tier, activation)
@@ -88,10 +88,10 @@ def candidates(
     ]
 
 
-def words_of(overrides: Sequence[str], gpus: int) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+def split_axes(overrides: Sequence[str], gpus: int) -> tuple[list[str], dict[str, tuple[str, ...]]]:
     """Splits a user's overrides into those for all cells, and key of AXES -> values. Raises RefusedError."""
     chosen: dict[str, tuple[str, ...]] = {}
-    words, problems = dict[str, str](), []
+    keys, problems = dict[str, str](), []
     for word in overrides:
         key, _, value = word.partition("=")
         if key in AXES:
@@ -101,15 +101,15 @@ def words_of(overrides: Sequence[str], gpus: int) -> tuple[list[str], dict[str, 
         elif key in ("backend", "tensors", "device", "search.memory_limit"):
             problems.append(f"{word}: a plan executes cells on fake tensors and needs no {key}; leave it out")
         else:
-            words[word] = key
+            keys[word] = key
     if problems:
         raise RefusedError(problems)
-    given = {*words.values(), *(["micro_batch"] if "batch" in words.values() else [])}
+    given = {*keys.values(), *(["micro_batch"] if "batch" in keys.values() else [])}
     defaults = [f"{key}={value}" for key, value in DEFAULTS.items() if key not in given]
-    return [*defaults, *words, *SAME, f"world_size={gpus}"], chosen
+    return [*defaults, *keys, *SAME, f"world_size={gpus}"], chosen
 
 
-def compose(rows: Sequence[Candidate], words: Sequence[str], device: str) -> dict[Candidate, Cell]:
+def compose(rows: Sequence[Candidate], overrides: Sequence[str], device: str) -> dict[Candidate, Cell]:
     """Returns the cell of each row, as it runs on a device. Raises RefusedError if another key has several values."""
     cells: dict[Candidate, Cell] = {}
     for tier, group in groupby(rows, key=lambda row: row.offload):
@@ -117,9 +117,9 @@ def compose(rows: Sequence[Candidate], words: Sequence[str], device: str) -> dic
         strategies = dict.fromkeys(row.strategy for row in members)
         activations = dict.fromkeys(row.activation for row in members)
         swept = [f"strategy={','.join(strategies)}", f"activation={','.join(activations)}", f"offload={tier}"]
-        composed = compose_cells(["-m", *words, *swept], target=device)
+        composed = compose_cells(["-m", *overrides, *swept], target=device)
         if len(composed) != len(members):
-            several = [w for w in words if "," in w.partition("=")[2] and not w.partition("=")[2].startswith("[")]
+            several = [w for w in overrides if "," in w.partition("=")[2] and not w.partition("=")[2].startswith("[")]
             raise RefusedError([f"{'; '.join(several)}: a plan takes several values of {', '.join(AXES)} alone"])
         cells |= zip(members, composed, strict=True)  # Hydra's order: the last key changes fastest
     return cells

@@ -26,7 +26,7 @@ from ...results.provenance import source_hash
 from ...sizes import parse_memory, show_left
 from ..predict import costs_of
 from .answer import FASTEST, GOALS, HEADER, as_json, due_words, found_words, print_plan, recommended
-from .candidates import QUICKEST, TIERS, candidates, compose, words_of
+from .candidates import QUICKEST, TIERS, candidates, compose, split_axes
 from .fastest import find_fastest
 from .search import RESERVE, Capacity, Plan, PlanRow, family_axis
 from .settings import SYSTEMS
@@ -70,15 +70,15 @@ def plan(arguments: list[str]) -> int:
     chosen = _parser().parse_intermixed_args(arguments)
     capacity = _capacity(chosen)
     overrides, batch = batch_of(chosen.overrides, chosen.gpus) if chosen.goal == FASTEST else (chosen.overrides, None)
-    words, axes = words_of(overrides, chosen.gpus)
+    overrides, axes = split_axes(overrides, chosen.gpus)
     limits = {"none": 0, "cpu": capacity.host_bytes, "nvme": capacity.disk_bytes}
     bounded = [tier for tier in TIERS if chosen.goal != "largest_model" or limits[tier] is not None]
     rows = candidates(axes, QUICKEST, ("none",)) if chosen.goal == FASTEST else candidates(axes, tiers=bounded)
-    cells = compose(rows, words, chosen.device)
+    cells = compose(rows, overrides, chosen.device)
     refuse_senseless(list(cells.values()))
     _check(chosen, list(cells.values()))
     execute = partial(execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS)
-    answer = Plan(chosen.goal, capacity, execute, device=chosen.device, words=words, named=axes)
+    answer = Plan(chosen.goal, capacity, execute, device=chosen.device, overrides=overrides, named=axes)
     with progress(answer):
         if chosen.goal == FASTEST:
             answer.costs, answer.price = costs_of(chosen.cluster, chosen.node_gbit_s), chosen.price
@@ -108,14 +108,14 @@ def plan(arguments: list[str]) -> int:
     return 130 if answer.interrupted else int(best is None)
 
 
-def batch_of(words: Sequence[str], gpus: int) -> tuple[list[str], int | None]:
+def batch_of(overrides: Sequence[str], gpus: int) -> tuple[list[str], int | None]:
     """Takes `batch=` out of a command's words. Raises ValueError if GPUs do not divide it."""
-    batches = [word.partition("=")[2] for word in words if word.startswith("batch=")]
+    batches = [word.partition("=")[2] for word in overrides if word.startswith("batch=")]
     if not batches:
-        return list(words), None
+        return list(overrides), None
     if not batches[-1].isdecimal() or int(batches[-1]) % gpus or not int(batches[-1]):
         raise ValueError(f"batch={batches[-1]}: samples of a step over all GPUs, a multiple of --gpus {gpus}")
-    return [word for word in words if not word.startswith("batch=")], int(batches[-1])
+    return [word for word in overrides if not word.startswith("batch=")], int(batches[-1])
 
 
 @contextmanager
@@ -156,8 +156,8 @@ def progress(plan: Plan) -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    words = "Which strategy fits a device, by how much, and what limits it? Simulated on fake tensors; no GPU needed."
-    parser = Parser("zerobench plan", words, EPILOG)
+    purpose = "Which strategy fits a device, by how much, and what limits it? Simulated on fake tensors; no GPU needed."
+    parser = Parser("zerobench plan", purpose, EPILOG)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the model and its training, as `zerobench` takes them")
     add("--device-memory", required=True, metavar="SIZE", help='memory of one GPU, such as "80 GiB"')

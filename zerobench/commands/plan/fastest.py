@@ -125,8 +125,8 @@ def _judge(plan: Plan, rows_of: Callable[[], Sequence[PlanRow]]) -> None:
 def _variants(row: PlanRow, costs: GpuCosts, given: Collection[str]) -> dict[Candidate, Cell]:
     """Returns the variants of a row that are valid and that the user's keys leave open."""
     cell, per_node = row.fit.cell, costs.cluster.devices_per_node
-    config, strategy, known = cell.config, cell.config.strategy, built_in()
-    composes = known[strategy.name].composes if strategy.name in known else None
+    config, strategy, registered = cell.config, cell.config.strategy, built_in()
+    composes = registered[strategy.name].composes if strategy.name in registered else None
     wanted: list[tuple[tuple[str, ...], dict[str, Any]]] = []
     others: list[dict[str, Any]] = []
     if (prefetch := getattr(strategy, "prefetch", None)) is not None:
@@ -134,20 +134,21 @@ def _variants(row: PlanRow, costs: GpuCosts, given: Collection[str]) -> dict[Can
     if getattr(strategy, "shards", None) == MASTERS and config.precision.name != "fp32":
         others += [{"shards": "parameters"}]
     for other in others:
-        words = tuple(f"strategy.{key}={value}" for key, value in other.items())
-        wanted.append((words, {"strategy": replace(strategy, **other)}))
+        overrides = tuple(f"strategy.{key}={value}" for key, value in other.items())
+        wanted.append((overrides, {"strategy": replace(strategy, **other)}))
     if config.world_size > per_node and composes is not None and composes.groups:
         nodes, word = {"node_size": per_node}, f"node_size={per_node}"
         wanted += [((word,), nodes), ((f"shard_group={per_node}",), {"shard_group": per_node})]
         if composes.zeropp:
             made = {name: make() for name, make in CHOICES.items() if name in ZEROPP}
             wanted += [((word, f"zeropp={name}"), nodes | {"zeropp": value}) for name, value in made.items()]
-    found: dict[Candidate, Cell] = {}
-    for words, changes in wanted:
+    variants: dict[Candidate, Cell] = {}
+    for overrides, changes in wanted:
         changed = cell.changed(**changes)
-        if not {word.partition("=")[0] for word in words} & set(given) and not combinations.validate(changed.config):
-            found[replace(row.candidate, more=words)] = changed
-    return found
+        keys = {override.partition("=")[0] for override in overrides}
+        if not keys & set(given) and not combinations.validate(changed.config):
+            variants[replace(row.candidate, more=overrides)] = changed
+    return variants
 
 
 def _leaders(ranked: Sequence[PlanRow]) -> list[PlanRow]:
@@ -180,9 +181,9 @@ def recomputed_or_kept(first: PlanRow, cells: Mapping[Candidate, Cell]) -> list[
     """
     own, cell = first.candidate, first.fit.cell
     others = [
-        (other.activation, found.config.activation)
-        for other, found in cells.items()
-        if other.strategy == own.strategy and other.recomputes != own.recomputes and not found.problems
+        (other.activation, other_cell.config.activation)
+        for other, other_cell in cells.items()
+        if other.strategy == own.strategy and other.recomputes != own.recomputes and not other_cell.problems
     ]
     rows = (_only_timed(replace(own, activation=name), cell.changed(activation=policy)) for name, policy in others)
     return list(rows)[:1]
@@ -197,9 +198,9 @@ def trade_words(first: PlanRow, other: PlanRow, capacity: Capacity) -> str:
     does, takes = ("Keeping the activations of", "less time")
     if other.candidate.recomputes:
         does, takes = "Recomputing", "longer"
-    words = f"{does} its blocks at the same micro-batch takes {abs(change):.1%} {takes}, and its peak is "
-    words += f"{show_bytes(there.device_peak_bytes)} instead of {show_bytes(here.device_peak_bytes)}"
-    return f"{words}, which does not fit." if capacity.load(there.bytes_in) > 1 else f"{words}."
+    message = f"{does} its blocks at the same micro-batch takes {abs(change):.1%} {takes}, and its peak is "
+    message += f"{show_bytes(there.device_peak_bytes)} instead of {show_bytes(here.device_peak_bytes)}"
+    return f"{message}, which does not fit." if capacity.load(there.bytes_in) > 1 else f"{message}."
 
 
 # -- where another row is ahead --------------------------------------------------------------------
@@ -211,7 +212,7 @@ def turn_of_network(ranked: Sequence[PlanRow], costs: GpuCosts) -> tuple[str, li
     if all(row.fit.config.world_size <= costs.cluster.devices_per_node for row in ranked):
         return "All ranks are on one node, so that the network between nodes does not matter.", []
     best_at = partial(_best_at, ranked, costs)
-    for words, factors in (("Below", SLOWER), ("Above", FASTER)):
+    for side, factors in (("Below", SLOWER), ("Above", FASTER)):
         near = 1.0
         for far in factors:
             if best_at(far) is ranked[0]:
@@ -221,7 +222,7 @@ def turn_of_network(ranked: Sequence[PlanRow], costs: GpuCosts) -> tuple[str, li
                 middle = (near * far) ** 0.5
                 near, far = (middle, far) if best_at(middle) is ranked[0] else (near, middle)
             best = best_at(far)
-            return f"{words} {_rounded(network * far)} Gbit/s per node {best.candidate.name} is ahead.", [best]
+            return f"{side} {_rounded(network * far)} Gbit/s per node {best.candidate.name} is ahead.", [best]
     least, most = _rounded(network * SLOWER[-1]), _rounded(network * FASTER[-1])
     return f"On no network from {least} to {most} Gbit/s per node is another one ahead.", []
 
@@ -264,7 +265,7 @@ def turn_of_gpus(plan: Plan) -> tuple[str, list[PlanRow]]:
     """Returns a sentence on which of two strategies is ahead on more GPUs, and those that are; empty if no other
     strategy fits, or no larger world may be simulated.
     """
-    leaders, found, ahead = _leaders(plan.ranked), dict[str, list[str]](), list[PlanRow]()
+    leaders, gpus_by_result, ahead = _leaders(plan.ranked), dict[str, list[str]](), list[PlanRow]()
     for factor in MORE_GPUS:
         cells = [_larger(row, factor).config for row in leaders]
         rows = [plan.larger[config.cell_id] for config in cells if config.cell_id in plan.larger]
@@ -279,6 +280,6 @@ def turn_of_gpus(plan: Plan) -> tuple[str, list[PlanRow]]:
             if first.is_ahead(second) or second.is_ahead(first):
                 ahead.append(best)
                 said = f"{best.candidate.name} is ahead"
-        found.setdefault(said, []).append(f"{cells[0].world_size:,}")
-    parts = [f"on {' and '.join(gpus)} GPUs {said}" for said, gpus in found.items()]
+        gpus_by_result.setdefault(said, []).append(f"{cells[0].world_size:,}")
+    parts = [f"on {' and '.join(gpus)} GPUs {said}" for said, gpus in gpus_by_result.items()]
     return f"With the same micro-batches, {', '.join(parts)}." if parts else "", ahead

@@ -169,12 +169,12 @@ WIDTHS = (
 
 def shapes() -> list[GptSize]:
     """Returns all shapes of the family by size: each width begins where the previous one ends."""
-    found: list[GptSize] = []
+    sizes: list[GptSize] = []
     for deepest in WIDTHS:
-        before = found[-1].numel if found else 0
+        before = sizes[-1].numel if sizes else 0
         of_width = (deepest._replace(layers=layers) for layers in range(1, deepest.layers + 1))
-        found += [shape for shape in of_width if shape.numel > before]
-    return found
+        sizes += [shape for shape in of_width if shape.numel > before]
+    return sizes
 
 
 def family_axis(_: Cell) -> PlanAxis:
@@ -339,7 +339,7 @@ def next_index(axis: PlanAxis, loads: Mapping[int, float], origin: float | None 
 class Plan:
     """A goal by name, and the rows that are found for it.
 
-    `execute`: fake_execution.execute_all. `words`: overrides of all cells; `named`: keys of AXES that the user gave.
+    `execute`: fake_execution.execute_all. `overrides`: of all cells; `named`: keys of AXES that the user gave.
     `costs`: of the cluster of goal fastest; `price`: dollars per GPU hour.
     `tell` takes the plan and a row whose search has ended, or None before the first simulation and after each. `notes`:
     on rows that were left out; `turns`: sentences on what would change the answer. `due`: number of rows of which a
@@ -354,7 +354,7 @@ class Plan:
     price: float | None = None
     tell: Callable[[Plan, PlanRow | None], None] = lambda *_: None
     device: str = "cuda"
-    words: Sequence[str] = ()
+    overrides: Sequence[str] = ()
     named: Collection[str] = ()
     rows: dict[Candidate, PlanRow] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

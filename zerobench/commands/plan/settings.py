@@ -45,7 +45,7 @@ class Settings:
 
 
 def _that_apply(*notes: tuple[bool, str]) -> list[str]:
-    return [words for applies, words in notes if applies]
+    return [note for applies, note in notes if applies]
 
 
 # -- FSDP2 -----------------------------------------------------------------------------------------
@@ -98,20 +98,20 @@ def fsdp2(config: CellConfig) -> Settings:
 def deepspeed(config: CellConfig) -> Settings:
     """Returns `ds_config.json` for the cell."""
     stage, name, precision = STAGES.get(config.strategy.name, 0), config.strategy.name, config.precision
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train_batch_size": config.batch,
         "train_micro_batch_size_per_gpu": config.micro_batch,
         "gradient_accumulation_steps": config.accumulation,
     }
     if config.clip is not None:
-        found["gradient_clipping"] = config.clip
+        settings["gradient_clipping"] = config.clip
     if precision.name != "fp32":
-        found[precision.name] = {"enabled": True}
+        settings[precision.name] = {"enabled": True}
     if precision.gradient_dtype not in (None, precision.name):
-        found["data_types"] = {"grad_accum_dtype": precision.gradient_dtype}
-    found["zero_optimization"] = _zero(config, stage)
+        settings["data_types"] = {"grad_accum_dtype": precision.gradient_dtype}
+    settings["zero_optimization"] = _zero(config, stage)
     if config.recomputes:
-        found["activation_checkpointing"] = {"cpu_checkpointing": config.activation.name == "checkpoint_offload"}
+        settings["activation_checkpointing"] = {"cpu_checkpointing": config.activation.name == "checkpoint_offload"}
     reshards = "fsdp2_no_reshard: stage 3 of DeepSpeed frees gathered parameters after forward; its traffic is 3 ψ"
     buckets = "megatron: Megatron keeps fp32 gradients in one buffer; stage 1 of DeepSpeed keeps them in buckets"
     recomputes = "recomputing: the model itself must call deepspeed.checkpointing.checkpoint around each block"
@@ -122,32 +122,32 @@ def deepspeed(config: CellConfig) -> Settings:
         (config.offload.name == "nvme", "offload=nvme: set nvme_path to a folder on the disk"),
         (stage == 0, "ddp: stage 0 is plain data parallelism, with fp32 masters on every rank"),
     )
-    return Settings({"ds_config.json": json.dumps(found, indent=2) + "\n"}, notes)
+    return Settings({"ds_config.json": json.dumps(settings, indent=2) + "\n"}, notes)
 
 
 def _zero(config: CellConfig, stage: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"stage": stage}
+    section: dict[str, Any] = {"stage": stage}
     if not stage:
-        return found
+        return section
     facts, item = facts_of(config), 4 if config.precision.name == "fp32" else 2
     bucket_bytes = getattr(config.strategy, "bucket_bytes", None)
     if not isinstance(bucket_bytes, int):  # the cell's automatic size
         bucket_bytes = automatic_bucket_bytes(facts.psi * item, config.data_ranks)
     numel = bucket_bytes // item
-    found |= {"contiguous_gradients": True, "overlap_comm": True, "reduce_bucket_size": numel}
+    section |= {"contiguous_gradients": True, "overlap_comm": True, "reduce_bucket_size": numel}
     if stage < 3:
-        found |= {"reduce_scatter": True, "allgather_bucket_size": numel}
+        section |= {"reduce_scatter": True, "allgather_bucket_size": numel}
     else:  # its own defaults keep up to a billion elements whole; here two units, the running one and the next
         layers = getattr(config.model, "layers", None) or getattr(config.huggingface, "layers", None) or 1
-        found |= {"stage3_prefetch_bucket_size": numel,
+        section |= {"stage3_prefetch_bucket_size": numel,
                   "stage3_max_live_parameters": 2 * -(-(facts.psi + facts.frozen) // int(layers)),
                   "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}  # fmt: skip
     if config.offload.name == "none":
-        return found
+        return section
     tier: dict[str, Any] = {"device": config.offload.name, "pin_memory": True}
     if config.offload.name == "nvme":
         tier["nvme_path"] = _nvme_path(config)
-    return found | {"offload_optimizer": tier} | ({"offload_param": tier} if _moves_parameters(config, stage) else {})
+    return section | {"offload_optimizer": tier} | ({"offload_param": tier} if _moves_parameters(config, stage) else {})
 
 
 def _nvme_path(config: CellConfig) -> str:
@@ -165,18 +165,18 @@ def accelerate(config: CellConfig) -> Settings:
     """Returns `accelerate.yaml`: FSDP2 for stage 3, DeepSpeed for stages 1 and 2 and for files, else plain DDP."""
     stage, nodes = STAGES.get(config.strategy.name, 0), max(1, -(-config.world_size // (config.node_size or PER_NODE)))
     by_fsdp = stage == 3 and config.offload.name != "nvme"
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "debug": False, "downcast_bf16": "no", "machine_rank": 0,
         "main_training_function": "main", "num_machines": nodes, "num_processes": config.world_size,
         "mixed_precision": "no" if config.precision.name == "fp32" else config.precision.name,
         "rdzv_backend": "static" if nodes == 1 else "c10d", "same_network": True, "use_cpu": False,
     }  # fmt: skip
     if stage == 0:
-        found["distributed_type"] = "MULTI_GPU"
+        settings["distributed_type"] = "MULTI_GPU"
     elif by_fsdp:
-        found |= {"distributed_type": "FSDP", "fsdp_config": _fsdp(config)}
+        settings |= {"distributed_type": "FSDP", "fsdp_config": _fsdp(config)}
     else:
-        found |= {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(config, stage)}
+        settings |= {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(config, stage)}
     through = "accelerate has stages 1 and 2 through DeepSpeed, which must be installed"
     by_hand = "recomputing: call model.gradient_checkpointing_enable() in the script"
     notes = _that_apply(
@@ -184,7 +184,7 @@ def accelerate(config: CellConfig) -> Settings:
         (config.recomputes and not by_fsdp, by_hand),
         (True, f"micro_batch={config.micro_batch}: is the batch size of the script's data loader"),
     )
-    return Settings({"accelerate.yaml": yaml.safe_dump(found, sort_keys=True)}, notes)
+    return Settings({"accelerate.yaml": yaml.safe_dump(settings, sort_keys=True)}, notes)
 
 
 def _fsdp(config: CellConfig) -> dict[str, Any]:
@@ -202,15 +202,15 @@ def _fsdp(config: CellConfig) -> dict[str, Any]:
 
 
 def _deepspeed(config: CellConfig, stage: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    section: dict[str, Any] = {
         "zero_stage": stage, "gradient_accumulation_steps": config.accumulation,
         "offload_optimizer_device": config.offload.name,
         "offload_param_device": config.offload.name if _moves_parameters(config, stage) else "none",
         "zero3_init_flag": stage == 3,
     }  # fmt: skip
     if config.offload.name == "nvme":
-        found |= {"offload_optimizer_nvme_path": _nvme_path(config), "offload_param_nvme_path": _nvme_path(config)}
-    return found | ({"gradient_clipping": config.clip} if config.clip is not None else {})
+        section |= {"offload_optimizer_nvme_path": _nvme_path(config), "offload_param_nvme_path": _nvme_path(config)}
+    return section | ({"gradient_clipping": config.clip} if config.clip is not None else {})
 
 
 # -- all systems -----------------------------------------------------------------------------------

@@ -62,9 +62,9 @@ def _anchors(stream: pd.DataFrame) -> dict[Key, int]:
         zip(stream["kind"], stream["name"], stream["operator"], strict=True)
     ):
         if kind in ("phase", "module"):
-            one = str(kind), str(name), str(operator or "")
-            anchors[(*one, seen[one])] = index
-            seen[one] += 1
+            event = str(kind), str(name), str(operator or "")
+            anchors[(*event, seen[event])] = index
+            seen[event] += 1
     return anchors
 
 

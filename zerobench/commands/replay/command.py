@@ -40,8 +40,8 @@ def replay(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 2 if refused, 130 if interrupted."""
     chosen = _parser().parse_args(arguments)
     try:
-        known = {EVERY: None, NONE: list[int]()}  # all powers of two, or no simulation
-        wanted = known[chosen.worlds] if chosen.worlds in known else _numbers("--worlds", chosen.worlds, 1, MOST)
+        presets = {EVERY: None, NONE: list[int]()}  # all powers of two, or no simulation
+        wanted = presets[chosen.worlds] if chosen.worlds in presets else _numbers("--worlds", chosen.worlds, 1, MOST)
         if wanted != []:
             fork_server.start()
         results, _ = tables.load(chosen.runs).chosen(chosen.where)
@@ -59,12 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("runs", nargs="?", type=Path, default=Path(RESULTS), help="a results folder or a run (default: %(default)s)")
     add("--out", type=Path, metavar="FILE", default=Path("step.html"), help="the page (default: %(default)s)")
-    words = (
+    worlds_help = (
         f"numbers of ranks to simulate next to the recorded ones: {EVERY} (2, 4, ... {MOST:,}), {NONE}, or a list: 8,64"
     )
-    add("--worlds", default=EVERY, metavar="N,...", help=f"{words} (default: %(default)s)")
-    words = "give simulated steps the times predicted for this cluster (zerobench predict --help)"
-    add("--cluster", metavar="NAME", help=words)
+    add("--worlds", default=EVERY, metavar="N,...", help=f"{worlds_help} (default: %(default)s)")
+    cluster_help = "give simulated steps the times predicted for this cluster (zerobench predict --help)"
+    add("--cluster", metavar="NAME", help=cluster_help)
     add("--ranks", default=EVERY, metavar="R,...", help="recorded ranks to show, such as 0,1 (default: %(default)s)")
     add_jobs(parser)
     add_options(parser, attempts=False)
@@ -72,12 +72,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
-    found = []
+    numbers = []
     for word in text.split(","):
         if not word.isdecimal() or not least <= int(word) <= most:
             raise ValueError(f"{flag} {text}: {word!r} is no number from {least} to {most:,}; write {EVERY} or a list")
-        found.append(int(word))
-    return sorted(set(found))
+        numbers.append(int(word))
+    return sorted(set(numbers))
 
 
 def _write_page(to: Path, worlds: list[ReplayWorld], wanted: list[int] | None, chosen: argparse.Namespace) -> None:

@@ -37,8 +37,8 @@ def write_page(to: Path, worlds: list[ReplayWorld]) -> int:
     text = page_of(worlds)
     size = len(text.encode())
     if size > LIMIT_BYTES:
-        words = "leave ranks or numbers of ranks out: --ranks 0, --worlds none"
-        raise ValueError(f"--out {to}: the page would be {show_bytes(size)}, above {show_bytes(LIMIT_BYTES)}; {words}")
+        remedy = "leave ranks or numbers of ranks out: --ranks 0, --worlds none"
+        raise ValueError(f"--out {to}: the page would be {show_bytes(size)}, above {show_bytes(LIMIT_BYTES)}; {remedy}")
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(text, encoding="utf-8")
     return size
@@ -49,16 +49,16 @@ def page_of(worlds: list[ReplayWorld]) -> str:
     panels = worlds[0].panels
     # a message on which numbers of ranks were measured and which were simulated
     by_how = {how: [f"{world.ranks:,}" for world in worlds if world.how == how] for how in (MEASURED, EXECUTED)}
-    words = [f"Measured with real ranks: N = {', '.join(by_how[MEASURED])}." if by_how[MEASURED] else ""]
+    scale = [f"Measured with real ranks: N = {', '.join(by_how[MEASURED])}."] if by_how[MEASURED] else []
     if by_how[EXECUTED]:
         ns = ", ".join(by_how[EXECUTED])
-        words.append(f"Simulated on fake tensors, the rank with the most, each rank keeping its micro-batch: N = {ns}.")
+        scale.append(f"Simulated on fake tensors, the rank with the most, each rank keeping its micro-batch: N = {ns}.")
     parts = {
         "title": escape(f"One training step, recorded: {panels[0].row['model']}"),
         "setting": escape(setting_words(panels)),
         "style": part("step.css"),
         "script": "\n".join(part(name) for name in SCRIPTS),
-        "data": deflated(data_of(worlds, {"scale_words": " ".join(filter(None, words))})),
+        "data": deflated(data_of(worlds, {"scale_words": " ".join(scale)})),
     }
     return re.sub(r"<!--(\w+)-->", lambda mark: parts[mark[1]], part("step.html"))
 
@@ -95,9 +95,9 @@ class Strings:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {"": 0}
 
-    def numbers(self, words: Iterable[object]) -> list[int]:
+    def numbers(self, texts: Iterable[object]) -> list[int]:
         """Returns the words' numbers; new words get the next free ones."""
-        return [self._numbers.setdefault(str(w) if isinstance(w, str) else "", len(self._numbers)) for w in words]
+        return [self._numbers.setdefault(str(w) if isinstance(w, str) else "", len(self._numbers)) for w in texts]
 
     @property
     def all(self) -> list[str]:
@@ -114,9 +114,9 @@ def deflated(data: dict[str, Any]) -> str:
 def data_of(worlds: list[ReplayWorld], beside: dict[str, Any]) -> dict[str, Any]:
     """Returns the page's data. `beside`: additional entries."""
     strings = Strings()
-    found = [_world(world, strings) for world in worlds]
+    world_data = [_world(world, strings) for world in worlds]
     categories = [{"name": n, "color": c, "hatch": h, "letter": LETTERS[n]} for n, (c, h) in CATEGORIES.items()]
-    return {"ticks": TICKS, "categories": categories, "worlds": found, "strings": strings.all, **beside}
+    return {"ticks": TICKS, "categories": categories, "worlds": world_data, "strings": strings.all, **beside}
 
 
 def _world(world: ReplayWorld, strings: Strings) -> dict[str, Any]:
@@ -125,12 +125,12 @@ def _world(world: ReplayWorld, strings: Strings) -> dict[str, Any]:
     panels: list[dict[str, Any]] = []
     phases: list[tuple[str, int]] = []
     for panel in world.panels:
-        mine = []
+        panel_streams = []
         for rank, stream in panel.streams.items():
             ticks = next(clocks)
             phases = phases or phases_of(stream, ticks)
-            mine.append({"rank": rank, "length": len(stream), "columns": _columns(stream, ticks, strings)})
-        panels.append(_facts(panel) | {"streams": mine})
+            panel_streams.append({"rank": rank, "length": len(stream), "columns": _columns(stream, ticks, strings)})
+        panels.append(_facts(panel) | {"streams": panel_streams})
     return {"n": world.ranks, "how": world.how, "phases": phases, "panels": panels}
 
 
@@ -159,7 +159,7 @@ def _columns(stream: pd.DataFrame, ticks: NDArray[np.int64], strings: Strings) -
     for name in NUMBERS:
         columns[name] = np.rint(stream[name].fillna(0).to_numpy(dtype="float64")).astype(np.int64).tolist()
     columns["wire_bytes"] = [
-        int(one) if float(one).is_integer() else float(one) for one in stream["wire_bytes"].fillna(0)
+        int(size) if float(size).is_integer() else float(size) for size in stream["wire_bytes"].fillna(0)
     ]
     columns["control"] = stream["control"].fillna(False).astype(int).tolist()
     for name in WORDS:

@@ -115,14 +115,14 @@ def recorded_worlds(results: Results) -> list[ReplayWorld]:
         raise ValueError(f"no finished run has a table of events; record one with: {given} measure.events=true")
     runs = latest(runs).drop_duplicates("cell_id", keep="last")
     for column in SETTING:
-        found = runs[column].astype("object").where(runs[column].notna(), None).unique().tolist()
-        if len(found) > 1:
-            values = " and ".join(map(str, found))
-            raise ValueError(f"runs differ in {column}, which is {values}; choose one with --where {column}={found[0]}")
+        values = runs[column].astype("object").where(runs[column].notna(), None).unique().tolist()
+        if len(values) > 1:
+            every = " and ".join(map(str, values))
+            raise ValueError(f"runs differ in {column}, which is {every}; choose one with --where {column}={values[0]}")
     worlds = []
     of = runs["world_size"], runs["backend"] == SIMULATED
-    for (ranks, simulated), mine in runs.groupby([*of], sort=True):
-        panels = _panels(mine, results.events)
+    for (ranks, simulated), group in runs.groupby([*of], sort=True):
+        panels = _panels(group, results.events)
         worlds.append(ReplayWorld(int(str(ranks)), EXECUTED if simulated else MEASURED, panels))
     return worlds
 
@@ -147,17 +147,17 @@ def _panels(runs: pd.DataFrame, events: pd.DataFrame) -> tuple[Panel, ...]:
         raise ValueError(
             f"{len(rows)} cells at N={rows[0]['world_size']}; a page shows {MOST_PANELS}: choose with --where"
         )
-    found = [
+    panels = [
         Panel(
             f"{row['strategy']} {row.get('systems') or ''}".strip(), row["strategy"], row,
             streams_of(events[events["run_id"] == row["run_id"]]),
         )
         for row in rows
     ]  # fmt: skip
-    keys = [panel.key for panel in found]
+    keys = [panel.key for panel in panels]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise ValueError(f"several cells of {twice[0]} at N={rows[0]['world_size']}; choose one with --where KEY=VALUE")
-    return tuple(found)
+    return tuple(panels)
 
 
 def setting_words(panels: Sequence[Panel]) -> str:
@@ -189,9 +189,9 @@ def executed_worlds(
 
         done = execute_all(configs, target, jobs, tell, LIMITS, costs is not None)
     made = {n: [] for n in ranks}  # type: dict[int, list[Panel]]
-    for (n, panel), one in zip(wanted, done, strict=True):
-        made[n].append(_executed_panel(panel, one, costs))
-    return [ReplayWorld(n, EXECUTED, tuple(found)) for n, found in made.items()]
+    for (n, panel), execution in zip(wanted, done, strict=True):
+        made[n].append(_executed_panel(panel, execution, costs))
+    return [ReplayWorld(n, EXECUTED, tuple(world_panels)) for n, world_panels in made.items()]
 
 
 def at(config: CellConfig, ranks: int) -> CellConfig:
@@ -201,19 +201,20 @@ def at(config: CellConfig, ranks: int) -> CellConfig:
     return replace(config, world_size=ranks, batch=batch, rank=None, measure=measure)
 
 
-def _executed_panel(panel: Panel, one: Execution, costs: GpuCosts | None) -> Panel:
-    if one.record is None:
-        return replace(panel, row=panel.row | dict.fromkeys(NUMBERS), streams={}, problem=one.problem)
-    has_theory = predicts(one.config.strategy.values())
+def _executed_panel(panel: Panel, execution: Execution, costs: GpuCosts | None) -> Panel:
+    if execution.record is None:
+        return replace(panel, row=panel.row | dict.fromkeys(NUMBERS), streams={}, problem=execution.problem)
+    config = execution.config
+    has_theory = predicts(config.strategy.values())
     row = panel.row | {
-        "run_id": "", "command": "", "world_size": one.config.world_size, "config": json.dumps(one.config.as_dict()),
-        "peak_bytes": one.peak_bytes, "states_bytes": one.states_bytes, "wire_bytes": one.wire_bytes,
-        "volume_psi": one.volume_elements / panel.row["psi"] if panel.row.get("psi") else None,
-        "formulas": to_json(formulas_of(one.config, one.record.schedule)) if has_theory else None,
+        "run_id": "", "command": "", "world_size": config.world_size, "config": json.dumps(config.as_dict()),
+        "peak_bytes": execution.peak_bytes, "states_bytes": execution.states_bytes, "wire_bytes": execution.wire_bytes,
+        "volume_psi": execution.volume_elements / panel.row["psi"] if panel.row.get("psi") else None,
+        "formulas": to_json(formulas_of(config, execution.record.schedule)) if has_theory else None,
     }  # fmt: skip
-    events = list(one.record.events)
+    events = list(execution.record.events)
     if costs is not None:  # at their predicted times, without kinds that a recorded step does not have
-        placed = zip(events, lay_out(events, costs_at(costs, one.config.world_size)).at, strict=True)
+        placed = zip(events, lay_out(events, costs_at(costs, config.world_size)).at, strict=True)
         events = [replace(event, seconds=at) for event, at in placed if event.kind not in (COMPUTE, ORDER)]
     return replace(panel, row=row, streams=streams_of(pd.DataFrame([asdict(event) for event in events])))
 

@@ -95,8 +95,8 @@ def _load(where: Path, options: argparse.Namespace) -> Results:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("zerobench report", DESCRIPTION, EXAMPLES)
-    words = "a results folder, a run or a collection; two of them, before and after, are compared"
-    parser.add_argument("runs", nargs="*", type=Path, default=[Path("results/runs")], metavar="RUNS", help=words)
+    runs_help = "a results folder, a run or a collection; two of them, before and after, are compared"
+    parser.add_argument("runs", nargs="*", type=Path, default=[Path("results/runs")], metavar="RUNS", help=runs_help)
     out = Path("report.html")
     parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="default: %(default)s, here")
     parser.add_argument("--title", metavar="TEXT", help="heading of the page (default: the folders' names)")

@@ -34,10 +34,11 @@ def summary(comparison: Comparison) -> Iterator[tuple[str, str]]:
     yield "Time", _times(judged)
     if judged:
         yield "Losses", _losses(judged)
-    if differs := Counter(words for pair in comparison.pairs for words in pair.differs):
+    if differs := Counter(difference for pair in comparison.pairs for difference in pair.differs):
         cells = f"of {len(comparison.pairs)} cells"
-        words = [f"{one} (in {number} {cells})" for one, number in differs.most_common(DIFFERING)]
-        yield "Differs", "; ".join(words) + f"; and {len(differs) - DIFFERING} more" * (len(differs) > DIFFERING)
+        shared = [f"{difference} (in {number} {cells})" for difference, number in differs.most_common(DIFFERING)]
+        shared += [f"and {len(differs) - DIFFERING} more"] if len(differs) > DIFFERING else []
+        yield "Differs", "; ".join(shared)
     for pair in comparison.pairs:
         if pair.refused:
             yield "Not comparable", f"{title(pair)}: {'; '.join(pair.refused)}"
@@ -58,13 +59,13 @@ def _exact(pairs: Sequence[Compared], metric: str) -> str:
     changes = [(pair, change) for pair in pairs if (change := _change(pair, metric)) and change.difference is not None]
     if not changes:
         return f"equal, exactly, in {f'all {len(pairs)} cells' if len(pairs) > 1 else 'the only cell'}"
-    words = []
+    answers = []
     for grew, word in ((True, "grew"), (False, "shrank")):
         group = [(pair, change) for pair, change in changes if ((change.difference or 0) > 0) is grew]
         if group:
-            pair, most = max(group, key=lambda one: abs(one[1].difference or 0))
-            words.append(f"{word} in {len(group)} of {len(pairs)} cells, most in {title(pair)}: {_by(pair, most)}")
-    return "; ".join(words)
+            pair, most = max(group, key=lambda group_entry: abs(group_entry[1].difference or 0))
+            answers.append(f"{word} in {len(group)} of {len(pairs)} cells, most in {title(pair)}: {_by(pair, most)}")
+    return "; ".join(answers)
 
 
 def _by(pair: Compared, change: Change) -> str:
@@ -80,24 +81,24 @@ def _times(pairs: Sequence[Compared]) -> str:
     for pair in pairs:
         if pair.effects:
             step = pair.effects[0]
-            words = f"{title(pair)} × {step.ratio:.3f}" + (f" ({interval(step)})" if interval(step) else "")
-            groups.setdefault(WHY.get(step.verdict, step.verdict), []).append(words)
+            ratio = f"{title(pair)} × {step.ratio:.3f}" + (f" ({interval(step)})" if interval(step) else "")
+            groups.setdefault(WHY.get(step.verdict, step.verdict), []).append(ratio)
         else:
             groups.setdefault(f"{NOT_COMPARABLE}: {'; '.join(pair.time_refused)}", []).append(title(pair))
     answers = []
-    for verdict, cells in sorted(groups.items(), key=lambda one: one[0] == NOISE):
-        more = f" and {len(cells) - NAMED} more" * (len(cells) > NAMED)
+    for verdict, cells in sorted(groups.items(), key=lambda group: group[0] == NOISE):
+        more = f" and {len(cells) - NAMED} more" if len(cells) > NAMED else ""
         named = "" if verdict == NOISE else f": {', '.join(cells[:NAMED])}{more}"
         answers.append(f"{verdict} in {len(cells)} of {len(pairs)} cells{named}")
     return "; ".join(answers) or NOT_COMPARABLE
 
 
 def _losses(pairs: Sequence[Compared]) -> str:
-    known = [pair for pair in pairs if not pair.loss_refused]
-    if not known:
+    comparable = [pair for pair in pairs if not pair.loss_refused]
+    if not comparable:
         return f"{NOT_COMPARABLE}: {'; '.join(dict.fromkeys(w for pair in pairs for w in pair.loss_refused))}"
-    other = [title(pair) for pair in known if any(change.a != change.b for change in pair.losses)]
-    equal = f"equal to the bit in {len(known) - len(other)} of {len(known)} cells"
+    other = [title(pair) for pair in comparable if any(change.a != change.b for change in pair.losses)]
+    equal = f"equal to the bit in {len(comparable) - len(other)} of {len(comparable)} cells"
     return equal + (f"; not in {', '.join(other)}" if other else "")
 
 
@@ -124,7 +125,7 @@ def _cells(pair: Compared) -> list[str]:
 def _moved(pair: Compared, metric: str) -> str:
     change = _change(pair, metric)
     if change is None:
-        return "unsteady" if any(words.startswith(f"{metric} ") for words in pair.unsteady) else "equal"
+        return "unsteady" if any(text.startswith(f"{metric} ") for text in pair.unsteady) else "equal"
     if change.difference is None:
         return NONE
     return signed(change.difference) if metric.endswith("_bytes") else f"{change.difference:+.6f}"
@@ -144,8 +145,8 @@ def figures_of(comparison: Comparison) -> Iterator[BarFigure]:
 def _ratio(pair: Compared) -> Bar:
     step = pair.effects[0]
     reach = None if step.low is None or step.high is None else (step.low - 1, step.high - 1)
-    known = f"95 % interval {interval(step)}" if reach else "too few launches for an interval"
-    tip = f"{title(pair)}\nratio of steps {step.ratio:.3f}\n{known}\n{step.verdict}"
+    certainty = f"95 % interval {interval(step)}" if reach else "too few launches for an interval"
+    tip = f"{title(pair)}\nratio of steps {step.ratio:.3f}\n{certainty}\n{step.verdict}"
     text = f"× {step.ratio:.3f}, {step.verdict.split(':')[0]}"
     return Bar(title(pair), text, tip, [BarPart("step", step.ratio - 1, tip)], reach=reach)
 

@@ -55,14 +55,14 @@ def _traffic(label: str, row: Row) -> Bar | None:
     if not row["volume_psi"]:
         return None
     volumes = {name: row[f"volume_{name}_psi"] or 0.0 for name in COLLECTIVES}
-    words = {name: f"{name.replace('_', '-')} {volume:.6g} ψ" for name, volume in volumes.items()}
-    lines = [label, f"volume {row['volume_psi']:.6g} ψ", *(words[name] for name, volume in volumes.items() if volume)]
+    texts = {name: f"{name.replace('_', '-')} {volume:.6g} ψ" for name, volume in volumes.items()}
+    lines = [label, f"volume {row['volume_psi']:.6g} ψ", *(texts[name] for name, volume in volumes.items() if volume)]
     predicted = row["predicted_volume_psi"]
     if predicted is not None:
         lines.append(f"predicted {predicted:.6g} ψ, residual {row['volume_psi'] - predicted:+.3g} ψ")
     if row["wire_bytes"] is not None:
         lines.append(f"a rank sends {exactly(row['wire_bytes'])}")
-    parts = [BarPart(name, volume, f"{label}\n{words[name]}") for name, volume in volumes.items()]
+    parts = [BarPart(name, volume, f"{label}\n{texts[name]}") for name, volume in volumes.items()]
     return Bar(label, f"{row['volume_psi']:.3f} ψ", "\n".join(lines), parts, (), predicted)
 
 

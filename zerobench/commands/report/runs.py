@@ -59,11 +59,11 @@ class ReportedRun:
 
 def runs_of(results: Results, folders: Sequence[Path]) -> list[ReportedRun]:
     """Splits results by run; `folders`: where they were read."""
-    known = {folder.name: folder for where in folders for folder in run_folders(where)}
+    by_name = {folder.name: folder for where in folders for folder in run_folders(where)}
     rows: list[Row] = results.runs.to_dict("records")  # type: ignore[assignment]
     names = name_cells([CellConfig.from_json(row["config"]) for row in rows])
     return [
-        ReportedRun(row, name, known.get(row["run_id"]), results, index)
+        ReportedRun(row, name, by_name.get(row["run_id"]), results, index)
         for index, (row, name) in enumerate(zip(rows, names, strict=True))
     ]
 
@@ -74,7 +74,8 @@ def differing(runs: pd.DataFrame) -> Grid | None:
     for key, values in swept(list(runs["config"])).items():
         counts = Counter("not a key of it" if value is None else show_value(value) for value in values)
         listed = ", ".join(f"{value} ({number})" for value, number in counts.most_common(VALUES))
-        rows.append([key, listed + f" and {len(counts) - VALUES} more" * (len(counts) > VALUES), str(len(counts))])
+        listed += f" and {len(counts) - VALUES} more" if len(counts) > VALUES else ""
+        rows.append([key, listed, str(len(counts))])
     return Grid(["key", "values, and the runs that have them", "values"], rows, left=2) if rows else None
 
 
@@ -120,10 +121,10 @@ def columns_of_runs(results: Results, sides: Sequence[str] | None = None) -> lis
     leading["status"] = ("How the run ended", [str(row["status"]) for row in rows])
     columns = [PageColumn(name, meaning, False, True, texts, texts) for name, (meaning, texts) in leading.items()]
     ok = [row for row in rows if row["status"] == "ok"]
-    known = {column.name: column for column in columns_of("runs")}
+    all_columns = {column.name: column for column in columns_of("runs")}
     for name, column in COLUMNS.items():
         if any(map(column.is_shown, ok)):
-            meaning = known[column.key].meaning if column.key else name
+            meaning = all_columns[column.key].meaning if column.key else name
             texts = [column.show(row) if row["status"] == "ok" else "–" for row in rows]
             exact = [_plain(row[column.key]) if column.key else text for row, text in zip(rows, texts, strict=True)]
             values = [None if text == "–" else value for value, text in zip(exact, texts, strict=True)]
@@ -134,7 +135,7 @@ def columns_of_runs(results: Results, sides: Sequence[str] | None = None) -> lis
         texts = ["–" if value is None else str(value) for value in values]
         columns.append(PageColumn(key, f"Key {key} of the config", False, False, values, texts))
     rate = f"{counted(row['sequence'] for row in rows)} /"
-    for key, described in known.items():
+    for key, described in all_columns.items():
         values = [_plain(row[key]) for row in rows]
         if key not in (*LONG, "status") and any(value is not None for value in values):
             unit = f" ({described.unit})".replace("tokens /", rate) if described.unit else ""

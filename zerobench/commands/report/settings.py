@@ -98,12 +98,12 @@ def _titles(rows: list[Row]) -> list[str]:
     titles = []
     for row in rows:
         title = f"{row['model']}, N = {row['world_size']}, batch {row['batch']}{show_length(row['sequence'])}"
-        titles.append(title + "".join(f", {'seed ' * (key == 'seed')}{row[key]}" for key in differing))
+        titles.append(title + "".join(f", {'seed ' if key == 'seed' else ''}{row[key]}" for key in differing))
     shapes = [row["shape"].split() for row in rows]
     own = [[word for word in shape if not all(word in other for other in shapes)] for shape in shapes]
     return [
-        title + ("".join(f", {word}" for word in words) if titles.count(title) > 1 else "")
-        for title, words in zip(titles, own, strict=True)
+        title + ("".join(f", {word}" for word in parts) if titles.count(title) > 1 else "")
+        for title, parts in zip(titles, own, strict=True)
     ]
 
 
@@ -117,9 +117,9 @@ def verdict_of(setting: Setting, judge: Judge) -> Iterator[tuple[str, str]]:
         groups: dict[str, list[SettingCell]] = {}
         for cell in setting.ok:
             groups.setdefault(cell.row["training"] or "", []).append(cell)
-        words = [f"{TRAINED.get(verdict, verdict)}: {_names(cells)}" for verdict, cells in groups.items()]
+        trained = [f"{TRAINED.get(verdict, verdict)}: {_names(cells)}" for verdict, cells in groups.items()]
         differ = (str(cell.row["training_words"]) for cell in groups.get("differs", []))
-        yield "Training", "; ".join([*words, *differ])
+        yield "Training", "; ".join([*trained, *differ])
         yield "Predictions", _predictions(setting)
     bad = [f"{c.label}: {c.row['status']}: {c.row['reason']}" for c in setting.cells if c.row["status"] != "ok"]
     if bad:
@@ -132,11 +132,11 @@ def _memory(setting: Setting) -> str:
         return f"no cell differs: {show_bytes(setting.ok[0].row['peak_bytes'])} at the peak of the largest rank"
     row = best[0].row
     host = f", and {show_bytes(row['host_peak_bytes'])} in host memory" if row["host_peak_bytes"] else ""
-    words = f"{_names(best)}: {show_bytes(row['peak_bytes'])} at the peak of the largest rank{host}"
+    answer = f"{_names(best)}: {show_bytes(row['peak_bytes'])} at the peak of the largest rank{host}"
     if reference is None or reference in best or not reference.row["peak_bytes"]:
-        return words
+        return answer
     less = 1 - row["peak_bytes"] / reference.row["peak_bytes"]
-    return f"{words}, {less * 100:.0f} % less than {reference.label} ({show_bytes(reference.row['peak_bytes'])})"
+    return f"{answer}, {less * 100:.0f} % less than {reference.label} ({show_bytes(reference.row['peak_bytes'])})"
 
 
 def _price(setting: Setting, judge: Judge) -> str:
@@ -144,26 +144,26 @@ def _price(setting: Setting, judge: Judge) -> str:
     best, base = setting.best("peak MiB"), setting.reference
     if not best or base is None or base in best or len(setting.ok) < 2:
         return ""
-    cell, words = best[0], []
+    cell, comparisons = best[0], []
     ours, theirs = cell.row["volume_psi"], base.row["volume_psi"]
     if ours is not None and theirs:
         times = "as much traffic as" if ours == theirs else f"{ours / theirs:.3g} times the traffic of"
-        words.append(f"{times} {base.label} ({ours:.3f} ψ against {theirs:.3f} ψ)")
+        comparisons.append(f"{times} {base.label} ({ours:.3f} ψ against {theirs:.3f} ψ)")
     pair = judge.compare_cells(base.measured, cell.measured)
     if pair.effects:
         step = pair.effects[0]
-        known = f"95 % interval {interval(step)}, " if interval(step) else ""
-        words.append(f"{step.ratio:.3f} times the step of {base.label} ({known}{step.verdict})")
+        certainty = f"95 % interval {interval(step)}, " if interval(step) else ""
+        comparisons.append(f"{step.ratio:.3f} times the step of {base.label} ({certainty}{step.verdict})")
     refused = f"; times are not comparable: {_refused(pair, base.label, cell.label)}" if pair.time_refused else ""
-    return f"{cell.label} takes {' and '.join(words)}{refused}" if words else ""
+    return f"{cell.label} takes {' and '.join(comparisons)}{refused}" if comparisons else ""
 
 
 def _refused(pair: Compared, a: str, b: str) -> str:
     """Returns why times are not comparable, with the cells' names instead of A and B."""
     if pair.a.row["step_s"] is None or pair.b.row["step_s"] is None:
         return "there are none"
-    words = "; ".join(pair.time_refused)
-    return words.replace(" in A and ", f" in {a} and ").replace(" in B", f" in {b}")
+    reasons = "; ".join(pair.time_refused)
+    return reasons.replace(" in A and ", f" in {a} and ").replace(" in B", f" in {b}")
 
 
 def _timed(setting: Setting) -> list[SettingCell]:
@@ -179,18 +179,18 @@ def _fastest(setting: Setting, judge: Judge) -> str:
     best = setting.best("step ms") or timed[:1]
     row = best[0].row
     step = f"{show_ms(row['step_s'])} a step ({step_interval(row) or 'too few for an interval'})"
-    words = f"{_names(best)}: {step}, {show_rate(row['tokens_per_s'], row['sequence'])}"
+    answer = f"{_names(best)}: {step}, {show_rate(row['tokens_per_s'], row['sequence'])}"
     groups: dict[str, list[SettingCell]] = {}
     for cell in timed:
         if cell not in best:
             groups.setdefault(_against(best[0], cell, judge), []).append(cell)
-    words += "".join(f"; {against}: {_names(cells)}" for against, cells in groups.items())
+    answer += "".join(f"; {against}: {_names(cells)}" for against, cells in groups.items())
     fewest = min(len(cell.measured.launches) for cell in timed)
     if fewest >= LEAST_LAUNCHES:
-        return f"{words}. Intervals are over {fewest} launches or more"
+        return f"{answer}. Intervals are over {fewest} launches or more"
     # intervals over one launch's steps hide how much launches differ
     return (
-        f"{words}. Intervals are over the steps of {'one launch' if fewest == 1 else 'few launches'}; launches of the "
+        f"{answer}. Intervals are over the steps of {'one launch' if fewest == 1 else 'few launches'}; launches of the "
         f"same code differ by more, and measure.repeats={LEAST_LAUNCHES} measures by how much"
     )
 
@@ -221,18 +221,18 @@ def proven_fastest(setting: Setting, judge: Judge) -> SettingCell | None:
 
 def _predictions(setting: Setting) -> str:
     counted = [cell for cell in setting.ok if cell.row["states_bytes"] is not None]
-    known = [cell for cell in counted if cell.row["predicted_states_bytes"] is not None]
-    if not known:
+    predicted = [cell for cell in counted if cell.row["predicted_states_bytes"] is not None]
+    if not predicted:
         return "none: theory does not cover these strategies" if counted else "none: no pass counted bytes"
-    off = {cell.label: cell.row["states_bytes"] - cell.row["predicted_states_bytes"] for cell in known}
+    off = {cell.label: cell.row["states_bytes"] - cell.row["predicted_states_bytes"] for cell in predicted}
     wrong = [f"{label} {by:+,} B" for label, by in off.items() if by]
-    words = "states " + (f"differ by {', '.join(wrong)}" if wrong else "are met to the byte")
-    volumes = [cell for cell in known if None not in (cell.row["volume_psi"], cell.row["predicted_volume_psi"])]
+    answer = "states " + (f"differ by {', '.join(wrong)}" if wrong else "are met to the byte")
+    volumes = [cell for cell in predicted if None not in (cell.row["volume_psi"], cell.row["predicted_volume_psi"])]
     moved = {cell.label: cell.row["volume_psi"] - cell.row["predicted_volume_psi"] for cell in volumes}
     wrong = [f"{label} {by:+.4f} ψ" for label, by in moved.items() if abs(by) > 1e-9]
-    words += ", volumes " + (f"differ by {', '.join(wrong)}" if wrong else "to the element") if volumes else ""
-    unknown = [cell for cell in setting.ok if cell not in known]
-    return words + (f"; without a prediction: {_names(unknown)}" if unknown else "")
+    answer += ", volumes " + (f"differ by {', '.join(wrong)}" if wrong else "to the element") if volumes else ""
+    unknown = [cell for cell in setting.ok if cell not in predicted]
+    return answer + (f"; without a prediction: {_names(unknown)}" if unknown else "")
 
 
 def _names(cells: Sequence[SettingCell]) -> str:
@@ -254,8 +254,8 @@ def costs(setting: Setting, judge: Judge) -> Grid | None:
     for cell in setting.ok:
         row, shown = cell.row, [cell.label]
         for key in ("peak_bytes", "states_bytes"):
-            known = row[key] and base.row[key] and cell is not base
-            shown += [show_bytes(row[key]), percent(row[key] / base.row[key] - 1) if known else NONE]
+            comparable = row[key] and base.row[key] and cell is not base
+            shown += [show_bytes(row[key]), percent(row[key] / base.row[key] - 1) if comparable else NONE]
         shown += [COLUMNS[name].show(row) for name in ("volume ψ", "step ms", "95 % interval")]
         pair = judge.compare_cells(base.measured, cell.measured)
         if cell is base or not pair.effects:
@@ -291,7 +291,7 @@ def overall(settings: Sequence[Setting], judge: Judge) -> Iterator[str]:
         yield f"Least memory, {among}: {_counted(least)}."
     if any(map(_timed, several)):
         fastest = [cell for setting in several if (cell := proven_fastest(setting, judge)) is not None]
-        unproven = f"not proven in {len(several) - len(fastest)}" * (len(fastest) < len(several))
+        unproven = f"not proven in {len(several) - len(fastest)}" if len(fastest) < len(several) else ""
         yield f"Fastest, {among}: {', '.join(filter(None, [_counted(fastest), unproven]))}."
 
 

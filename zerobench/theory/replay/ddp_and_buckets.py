@@ -54,8 +54,8 @@ def replay_ddp(
     for last in micro_batches(schedule):
         hold_waiting(replay, shapes)
         arrivals = list(dict.fromkeys(schedule.arrivals[::-1]))[::-1]  # autograd hands over the sum of all uses
-        for place, i in enumerate(arrivals):
-            hold_beside(replay, schedule, arrivals[place:])
+        for index, i in enumerate(arrivals):
+            hold_beside(replay, schedule, arrivals[index:])
             hold_fresh(replay, shapes[i])
             replay.drop("gradients", "fresh")
             if last or not last_only:  # what no_sync kept is copied into the bucket

@@ -38,7 +38,7 @@ def predict_links(
     """Returns the traffic between tiers. `norms`: how often a step takes the gradients' norm (clipping, overflow).
     `rank`: the rank whose traffic to return; None: the sum over all ranks.
     """
-    if tiers.place is None:
+    if tiers.medium is None:
         return Links()
     strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
     flow = _LinkTraffic(strategy, schedule, groups, optimizer, precision, tiers, norms)
@@ -113,7 +113,7 @@ class _LinkTraffic:
 
     def _reduce(self, kind: _Kind, away: int) -> None:
         """Adds a reduction; gradients are cast on the host, or on their way into a file."""
-        size = kind.wire if self.tiers.place == "host" else kind.gradient
+        size = kind.wire if self.tiers.medium == "host" else kind.gradient
         self._count("down", kind.reductions * away * size)
         self._count("write", kind.reductions * self._chunks(away, kind.gradient))
         self._count("read", max(0, kind.reductions - 1) * self._chunks(away, kind.gradient))
@@ -128,7 +128,7 @@ class _LinkTraffic:
         if self.tiers.gradients:
             self._count("read", (1 + self.norms) * self._chunks(gone, kind.gradient, end))
         if not kind.leaves:
-            if self.tiers.place == "nvme" or self.tiers.delayed:
+            if self.tiers.medium == "nvme" or self.tiers.delayed:
                 self._count("up", sum(numel for numel, _ in self._touched(gone, end)) * kind.parameter)
             return
         self._count("down", max(0, stop - gone) * kind.parameter)
@@ -148,7 +148,7 @@ class _LinkTraffic:
             if parameter in self.used:
                 self._count("down", max(0, updated - given) * kind.gradient)
                 self._count("up", max(0, given - updated) * kind.gradient)
-            if self.tiers.place == "host" and not (kind.leaves or self.tiers.delayed):
+            if self.tiers.medium == "host" and not (kind.leaves or self.tiers.delayed):
                 self._count("up", updated * kind.parameter)
 
     def _chunks(self, numel: int, element_bytes: int, end: int | None = None) -> int:
@@ -163,7 +163,7 @@ class _LinkTraffic:
             yield last - first, (first, last)
 
     def _on_disk(self, size: int) -> int:
-        if self.tiers.place != "nvme":
+        if self.tiers.medium != "nvme":
             return 0
         return -(-size // POOL_ALIGN_BYTES) * POOL_ALIGN_BYTES if self.tiers.direct else size
 

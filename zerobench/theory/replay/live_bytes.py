@@ -72,11 +72,11 @@ class Replay:
 
     def _in_flight(self, *categories: str) -> dict[str, int]:
         """The terms of `categories` at present."""
-        found: dict[str, int] = {}
+        terms: dict[str, int] = {}
         for (category, term), size in self.in_flight.items():
             if size and category in categories:
-                found[term] = found.get(term, 0) + size
-        return found
+                terms[term] = terms.get(term, 0) + size
+        return terms
 
 
 @dataclass
@@ -127,9 +127,9 @@ def hand_over(
 
     `before`: called with the next parameter, before its gradient is made.
     """
-    for place, i in enumerate(schedule.arrivals):
+    for index, i in enumerate(schedule.arrivals):
         before(i)
-        hold_beside(replay, schedule, schedule.arrivals[place:])
+        hold_beside(replay, schedule, schedule.arrivals[index:])
         replay.hold("gradients", "fresh", bytes_of(schedule.shapes[i]))
         yield i
         replay.drop("gradients", "fresh")

@@ -113,7 +113,7 @@ class Reductions:
         self.replay.drop("communication", ("received", name))
         self._hold_shard(unit)
         self.leave()
-        is_read = self.groups.on_gpu and self.tiers.place == "host" and self.tiers.gradients
+        is_read = self.groups.on_gpu and self.tiers.medium == "host" and self.tiers.gradients
         for category, sent in SENT:
             if is_read:
                 self.replay.rename(category, (sent, name), ("leaving", sent))
@@ -143,7 +143,7 @@ class Reductions:
         if self.keeps_whole:
             return
         away, host = self.tiers.gradients_away(unit.own, unit.align), self.replay.host
-        if host is not None and self.tiers.place == "host" and (unit.name in self._reduced or unit.casts):
+        if host is not None and self.tiers.medium == "host" and (unit.name in self._reduced or unit.casts):
             # it is added to, or cast into, the gradient that host memory keeps
             host.hold("gradients", "arrived", away * unit.wire_bytes)
             host.drop("gradients", "arrived")

@@ -49,7 +49,7 @@ class Shards:
         if replay.host is None:
             return
         kept = self._host_bytes(self._host_rank(replay.host, used), used)
-        if self.tiers.place == "nvme":
+        if self.tiers.medium == "nvme":
             replay.host.hold("communication", "pool", self.tiers.pool_bytes)
             # one scalar per dtype stands for the tensors in files
             dtypes = {b.master_bytes for b in self.buffers} if self.tiers.optimizer else set()
@@ -95,7 +95,7 @@ class Shards:
 
     def _host_bytes(self, rank: int, used: set[int]) -> int:
         """Bytes of the optimizer's states that stay in host memory."""
-        return self.kept_bytes(rank, True, used, counts_only=self.tiers.place == "nvme")
+        return self.kept_bytes(rank, True, used, counts_only=self.tiers.medium == "nvme")
 
     @property
     def casts(self) -> bool:
@@ -111,7 +111,7 @@ class Shards:
         """Maximum number of elements that are updated together; None: all of them."""
         if not self.precision.tile_bytes:
             return None
-        if self.optimizer.fused and not self.casts and self.tiers.place is None:
+        if self.optimizer.fused and not self.casts and self.tiers.medium is None:
             return None
         align = self.optimizer.align
         return max(align, self.precision.tile_bytes // 4 // align * align)

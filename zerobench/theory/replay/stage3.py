@@ -65,7 +65,7 @@ def replay_units(
         return tuple(parts)
 
     small = parts_of(kept, stays=True)
-    units = {name: parts_of(mine) for name, mine in by_name.items()}
+    units = {name: parts_of(members) for name, members in by_name.items()}
     large = [part for parts in units.values() for part in parts]
     trained = [part.buffer for part in [*small, *large] if part.gradients]
     _hold_parameters(replay, small, large, tiers)
@@ -89,8 +89,8 @@ def _hold_parameters(replay: Replay, small: Sequence[UnitPart], large: Sequence[
     own = sum(buffer.shard_numel(replay.owner) * buffer.element_bytes for buffer in beside)
     replay.hold("parameters", "shards", 0 if tiers.parameters else own)
     if tiers.parameters and replay.host is not None:
-        replay.host.hold("parameters", "shards", own if tiers.place == "host" else 0)
-        replay.files += own if tiers.place == "nvme" else 0
+        replay.host.hold("parameters", "shards", own if tiers.medium == "host" else 0)
+        replay.files += own if tiers.medium == "nvme" else 0
 
 
 @dataclass
@@ -111,9 +111,9 @@ class _Units:
     def __post_init__(self) -> None:
         self.row = [part for use in self.uses for part in use.parts]
         sizes = [len(use.parts) for use in self.uses]
-        self.starts = [sum(sizes[:place]) for place in range(len(sizes) + 1)]
+        self.starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
         self.last = _last_inside([self._name(use) for use in self.uses])
-        self.ends = sorted(range(len(self.uses)), key=lambda place: (self.last[place], -place))
+        self.ends = sorted(range(len(self.uses)), key=lambda index: (self.last[index], -index))
         self.part_of = {s.parameter: part for part in [*self.small, *self.row] for s in part.buffer.spans}
         self.entered: tuple[UnitPart, ...] = ()
         self.waiting: list[UnitPart] = []
@@ -126,11 +126,11 @@ class _Units:
         self.behind = {part for part in self.row if part.gradients and self._sends_differences(part)}
 
     def forward(self) -> None:
-        for place, use in enumerate(self.uses):
+        for index, use in enumerate(self.uses):
             self._unshard(use.parts)
-            end = self.starts[place + 1]
+            end = self.starts[index + 1]
             self._unshard(self.row[end : end + self.strategy.prefetch], ahead=True)
-            for over in (self.uses[other] for other in self.ends if self.last[other] == place):
+            for over in (self.uses[other] for other in self.ends if self.last[other] == index):
                 if not over.is_root and self.strategy.reshard_after_forward:
                     self._reshard(over.parts)
         if not self.strategy.keep_root or (self.of_root and self.groups.shard_ranks == 1):
@@ -140,9 +140,9 @@ class _Units:
         """Plays backward, which has passed all units used after a unit before that unit's first gradient."""
         self._unshard(self.row[: self.starts[self.first]])
         self._unshard(self._preceding(len(self.row)), ahead=True)
-        to_come = [place for place in self.ends if not self.uses[place].is_root]
+        to_come = [index for index in self.ends if not self.uses[index].is_root]
         self.left, self.come = Counter(self.schedule.arrivals), Counter[UnitPart]()
-        names = [self._name(self.uses[place]) for place in to_come]
+        names = [self._name(self.uses[index]) for index in to_come]
 
         def enter(i: int) -> None:
             if i in self.of_root and reads(self.schedule.shapes[i], self.left[i]):
@@ -170,14 +170,14 @@ class _Units:
     def _name(self, use: Use) -> str:
         return self.schedule.shapes[use.parts[0].buffer.spans[0].parameter].unit
 
-    def _enter(self, place: int) -> None:
+    def _enter(self, index: int) -> None:
         """Enters a use in backward: units that backward has fully passed are freed and sent, and the next ones
         gathered.
         """
-        if not self.uses[place].returns:
+        if not self.uses[index].returns:
             return
         self._gather_waiting()
-        end = self.starts[self.last[place] + 1]
+        end = self.starts[self.last[index] + 1]
         for passed in dict.fromkeys(reversed(self.row[end:])):
             if passed not in self.row[:end] and passed not in self.done:
                 self.done.add(passed)
@@ -185,10 +185,10 @@ class _Units:
                 self._send(passed)
         if self.of_root:
             self._reshard(self.row[: self.starts[self.first]])
-        self._unshard(self.uses[place].parts)
+        self._unshard(self.uses[index].parts)
         if self.schedule.recomputes:  # with all that runs inside of it
-            self._unshard(self.row[self.starts[place] : end])
-        self.entered, self.waiting = self.uses[place].parts, self._preceding(end - len(self.uses[place].parts))
+            self._unshard(self.row[self.starts[index] : end])
+        self.entered, self.waiting = self.uses[index].parts, self._preceding(end - len(self.uses[index].parts))
         if not (self.reductions.sent and any(part.gradients for part in self.entered)):
             self._gather_waiting()
 
@@ -247,10 +247,10 @@ class _Units:
 
 def _last_inside(names: list[str]) -> list[int]:
     """Returns, for each use, the last use that runs inside it: itself, unless its module contains units."""
-    found = []
-    for place, name in enumerate(names):
-        last = place
+    ends = []
+    for index, name in enumerate(names):
+        last = index
         while name != ROOT and last + 1 < len(names) and names[last + 1].startswith(f"{name}."):
             last += 1
-        found.append(last)
-    return found
+        ends.append(last)
+    return ends

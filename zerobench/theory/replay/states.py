@@ -7,7 +7,7 @@ counts its steps once per segment: of two ranks with equally many elements, the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..closed_forms import FULL, Formula
@@ -65,10 +65,10 @@ def predict_states(
     else:
         owners = [0]
     played = [_play(strategy, schedule, optimizer, precision, groups, tiers, rank, owner) for owner in owners]
-    most = max(played, key=lambda one: one.states_bytes)
-    most.highest = {name: max(one.highest[name] for one in played) for name in most.highest}
-    most.host_bytes = max(one.host_bytes for one in played)
-    most.host_highest = {name: max(one.host_highest.get(name, 0) for one in played) for name in most.host_highest}
+    most = max(played, key=lambda prediction: prediction.states_bytes)
+    most.highest = {name: max(other.highest[name] for other in played) for name in most.highest}
+    most.host_bytes = max(other.host_bytes for other in played)
+    most.host_highest = {name: max(other.host_highest.get(name, 0) for other in played) for name in most.host_highest}
     return most
 
 
@@ -77,10 +77,10 @@ def _play(
     groups: GroupShape, tiers: TierShape, rank: int | None, owner: int,
 ) -> Prediction:  # fmt: skip
     shard = None if rank is None else slice_of(rank, groups)
-    host = Replay(shard=shard) if tiers.place else None
+    host = Replay(shard=shard) if tiers.medium else None
     strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
     replay = InSlots(host=host, owner=owner) if schedule.arena else Replay(host=host, owner=owner)
-    more = {"tiers": tiers} if tiers.place else {}
+    more = {"tiers": tiers} if tiers.medium else {}
     for _ in range(2 if schedule.arena else 1):  # an arena has all its slots once a step has been played
         replay.files = 0
         strategy.theory.replay(replay, strategy, schedule, groups, optimizer, precision, **more)
@@ -94,8 +94,8 @@ def _play(
 def explained(formulas: Mapping[str, Formula], prediction: Prediction) -> dict[str, Formula]:
     """Returns the closed forms, each with the terms in flight at its category's maximum."""
     return {
-        name: one.explained(prediction.of_category(name) or 0, prediction.in_flight.get(name, {}))
-        for name, one in formulas.items()
+        name: formula.explained(prediction.of_category(name) or 0, prediction.in_flight.get(name, {}))
+        for name, formula in formulas.items()
     }
 
 
@@ -117,14 +117,11 @@ def fullest_ranks(
         played = [_play(strategy, schedule, optimizer, precision, groups, tiers, None, owner) for owner in range(n)]
         return sorted(range(n), key=lambda owner: -played[owner].states_bytes)
     laid_out = buffers_of(settle(strategy, shapes, n), shapes, n)
-    buffers = Counter(one.pattern for _, one in laid_out if shapes[one.spans[0].parameter].trainable)
-    shards = [(Shards([one], n, optimizer, precision, tiers), count) for one, count in buffers.items()]
-    kept = [_kept_bytes(shards, rank_slice) for rank_slice in range(n)] if shards else [(0, 0)]
+    buffers = Counter(buffer.pattern for _, buffer in laid_out if shapes[buffer.spans[0].parameter].trainable)
+    shards = [(Shards([buffer], n, optimizer, precision, tiers), count) for buffer, count in buffers.items()]
+    kept = [  # on the device, and in another tier
+        [sum(count * shard.kept_bytes(rank_slice, away) for shard, count in shards) for away in (False, True)]
+        for rank_slice in range(n if shards else 1)
+    ]
     most = max(kept)
     return [min(rank for rank in range(groups.world_size) if kept[slice_of(rank, groups) % len(kept)] == most)]
-
-
-def _kept_bytes(shards: Sequence[tuple[Shards, int]], rank_slice: int) -> tuple[int, int]:
-    """Returns the bytes of optimizer states on the device and in another tier. `shards`: (of a pattern, count)."""
-    here, away = (sum(count * one.kept_bytes(rank_slice, away) for one, count in shards) for away in (False, True))
-    return here, away
