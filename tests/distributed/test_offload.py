@@ -319,7 +319,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 REPEATED = ("zero2 fp32", "zero2 bf16, optimizer", "zero2 bf16, gradients", "zero3 fp32", "zero2 fp32, files",
             "zero1 bf16, files, optimizer", "zero3 bf16, files", "zero3 bf16, past the page cache",
-            "zero2 bf16, files, fp16 clipped", "zero2 fp32, blocks' inputs alone", "zero3 bf16, a part in files")  # fmt: skip
+            "zero2 bf16, files, fp16 clipped", "zero2 fp32, blocks' inputs alone",
+            "zero3 bf16, a part in files")  # fmt: skip
 """Cases that wait for `make test-all`: another stage has what each moves."""
 
 

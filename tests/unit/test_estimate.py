@@ -118,7 +118,7 @@ def test_a_given_value_stays_though_it_is_the_default_of_the_other_device() -> N
     words = ["model=gpt_tiny", "strategy=zero1", "optimizer=adagrad", "optimizer.implementation=auto,fused"]
     cells = ask([*words, "precision.tile_bytes=null,4MiB"]).cells
     found = [(one.config.optimizer.implementation, one.config.precision.tile_bytes) for one in cells]
-    small, large = 4 * 2**20, 10 * 2**20
+    small, large = 4 * 2**20, 256 * 2**20
     assert found == [("foreach", large), ("foreach", small), ("fused", large), ("fused", small)]
     assert len({one.cell_id for one in cells}) == 4
     assert len(ask([*words[:-1], "optimizer.implementation=auto,foreach"]).cells) == 1, "the same cell"

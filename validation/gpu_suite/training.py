@@ -61,8 +61,8 @@ def _parity_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
         else:
             verdict = compare(config, steps[one.name], ddp.cell, steps[ddp.name])
             off = NONE if verdict.loss is None else f"{verdict.loss:.1e}"
-            rows.append([*start, verdict.words, off, _last(steps[one.name])])
-            differs += [f"{one.name}: {verdict.words}"] if verdict.kind in (DIFFERS, UNCHECKED) else []
+            rows.append([*start, verdict.message, off, _last(steps[one.name])])
+            differs += [f"{one.name}: {verdict.message}"] if verdict.kind in (DIFFERS, UNCHECKED) else []
     return SuiteTable(header, rows, notes, differs)
 
 

@@ -56,7 +56,7 @@ def problems_of(cell: Config) -> list[str]:
     named = ((section, holder, *pair) for section, holder in holders.items() for pair in keys_of(holder).items())
     for section, holder, name, key in named:
         value, path = getattr(holder, name), f"{section}.{name}".lstrip(".")
-        if key.limits is None or value is None or value in key.words:
+        if key.limits is None or value is None or str(value) in key.words:
             continue
         least, most = key.limits
         if isinstance(value, str):

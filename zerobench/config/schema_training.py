@@ -441,7 +441,7 @@ class Precision(Axis):
     )(None)
     tile_bytes: int | None = Key(
         "limit of the fp32 gradients that an update makes at a time; null: 4 MiB; on a GPU 0 or 256 MiB", unit="bytes",
-        limits=(0, 2**40),
+        words=(str(ONE_PASS),), limits=(2**10, 2**40),
     )(None)  # fmt: skip
     masters: bool = Key(
         "fp32 master weights and states; false, with fsdp2: all states in the model's dtype", omitted=True
