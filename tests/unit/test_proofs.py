@@ -206,7 +206,8 @@ def test_every_proof_has_a_target_and_explains_itself(capsys: pytest.CaptureFixt
     listed = capsys.readouterr().out
     for name in NAMES:
         assert f"  {name} " in listed
-        assert re.search(rf"^{name}: setup(-triton)?\n(?:\t.*\n)*\t(PYTHONPATH=\S+ )?\$\(VALIDATE\) {name}\b", makefile, re.MULTILINE), name
+        recipe = rf"^{name}: setup(-triton)?\n(?:\t.*\n)*\t(PYTHONPATH=\S+ )?\$\(VALIDATE\) {name}\b"
+        assert re.search(recipe, makefile, re.MULTILINE), name
         assert f"make {name} " in makefile
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])
