@@ -28,13 +28,13 @@ RESERVE_S = 15.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options, and to the help the sections."""
-    lines = [f"  {one.name:<9}{one.asks} ({one.expected_s} s on an H100)" for one in SECTIONS.values()]
+    lines = [f"  {one.name:<11}{one.asks} ({one.expected_s} s on an H100)" for one in SECTIONS.values()]
     parser.epilog = "\n".join(["sections, the most wanted first:", *lines])
     add = parser.add_argument
     add("--out", type=Path, required=True, help="the folder that everything is written to")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: %(default)s")
     add("--small", action="store_true", help="tiny models and few steps: to see that all of it runs")
-    add("--only", help="some sections, with commas, as in probe,parity")
+    add("--only", help="some sections, with commas, as in update,parity")
     words = "for all of it, from the start of the process (default: %(default)g)"
     add("--minutes", type=float, default=MINUTES, help=words)
 
