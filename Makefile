@@ -97,7 +97,7 @@ build/triton/installed: requirements/triton.txt | setup
 
 # Triton's kernels, interpreted on the CPU.
 test-triton: setup-triton
-	PYTHONPATH=build/triton $(PYTEST) tests/unit/test_adam_kernel.py
+	TRITON_INTERPRET=1 PYTHONPATH=build/triton $(PYTEST) tests/unit/test_adam_kernel.py
 
 kernel-ulps: setup-triton
 	PYTHONPATH=build/triton $(VALIDATE) kernel-ulps

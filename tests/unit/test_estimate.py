@@ -15,10 +15,12 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.compose import RefusedError
 from zerobench.config.flat import name_strategies
 from zerobench.config.schema_memory import FusedBuffers
+from zerobench.config.schema_training import Bf16, Sgd
 from zerobench.fake_execution.parts import PARTS
 from zerobench.launch.start_ranks import launch
 from zerobench.models.huggingface_config import read_config
 from zerobench.worker import RankJob, run_rank
+from zerobench.zero.optim.step_by_tiles import TILE_BYTES
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 80,
@@ -124,6 +126,10 @@ def test_a_given_value_stays_though_it_is_the_default_of_the_other_device() -> N
     assert len(ask([*words[:-1], "optimizer.implementation=auto,foreach"]).cells) == 1, "the same cell"
     on_host = ask([*words[:-1], "offload=cpu"]).cells[0].config
     assert (on_host.optimizer.implementation, on_host.precision.tile_bytes) == ("fused", small), "a CPU updates"
+    for target in ("cpu", "cuda"):
+        in_one_pass = Bf16(tile_bytes=0)
+        sgd = cell("zero1", 2, target=target, precision=in_one_pass, optimizer=Sgd(momentum=0.9)).config
+        assert sgd.precision.tile_bytes == TILE_BYTES[target], "there is no kernel for it"
     fused = cell("zero1", 2, target="cuda", buffers=FusedBuffers()).config
     assert fused.precision.tile_bytes is None, "it follows from another key"
 

@@ -174,6 +174,7 @@ def test_loads_forget_replaced_writes(tmp_path: Path) -> None:
         load()
         step(engine)
         step(engine)
+        assert rounded(engine)
 
 
 @pytest.mark.usefixtures("on_gpu")

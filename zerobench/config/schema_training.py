@@ -457,7 +457,8 @@ class Precision(Axis):
             defaults["tile_bytes"] = tile_bytes
         gradients = self.gradient_dtype or defaults["gradient_dtype"]
         wire = self.wire_dtype or gradients
-        tile = defaults["tile_bytes"] if self.tile_bytes is None else self.tile_bytes
+        # the engine has no kernel for what has another default, and theory must know the tiles that it makes instead
+        tile = defaults["tile_bytes"] if self.tile_bytes in (None, ONE_PASS) else self.tile_bytes
         return replace(self, gradient_dtype=gradients, wire_dtype=wire, tile_bytes=tile)
 
     def problems(self, strategy: str) -> list[str]:
