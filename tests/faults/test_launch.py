@@ -42,7 +42,7 @@ def test_results_come_back_in_order(tmp_path: Path) -> None:
         (workers.exits_content, "crash", "rank 0 raised SystemExit: 0"),
         (workers.kills_server, "crash", "was lost with the fork server of all ranks, process"),
         (workers.out_of_memory, "oom", "can't allocate memory"),
-        (workers.starts_threads_in_limited_memory, "oom", "KiB (ulimit -v)"),
+        (workers.starts_a_thread_in_limited_memory, "oom", "KiB (ulimit -v)"),
     ],
 )
 def test_a_rank_that_fails_ends_the_pass_at_once(tmp_path: Path, worker, status: str, words: str) -> None:

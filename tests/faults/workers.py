@@ -58,11 +58,14 @@ def out_of_memory(job: int, tell: Any) -> None:
     torch.empty(2**50)
 
 
-def starts_threads_in_limited_memory(job: int, tell: Any) -> None:
-    limit = psutil.Process().memory_info().vms + 2**26
+def starts_a_thread_in_limited_memory(job: int, tell: Any) -> None:
+    """Limits memory so that a thread's stack alone does not fit: a thread that starts and then finds no memory would
+    leave `Thread.start` waiting for it.
+    """
+    limit = psutil.Process().memory_info().vms + 2**29
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    while True:
-        threading.Thread(target=time.sleep, args=[600], daemon=True).start()
+    threading.stack_size(2**30)
+    threading.Thread(target=time.sleep, args=[600], daemon=True).start()
 
 
 def says_pid_and_sleeps(job: Any, tell: Any) -> None:
