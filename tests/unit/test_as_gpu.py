@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -25,8 +26,11 @@ from zerobench.fake.as_gpu.kernels import KernelRefusalError, attend
 from zerobench.fake.observers import Growth, IntervalMark
 from zerobench.fake_execution import CPU, CUDA, Execution, Target, execute
 from zerobench.predict.estimate import estimate
+from zerobench.zero import labels
 from zerobench.zero.offload import placement
 from zerobench.zero.parameters.unseen import UnseenWrites
+
+MIB = 2**20
 
 
 def executed(target: Target, strategy: str, world_size: int = 4, **more: Any) -> Execution:
@@ -134,6 +138,19 @@ def test_memory_under_the_allocator_is_the_ledgers_in_blocks_of_512_bytes() -> N
 def test_workspaces_are_the_architectures_and_one_per_thread() -> None:
     sizes = {one: executed(Target("cuda", architecture=one), "ddp").allocated_bytes for one in BLAS_WORKSPACE}
     assert sizes["hopper"] - sizes["ampere"] == 2 * (BLAS_WORKSPACE["hopper"] - BLAS_WORKSPACE["ampere"])  # type: ignore[operator]
+
+
+def test_workspace_is_taken_at_the_first_product_of_its_thread() -> None:
+    """The gradient before it takes the free segment; a workspace at the phase's beginning would split that segment."""
+    activation, gradient = SimpleNamespace(tier=labels.DEVICE), SimpleNamespace(tier=labels.DEVICE)
+    allocations = Allocations(workspace_bytes=32 * MIB)
+    for event in (
+        IntervalMark("begin"), IntervalMark("phase", "forward"), Growth(activation, 100 * MIB),
+        Growth(activation, -100 * MIB), IntervalMark("phase", "backward"), Growth(gradient, 100 * MIB),
+        IntervalMark("matmul"), IntervalMark("matmul"), IntervalMark("end", "step"),
+    ):  # fmt: skip
+        allocations.hear(event)
+    assert allocations.memory().reserved_by_default == 132 * MIB
 
 
 # -- what backward keeps -------------------------------------------------------------------------------

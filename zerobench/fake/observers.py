@@ -40,12 +40,16 @@ class Growth:
 
 @dataclass(frozen=True)
 class IntervalMark:
-    """A mark between changes. `what`: a "phase" called `name` begins, or an interval ("init", or a measured "step") has
-    a "begin" or "end".
+    """A mark between changes. `what`: a "phase" called `name` begins, an interval ("init", or a measured "step") has a
+    "begin" or "end", or a "matmul" has its result.
     """
 
     what: str
     name: str = ""
+
+
+MATMULS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")}
+"""Operators that take a handle of cuBLAS, after their result has its memory."""
 
 
 Observer = Callable[[Growth | IntervalMark], None]

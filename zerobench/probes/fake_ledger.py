@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..fake.host_values import HostValues
-from ..fake.observers import Growth, IntervalMark, copied_by_backend, shapes_asked, take_observers
+from ..fake.observers import MATMULS, Growth, IntervalMark, copied_by_backend, shapes_asked, take_observers
 from ..fake.shortcuts import MISSED, represented_device
 from .intervals import StorageRecord
 from .ledger import Ledger
@@ -56,10 +56,13 @@ class ShapesOnly(Ledger):
 
     def _run(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
         is_traffic = func.namespace != "aten" or func in COPIES  # the meter below sees it
-        if not is_traffic and (out := self._at_once(func, args, named)) is not MISSED:
-            return out
-        out = func(*args, **named)
-        self._meet_all(copied_by_backend(func, args))
+        out = MISSED if is_traffic else self._at_once(func, args, named)
+        if out is MISSED:
+            out = func(*args, **named)
+            self._meet_all(copied_by_backend(func, args))
+        if func in MATMULS:
+            self._meet_all(out)
+            self._tell(IntervalMark("matmul"))
         return out
 
     def _meet(self, storage: torch.UntypedStorage, shape: Sequence[int] = ()) -> StorageRecord:

@@ -6,7 +6,8 @@
                 CUDA context. A range between two figures, for the default allocator and with expandable segments,
                 smaller first
 
-A workspace is allocated per handle and stream, and each thread has a handle: one for forward, one for backward.
+A workspace is allocated per handle and stream, at the first product of matrices, after the product's result. Each
+thread has a handle: autograd's for backward, the script's for all else.
 
 Not modeled: kernels' scratch memory; device memory that NCCL and the CUDA context take outside the allocator; memory
 that would be kept longer because of the order of another rank's messages.
@@ -71,7 +72,7 @@ class AllocatorReplay:
         self._noted, self._allocator = allocations, allocator
         self._blocks: dict[int, MemoryBlock] = {}
         self._sizes: dict[int, int] = {}
-        self._handles = {"forward", "backward"}
+        self._phase, self._handles = "", set[bool]()
         self.peak_allocated = self.peak_reserved = 0
 
     def run(self) -> AllocatorReplay:
@@ -95,10 +96,12 @@ class AllocatorReplay:
 
     def _mark(self, mark: IntervalMark) -> None:
         allocator = self._allocator
-        if mark.what == "phase" and mark.name in self._handles:
-            self._handles.discard(mark.name)
-            if self._noted.workspace_bytes:
+        if mark.what == "phase":
+            self._phase = mark.name
+        elif mark.what == "matmul":
+            if (in_backward := self._phase == "backward") not in self._handles and self._noted.workspace_bytes:
                 allocator.allocate(self._noted.workspace_bytes, COMPUTE)
+            self._handles.add(in_backward)
         elif mark == IntervalMark("end", "init"):
             allocator.empty_cache()  # as a run on a GPU does when all is built
         elif mark.what == "begin":
