@@ -171,20 +171,6 @@ def test_host_memory_is_drawn_beside_the_pool_and_failures_are_named() -> None:
     assert "oom" in " ".join(texts(figure))
 
 
-def late(delayed: bool, status: str = "ok") -> RunRow:
-    row = run("zero2", 1, status)
-    config = json.loads(row.config) | {"offload": {"name": "cpu", "delayed": delayed, "delayed_after": 40}}
-    return replace(row, cell_id=f"delayed {delayed}", run_id=f"delayed {delayed}", config=json.dumps(config))
-
-
-@pytest.mark.slow
-def test_a_delayed_run_stands_beside_the_one_that_is_not() -> None:
-    figure = figure_of("delayed", results_of([late(False), late(True)]))
-    labels = [line.get_label() for line in figure.axes[0].lines]
-    assert {"not delayed", "delayed", "delayed from here on"} <= set(labels)
-    assert "× delayed: crash" in " ".join(texts(figure_of("delayed", results_of([late(False), late(True, "crash")]))))
-
-
 @pytest.mark.slow
 def test_show_sets_other_tiers_and_links_beside_their_formulas(tmp_path: Path, capsys) -> None:
     moved = {"down_bytes": 4 * MIB, "predicted_down_bytes": 3 * MIB, "up_bytes": 0, "predicted_host_states_bytes": MIB}

@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 import zerobench
 from analysis.__main__ import FIGURES, WITHOUT_FIGURE
 from tools.docs import notebook
-from tools.docs.pages import pages, rewritten
-from tools.docs.recorded import REFERENCE, other_defaults, recorded
+from tools.docs.pages import pages
+from tools.docs.recorded import REFERENCE
 from zerobench import cli
 from zerobench.results.tables import load
 
@@ -51,12 +50,6 @@ def test_every_block_of_every_page_is_that_of_the_committed_runs() -> None:
     assert (done.stdout.split(), done.returncode) == ([], 0), f"run `make pages`\n{done.stderr}"
 
 
-@pytest.mark.parametrize("name", ["stages", "nothing"])
-def test_a_block_that_has_no_end_or_is_unknown_is_a_sentence(name: str) -> None:
-    with pytest.raises(ValueError, match="page"):
-        rewritten(f"<!-- {name}: written by `make pages` -->", {})
-
-
 def test_the_main_jobs_committed_runs_are_whole_and_agree() -> None:
     runs = zerobench.load(REFERENCE / "stages").runs
     assert list(runs.strategy) == [*COMPARED]
@@ -89,27 +82,6 @@ def test_every_figure_is_drawn_and_shown(figure: str) -> None:
     for ending in ("png", "svg"):
         assert (REFERENCE / f"figures/{figure}.{ending}").stat().st_size > 10_000
     assert any(f"results/reference/cpu/figures/{figure}.png" in page.read_text() for page in pages())
-
-
-def runs_of(**section: object) -> pd.DataFrame:
-    return pd.DataFrame({"config": [json.dumps({"strategy": section})]})
-
-
-def test_defaults_that_changed_are_named_with_both_values_and_what_was_chosen_or_is_a_peers_is_none() -> None:
-    runs = runs_of(name="zero2", mode="own", bucket_bytes=4096, broadcast_buffers=True)
-    assert other_defaults(runs, "experiment=stages") == {"bucket_bytes": (4096, "auto")}
-    assert other_defaults(runs_of(name="zero2", mode="own", bucket_bytes=4096), "strategy.bucket_bytes=4096") == {}
-    assert other_defaults(runs_of(name="zero2", mode="vendor", bucket_bytes=4096), "") == {}
-    assert other_defaults(runs_of(name="fsdp2", prefetch=7), "") == {}
-
-
-def test_a_table_of_earlier_code_says_so_from_its_own_provenance() -> None:
-    words = recorded("tiling")
-    runs = pd.read_parquet(REFERENCE / "tiling/runs.parquet")
-    assert runs["commit"].iloc[0][:7] in words
-    assert runs["started"].iloc[0][:10] in words
-    earlier = bool(other_defaults(runs, ""))
-    assert ("`zerobench experiment=tiling --dry-run` predicts them" in words) == earlier
 
 
 def cells() -> list[dict[str, Any]]:

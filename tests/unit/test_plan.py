@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from analysis import largest_model
-from analysis.__main__ import main
 from tests.cells import cell
 from zerobench.commands.plan import fastest, search
 from zerobench.commands.plan.answer import GOALS, nothing_fits, print_plan, recommended, sentence
@@ -594,32 +592,3 @@ def test_what_no_candidate_can_have_is_said_once_with_the_key_that_mends_it(caps
     said, mend = capsys.readouterr(), "add model.positions=4096, or take sequence=1024"
     assert said.err == f"zerobench plan: sequence=4096: the model has only 1024 positions; {mend}\n"
     assert not said.out
-
-
-def test_the_largest_models_become_a_figure_and_a_table_with_the_paper_s_beside_it(tmp_path: Path) -> None:
-    """Plans made by hand: one without a neighbor, whose states are too large, and one of the paper's world."""
-    probe = {"psi": 2_400_000_000, "shape": "54 x 1920", "gpus": 8, "peak_bytes": 36 * 2**30, "host_bytes": 0,
-             "reserved_bytes": 37 * 2**30, "binds": "optimizer"}  # fmt: skip
-    same = {"device_bytes": 40 * 2**30, "usable_bytes": 37 * 2**30}
-    row = {"strategy": "ddp", "offload": "none", "best": probe, "beyond": None}
-    hosted = row | {"strategy": "zero3", "offload": "cpu", "best": probe | {"host_bytes": 2**30}, "beyond": probe}
-    none = row | {"strategy": "zero1", "best": None}
-    (tmp_path / "a.json").write_text(json.dumps(same | {"rows": [row, none, hosted]}))
-    world = {"device_bytes": 32 * 10**9, "usable_bytes": 29 * 10**9, "rows": [row | {"best": probe | {"gpus": 64}}]}
-    (tmp_path / "b.json").write_text(json.dumps(world))
-    assert main(["largest_model", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    endings = ("md", "png", "svg", "txt")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"largest_model.{e}" for e in endings}
-    text = (tmp_path / "out/largest_model.md").read_text()
-    cells = "8 × 40 GiB | DDP | 2.40B | 54 × 1920 | 36.00 GiB | 37.00 GiB | – | optimizer | – (the states alone)"
-    assert f"| {cells} |" in text
-    assert "ZeRO-3 + cpu" in text
-    assert "| ddp | 2.0B | 2.0B | 1.3B | 2.40B (54 × 1920) |" in text
-    assert "| zero1 | 7.6B | 7.6B | 6.2B | – |" in text
-    assert main(["largest_model", str(tmp_path / "nowhere")]) == 2
-
-
-@pytest.mark.parametrize("strategy", largest_model.TABLE_2)
-def test_the_formula_gives_the_paper_s_theoretical_column(strategy: str) -> None:
-    theoretical, _ = largest_model.TABLE_2[strategy]
-    assert round(largest_model.by_formula(strategy), 1) == theoretical
