@@ -135,14 +135,6 @@ def test_a_fused_loss_is_the_plain_one_and_a_kept_one_keeps_its_logits() -> None
     assert wrong.problems == ("huggingface.loss=none: use one of plain, kept, fused",)
 
 
-def test_transformers_mistakes_are_answered_with_the_nearest() -> None:
-    pytest.importorskip("transformers")
-    from zerobench.models import huggingface
-
-    assert "did you mean llama" in huggingface.problems_of("lama", {})[0]
-    assert "did you mean n_embd" in huggingface.problems_of("gpt2", {"n_embed": 4})[0]
-
-
 @pytest.mark.parametrize(("draw_on", "expected"), [("cpu", "cpu"), ("device", "meta")])
 def test_initial_values_are_drawn_where_the_config_says(draw_on: str, expected: str, monkeypatch) -> None:
     """The meta device stands for a GPU: tensors without a device of their own are made there as the model is built."""

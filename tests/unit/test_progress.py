@@ -3,13 +3,11 @@
 import os
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.cells import cell
 from tests.unit.test_clock import Clock
 from zerobench.config.compose import compose_cells
-from zerobench.host.environment import exported_threads
 from zerobench.host.terminal import stdout_console
 from zerobench.sweep import progress
 from zerobench.sweep.progress import Entry, Reporter, interruption_of, seconds_left, table_of
@@ -49,19 +47,6 @@ def test_the_rest_takes_as_long_as_the_part_that_is_done(clock: Clock) -> None:
     assert reporter._left() == "about 2 min left", "24 s, and for the others 24 + 48 + 48"
     play(clock, reporter, launches[1], 10.0, 3.0)
     assert seconds_left(reporter.entries, 1, clock.now) == pytest.approx(24 + 186)
-
-
-@pytest.mark.slow
-def test_a_launch_under_way_counts_for_its_rest(clock: Clock) -> None:
-    reporter = Reporter()
-    launches = launches_of("model=gpt_tiny", "seed=0,1")
-    reporter.expect(launches)
-    reporter.start(launches[0])
-    clock.now += 3.0
-    for step in range(5):
-        clock.now += 2.0 if step else 0.0
-        reporter.progress({"mode": "timed", "step": step + 1, "steps": 10, "loss": None})
-    assert seconds_left(reporter.entries, 1, clock.now) == pytest.approx(11 * 35 / 5), "11 s for 5 of 40 steps"
 
 
 @pytest.mark.slow
@@ -184,14 +169,3 @@ def test_exported_thread_count_is_used_and_reported_once(
     assert given[0].config.launch.threads == 4
     Reporter().expect(list(rounds(given)))
     assert capsys.readouterr().err == ""
-
-
-def test_thread_count_that_torchrun_sets_itself_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    environments = {"torchrun": {}, "user": {"OMP_NUM_THREADS": "1"}}
-    found = {}
-    for who, environment in environments.items():
-        monkeypatch.setattr(psutil.Process, "environ", lambda process, of=environment: of)
-        found[who] = exported_threads()
-    assert found == {"torchrun": None, "user": 1}

@@ -204,7 +204,6 @@ def test_a_ratio_is_that_of_paired_launches_with_its_interval() -> None:
     assert pd.isna(found["ddp", "step_s"].goal)
 
 
-HANDFUL = ("four micro-batches", "lora", "muon beside adamw", "tied", "zero2")
 PLANTED = plant(usual(), causes="masters.*bfloat16", about="dtypes: masters")
 
 
@@ -234,12 +233,9 @@ def test_certificates_get_their_classes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HANDFUL)
-def test_an_honest_loop_is_accused_of_nothing(name: str, tmp_path: Path) -> None:
-    found = run_one(Work(name), 11, tmp_path)
+def test_an_honest_loop_is_accused_of_nothing(tmp_path: Path) -> None:
+    reference = loops()["zero2"].reference
+    assert run_one(Work(reference), 11, tmp_path).kind == "clean"
+    found = run_one(Work("zero2", reference), 11, tmp_path)
     assert (found.kind, found.rows) == ("clean", "")
-    if reference := loops()[name].reference:
-        assert run_one(Work(reference), 11, tmp_path).kind == "clean"
-        found = run_one(Work(name, reference), 11, tmp_path)
-        assert (found.kind, found.rows) == ("clean", "")
-        assert found.same > 5
+    assert found.same > 5
