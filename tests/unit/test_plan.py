@@ -372,42 +372,6 @@ def test_goal_fastest_judges_its_leaders_with_all_blocks_by_reserved_bytes(
     assert ("a tie" in said) is (fits["zero1"] == fits["zero3"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "zero3", "fsdp2"])
-def test_all_goals_agree_on_what_fits_over_strategies_and_recomputation(name: str) -> None:
-    """Under goal fastest no fit is judged by the peak: what it takes fits by least_traffic, and twice that does not."""
-    words = ["-m", *TINY, *SAME, "model.layers=2", "world_size=4", "precision=bf16", "data=synthetic", "micro_batch=1"]
-    cells = {
-        Candidate(name, activation=policy): compose_cells(
-            [*words, f"strategy={name}", f"activation={policy}"], target="cuda"
-        )[0]
-        for policy in ("none", "checkpoint")
-    }
-
-    def run(configs: list, tell: Any, operators: list[bool]) -> None:  # type: ignore[type-arg]
-        for number, config in enumerate(configs):  # `tell` adds to them
-            tell(number, execute(config, target=CUDA, operators=operators[number]))
-
-    capacity = Capacity(87 * MIB, reserve=0.0)
-    fast = Plan("fastest", capacity, run, costs=costs_of("h100-3200", None))
-    fast.search(cells, search.timed_axis)
-    by_peak = 0
-    for candidate, row in fast.rows.items():
-        assert row.best is not None, f"{candidate.name}: {row.reason}"
-        assert row.fit.step is not None
-        size = row.fit.cell.config.micro_batch
-        fixed = {number: search.with_micro_batch(cells[candidate], number) for number in (size, 2 * size)}
-        answers = {}
-        for number, of in fixed.items():
-            other = Plan("least_traffic", capacity, run)
-            other.search({candidate: of}, lambda _: FIXED)
-            answers[number] = other.rows[candidate]
-        assert answers[size].fit.reserved_high_bytes == row.fit.reserved_high_bytes, candidate.name
-        assert answers[2 * size].best is None, candidate.name
-        by_peak += answers[2 * size].beyond.device_peak_bytes <= capacity.usable_bytes
-    assert by_peak, "by its peak at least one would have a larger micro-batch"
-
-
 @pytest.mark.parametrize(
     ("precision", "given", "tried"), [(Bf16(), (), 1), (Fp32(), (), 0), (Bf16(), ["strategy.shards"], 0)]
 )

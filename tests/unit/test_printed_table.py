@@ -17,7 +17,7 @@ from zerobench.commands.dry_run import print_plan
 from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.host import others
 from zerobench.host.pipes import patient
-from zerobench.host.terminal import is_quiet, progress_console, quiet, stdout_console
+from zerobench.host.terminal import progress_console, quiet, stdout_console
 from zerobench.results import printed_table
 from zerobench.results.grid import Grid
 from zerobench.results.options import choose
@@ -105,14 +105,6 @@ def test_quiet_leaves_notes_out_and_nothing_that_is_wrong(monkeypatch, capsys) -
     assert "zero1 tiny N=2 b=8: crash: timed pass: rank 1 was killed" in said.out
     assert "left out" not in said.out
     assert said.err == ""
-
-
-def test_a_command_after_two_dashes_keeps_its_own_flags(monkeypatch) -> None:
-    seen: list[tuple[list[str], bool]] = []
-    monkeypatch.setattr("zerobench.commands.show.show", lambda words: seen.append((words, is_quiet())) or 0)
-    assert cli.run(["show", "a", "b", "-q", "--", "make", "-q"]) == 0
-    assert seen == [(["a", "b", "--", "make", "-q"], True)]
-    assert not is_quiet()
 
 
 def test_color_is_for_terminals_that_want_it(monkeypatch, capsys) -> None:

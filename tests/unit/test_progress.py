@@ -1,7 +1,6 @@
 """A sweep's progress: the time left, on a clock of the test's own."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -65,26 +64,6 @@ def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(clock: C
     assert seconds_left(reporter.entries, 1, clock.now) == 0
 
 
-@pytest.mark.parametrize("seconds", [0.0, 4.0])
-def test_failed_launch_counts_only_the_steps_that_it_did(seconds: float, clock: Clock, tmp_path: Path) -> None:
-    """One that fails in its first step would otherwise count as all its steps in no time."""
-    launches = launches_in(tmp_path, "ddp", "zero1", "zero2")
-    reporter = Reporter()
-    reporter.expect(launches)
-    steps = reporter.entries[0].steps * len(reporter.entries[0].passes)
-    assert steps > 2
-    reporter.start(launches[0])
-    clock.now += seconds
-    reporter.progress({"mode": "timed", "step": 1, "steps": 10, "loss": None})
-    reporter.end(launches[0], {"status": "oom", "reason": "no"}, False)
-    left = seconds_left(reporter.entries, 1, clock.now)
-    assert left == (2 * steps * seconds if seconds else None)
-    reporter.submit(launches[1:2], "job 1", 1)
-    reporter.end(launches[1], {"status": "crash", "reason": "no", "seconds": 0.0}, False)
-    left = seconds_left(reporter.entries, 1, clock.now)
-    assert left == (steps * seconds if seconds else None), "its steps were not seen"
-
-
 @pytest.mark.slow
 def test_a_sweep_that_is_stopped_tells_no_time_left_and_what_is_done(clock: Clock, capsys) -> None:
     reporter = Reporter()
@@ -131,10 +110,6 @@ def test_launches_of_jobs_are_timed_whole_and_run_side_by_side(clock: Clock, tmp
     assert reporter._left() == "about 47 s left", "68 s for 6 of 15, and 8 s of what is under way"
     reporter.again(large[1], {"status": "crash", "reason": "no"})
     assert reporter._left() == "about 51 s left", "from its beginning"
-
-
-def launches_in(folder: Path, *strategies: str) -> list[CellLaunch]:
-    return [CellLaunch(f"{name} tiny N=2", cell(name, 2, results_dir=str(folder)), 0) for name in strategies]
 
 
 def test_launches_that_run_side_by_side_are_all_in_sight() -> None:
