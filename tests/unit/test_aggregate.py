@@ -201,20 +201,20 @@ def test_the_passes_of_a_cell() -> None:
 @pytest.mark.slow
 def test_one_pass_alone_has_what_it_measures(tmp_path) -> None:
     """Timed: times, losses and a prediction; accounted: bytes, volumes and the same losses."""
-    both, timed, accounted = (
+    timed, accounted = (
         run_cell(cell("zero2", 2, results_dir=str(tmp_path), measure=Measure(3, 2, passes=passes)), lambda _: None)
-        for passes in ("both", "timed", "accounted")
+        for passes in ("timed", "accounted")
     )
-    assert len({both.cell_id, timed.cell_id, accounted.cell_id}) == 3
-    assert both.loss_last == timed.loss_last == accounted.loss_last
-    assert [one.passes_agree for one in (both, timed, accounted)] == [True, None, None]
+    assert timed.cell_id != accounted.cell_id
+    assert timed.loss_last == accounted.loss_last
+    assert [one.passes_agree for one in (timed, accounted)] == [None, None]
     assert (timed.peak_bytes, timed.volume_psi, accounted.step_s, accounted.resident_bytes) == (None,) * 4
     assert timed.step_s
-    assert (accounted.peak_bytes, accounted.volume_psi) == (both.peak_bytes, both.volume_psi)
-    assert timed.predicted_states_bytes == both.predicted_states_bytes == accounted.predicted_states_bytes
+    assert accounted.peak_bytes
+    assert accounted.volume_psi
+    assert timed.predicted_states_bytes == accounted.predicted_states_bytes
     assert set(tables.load(tmp_path / accounted.run_id).steps["mode"]) == {"accounted"}
-    summarized = summarize(tables.load(tmp_path).runs)
-    assert list(summarized["passes_agree"].isna()) == [False, True, True]
+    assert list(summarize(tables.load(tmp_path).runs)["passes_agree"].isna()) == [True, True]
 
 
 SEARCH = {"batch": 8, "search": Search(memory_limit="1 GiB")}
