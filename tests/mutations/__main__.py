@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import run
 from .catalog import MUTANTS
-from .mutant import Mutant
+from .mutant import Mutant, Stale, check_tests, mutated
 
 HELP = """\
 Plants faults in a copy of this project, one at a time, and runs the tests that must catch each: first see that they
@@ -56,9 +56,11 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 def chosen(patterns: list[str] | None) -> list[Mutant]:
     """The mutants that a pattern names. Raises ValueError for a pattern that names none."""
     for pattern in patterns or []:
-        if not any(fnmatchcase(one.name, pattern) for one in MUTANTS):
+        if not any(fnmatchcase(mutant.name, pattern) for mutant in MUTANTS):
             raise ValueError(f"--only {pattern}: there is no such mutant; --list names them")
-    return [one for one in MUTANTS if not patterns or any(fnmatchcase(one.name, pattern) for pattern in patterns)]
+    return [
+        mutant for mutant in MUTANTS if not patterns or any(fnmatchcase(mutant.name, pattern) for pattern in patterns)
+    ]
 
 
 def main(arguments: list[str]) -> int:
@@ -73,21 +75,25 @@ def main(arguments: list[str]) -> int:
             print(f"{mutant.name}: {mutant.wrong}", *mutant.caught_by, sep="\n    ")
         return 0
     if options.stale:
-        verdicts = run.stale(mutants, run.PROJECT)
-        for verdict in verdicts:
-            print(f"{verdict.state} {verdict.name}: {verdict.words}")
-        print(f"{len(mutants) - len(verdicts)} of {len(mutants)} mutants can be planted")
-        return 1 if verdicts else 0
+        stale = 0
+        for mutant in mutants:
+            try:
+                mutated(mutant, run.PROJECT)
+                check_tests(mutant, run.PROJECT)
+            except Stale as error:
+                stale += 1
+                print(f"stale {mutant.name}: {error}")
+        print(f"{len(mutants) - stale} of {len(mutants)} mutants can be planted")
+        return int(stale > 0)
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="zerobench-mutants-") as folder:
         copies = [run.Copy(Path(folder) / f"copy{number}") for number in range(min(options.jobs, len(mutants)))]
-        for verdict in run.judge_all(
-            copies, mutants, lambda copy, one: run.judge(copy, one, options.timeout, options.against)
-        ):
+        for verdict in run.judge_all(copies, mutants, options.timeout, options.against):
             verdicts.append(verdict)
-            print(f"{verdict.state:8} {verdict.name} ({verdict.seconds:.1f} s): {verdict.words}", flush=True)
-    print(*(f"{count} {state}" for state, count in Counter(one.state for one in verdicts).items()), sep=", ")
-    return 0 if all(one.state == run.KILLED for one in verdicts) else 1
+            print(f"{verdict.state:8} {verdict.name} ({verdict.seconds:.1f} s): {verdict.message}", flush=True)
+    states = Counter(verdict.state for verdict in verdicts)
+    print(*(f"{count} {state}" for state, count in states.items()), sep=", ")
+    return 0 if set(states) == {run.KILLED} else 1
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ class Mutant:
     wrong: str
     changes: tuple[Change, ...]
     caught_by: tuple[str, ...]
-    package: str = "zerobench"
 
 
 def read_mutants(text: str) -> Iterator[Mutant]:
@@ -55,17 +54,17 @@ def read_mutants(text: str) -> Iterator[Mutant]:
 
 
 def _change(line: str) -> Change:
-    place, _, both = line.partition(": ")
-    file, _, function = place.partition(" ")
+    where, _, both = line.partition(": ")
+    file, _, function = where.partition(" ")
     old, _, new = both.partition(" => ")
     return Change(file, function, old, new)
 
 
 def mutated(mutant: Mutant, root: Path) -> tuple[Path, str]:
     """The file below `root` that the fault is in, and its text with the fault. Raises Stale where it cannot be."""
-    path = root / mutant.package / mutant.changes[0].file
+    path = root / "zerobench" / mutant.changes[0].file
     if not path.is_file():
-        raise Stale(f"there is no {mutant.package}/{mutant.changes[0].file}: say where the place has gone")
+        raise Stale(f"there is no zerobench/{mutant.changes[0].file}: say where the code has gone")
     text = path.read_text()
     for change in mutant.changes:
         begin, end = _find(change, text)
@@ -81,40 +80,37 @@ def mutated(mutant: Mutant, root: Path) -> tuple[Path, str]:
 def _find(change: Change, text: str) -> tuple[int, int]:
     """Where the one node with the meaning of `old` begins and ends in `text`, in bytes. Raises Stale."""
     wanted = ast.parse(change.old).body[0]
-    kind, wanted = (ast.expr, wanted.value) if isinstance(wanted, ast.Expr) else (ast.stmt, wanted)
+    wanted = wanted.value if isinstance(wanted, ast.Expr) else wanted
     tree = ast.parse(text)
     scopes = [node for name, node in _named(tree) if name == change.function] if change.function else [tree]
     if not scopes:
-        raise Stale(f"{change.file} has no {change.function}: say where the place has gone")
-    nodes = (node for scope in scopes for node in ast.walk(scope) if isinstance(node, kind))
-    same = [node for node in nodes if type(node) is type(wanted) and ast.unparse(node) == ast.unparse(wanted)]
-    place = f"{change.file} {change.function}".strip()
-    if not same:
-        raise Stale(f"{place} no longer has {change.old!r}: plant the fault in what replaced it")
-    if len(same) > 1:
-        raise Stale(f"{place} has {change.old!r} {len(same)} times: say more of it")
+        raise Stale(f"{change.file} has no {change.function}: say where the code has gone")
+    nodes = (node for scope in scopes for node in ast.walk(scope) if type(node) is type(wanted))
+    same = [node for node in nodes if ast.unparse(node) == ast.unparse(wanted)]
+    if len(same) != 1:
+        where = f"{change.file} {change.function}".strip()
+        raise Stale(f"{where} has {change.old!r} {len(same)} times: name it as it stands there once")
     starts = [0]
     for line in text.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found = same[0]
-    return starts[found.lineno - 1] + found.col_offset, starts[found.end_lineno - 1] + found.end_col_offset
+    (node,) = same
+    return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
 
 
-def _named(node: ast.AST, within: str = "") -> Iterator[tuple[str, ast.AST]]:
+def _named(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
     """Functions and classes in `node`, by their dotted names."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield f"{within}{child.name}", child
-            yield from _named(child, f"{within}{child.name}.")
+            yield f"{prefix}{child.name}", child
+            yield from _named(child, f"{prefix}{child.name}.")
         else:
-            yield from _named(child, within)
+            yield from _named(child, prefix)
 
 
 def check_tests(mutant: Mutant, root: Path) -> None:
     """Raises Stale where a test of the mutant's is not in the file that its node id names."""
     for test in mutant.caught_by:
         name, _, function = test.partition("::")
-        if not (root / name).exists():
-            raise Stale(f"there is no {name}: say which test catches the fault now")
-        if function and f"def {function.partition('[')[0]}(" not in (root / name).read_text():
-            raise Stale(f"{name} has no {function.partition('[')[0]}: say which test catches the fault now")
+        function = function.partition("[")[0]
+        if not (root / name).exists() or (function and f"def {function}(" not in (root / name).read_text()):
+            raise Stale(f"there is no {name}::{function}: say which test catches the fault now")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 LINKED = {"results"}
 """Folders that tests only read, and that are too large to copy."""
 LEFT_OUT = {".git", ".venv", "__pycache__", "build", "dist", "site", ".pytest_cache", ".mypy_cache", ".ruff_cache"}
+# What pyproject.toml adds (durations, workers) is for a whole run of the tests.
+PYTEST = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=line", "--thorough"]
 
 KILLED, SURVIVED, STALE = "killed", "survived", "stale"
 
@@ -32,32 +34,32 @@ KILLED, SURVIVED, STALE = "killed", "survived", "stale"
 class Verdict:
     """`state`: killed (the tests fail with the fault), survived (one passes), stale (it cannot be planted or judged).
 
-    `words`: the tests that caught it, or why it is not killed.
+    `message`: the tests that caught it, or why it is not killed.
     """
 
     name: str
     state: str
-    words: str
+    message: str
     seconds: float = 0.0
 
 
 @dataclass
 class Outcome:
-    """Tests that ran, by pytest's node ids."""
+    """Tests that ran, by pytest's node ids; `broken`: why they could not be run at all."""
 
     passed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    broken: str = ""  # why the tests could not be run at all
+    broken: str = ""
 
 
 class Copy:
-    """A copy of `project` below `root`, with one fault at a time."""
+    """A copy of the project below `root`, with one fault at a time."""
 
-    def __init__(self, root: Path, project: Path = PROJECT) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
         self._running: subprocess.Popen[str] | None = None
         root.mkdir()
-        for path in project.iterdir():
+        for path in PROJECT.iterdir():
             if path.name in LINKED:
                 (root / path.name).symlink_to(path)
             elif path.is_dir() and path.name not in LEFT_OUT:
@@ -65,36 +67,47 @@ class Copy:
             elif path.is_file():
                 shutil.copy2(path, root / path.name)
 
-    @contextlib.contextmanager
-    def planted(self, mutant: Mutant) -> Iterator[None]:
-        path, text = mutated(mutant, self.root)
+    def judge(self, mutant: Mutant, timeout_s: float, against: Sequence[str] = ()) -> Verdict:
+        """Plants a fault and runs the tests that must fail, or those of `against`, of which one must."""
+        begin = time.monotonic()
+        try:
+            check_tests(mutant, self.root)
+            path, text = mutated(mutant, self.root)
+        except Stale as error:
+            return Verdict(mutant.name, STALE, str(error))
         original = path.read_text()
         self._write(path, text)
         try:
-            yield
+            outcome = self._run(against or mutant.caught_by, timeout_s)
         finally:
             self._write(path, original)
+        if outcome.broken:
+            state, message = STALE, outcome.broken
+        elif against:
+            state, message = KILLED if outcome.failed else SURVIVED, "\n".join(outcome.failed)
+        elif blind := [test for test in mutant.caught_by if not any(is_of(case, test) for case in outcome.failed)]:
+            state, message = SURVIVED, f"{' and '.join(blind)} passes"
+        else:
+            state, message = KILLED, " ".join(outcome.failed)
+        return Verdict(mutant.name, state, message, time.monotonic() - begin)
 
-    def run(self, tests: Sequence[str], timeout_s: float) -> Outcome:
+    def _run(self, tests: Sequence[str], timeout_s: float) -> Outcome:
         """Runs tests by their node ids."""
         report = self.root / "report.xml"
         report.unlink(missing_ok=True)
-        # What pyproject.toml adds (durations, workers) is for a whole run of the tests.
-        flags = ["-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=line", f"--junitxml={report}"]
-        flags += ["--thorough"] * (self.root / "tests/conftest.py").exists()
         self._running = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *flags, *tests], cwd=self.root, start_new_session=True, text=True,
+            [*PYTEST, f"--junitxml={report}", *tests], cwd=self.root, start_new_session=True, text=True,
             env=os.environ | {"PYTHONPATH": str(self.root)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
-            said, _ = self._running.communicate(timeout=timeout_s)
+            printed, _ = self._running.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             return Outcome(broken=f"nothing after {timeout_s:.0f} s")
         finally:
             self.stop()
         outcome = read_report(report) if report.exists() else Outcome()
         if not outcome.passed and not outcome.failed and not outcome.broken:
-            outcome.broken = said.strip().splitlines()[-1] if said.strip() else "pytest said nothing"
+            outcome.broken = (printed.strip() or "pytest printed nothing").splitlines()[-1]
         return outcome
 
     def stop(self) -> None:
@@ -105,7 +118,7 @@ class Copy:
 
     def _write(self, path: Path, text: str) -> None:
         path.write_text(text)
-        # A cached compilation is told by size and second: two faults within a second may have both in common.
+        # A cached compilation is recognized by size and second: two faults within a second may have both in common.
         Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
@@ -125,45 +138,13 @@ def read_report(path: Path) -> Outcome:
     return outcome
 
 
-def stale(mutants: Iterable[Mutant], project: Path) -> list[Verdict]:
-    """Finds the mutants that cannot be planted in `project`, or whose tests are not there by name."""
-    found = []
-    for mutant in mutants:
-        try:
-            mutated(mutant, project)
-            check_tests(mutant, project)
-        except Stale as error:
-            found.append(Verdict(mutant.name, STALE, str(error)))
-    return found
-
-
-def judge(copy: Copy, mutant: Mutant, timeout_s: float, against: Sequence[str] = ()) -> Verdict:
-    """Plants a fault and runs the tests that must fail, or those of `against`, of which one must."""
-    begin = time.monotonic()
-    try:
-        check_tests(mutant, copy.root)
-        with copy.planted(mutant):
-            outcome = copy.run(against or mutant.caught_by, timeout_s)
-    except Stale as error:
-        return Verdict(mutant.name, STALE, str(error))
-    seconds = time.monotonic() - begin
-    if outcome.broken:
-        return Verdict(mutant.name, STALE, outcome.broken, seconds)
-    blind = [test for test in mutant.caught_by if not any(is_of(case, test) for case in outcome.failed)]
-    if against:
-        return Verdict(mutant.name, KILLED if outcome.failed else SURVIVED, "\n".join(outcome.failed), seconds)
-    if blind:
-        return Verdict(mutant.name, SURVIVED, f"{' and '.join(blind)} passes", seconds)
-    return Verdict(mutant.name, KILLED, " ".join(outcome.failed), seconds)
-
-
 def is_of(case: str, test: str) -> bool:
     """True if a test's case is one of those that a node id stands for: a file's, a function's, or one case of it."""
     return case == test or case.startswith((f"{test}[", f"{test}::"))
 
 
 def judge_all(
-    copies: Sequence[Copy], mutants: Sequence[Mutant], one: Callable[[Copy, Mutant], Verdict]
+    copies: Sequence[Copy], mutants: Sequence[Mutant], timeout_s: float, against: Sequence[str]
 ) -> Iterator[Verdict]:
     """Judges each mutant in whichever copy is free."""
     free: Queue[Copy] = Queue()
@@ -173,14 +154,13 @@ def judge_all(
     def verdict(mutant: Mutant) -> Verdict:
         copy = free.get()
         try:
-            return one(copy, mutant)
+            return copy.judge(mutant, timeout_s, against)
         finally:
             free.put(copy)
 
     with ThreadPoolExecutor(len(copies)) as pool:
-        waiting = [pool.submit(verdict, mutant) for mutant in mutants]
         try:
-            yield from (each.result() for each in waiting)
+            yield from pool.map(verdict, mutants)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for copy in copies:

@@ -55,15 +55,6 @@ def test_an_unknown_target_is_named_in_a_sentence(given: dict[str, str]) -> None
 
 
 @pytest.mark.slow
-def test_reductions_on_a_gpu_have_no_slots_to_receive_in() -> None:
-    """gloo's exchange receives the others' pieces in slots; NCCL reduces in place: the rest is alike."""
-    on_cpu, on_gpu = executed(CPU, "zero2", model="wide"), executed(CUDA, "zero2", model="wide")
-    assert most(on_gpu, "communication") < most(on_cpu, "communication")
-    assert on_gpu.states_bytes <= on_cpu.states_bytes
-    assert on_gpu.volume_elements == on_cpu.volume_elements
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 def test_a_reduction_on_a_gpu_copies_no_input() -> None:
     """gloo's reduce-scatter sums in a copy; the largest is of the root's gradients."""

@@ -1,10 +1,6 @@
 """Budgets of a watched loop: recorded, explained where they change, refused where they are noisy, checked by line."""
 
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,86 +14,6 @@ from zerobench.judging.budget_file import BudgetFile, read_budget
 from zerobench.judging.judge import Limit
 from zerobench.judging.lines import Line, LineTable
 from zerobench.judging.reports import MARKER_OF_CHANGES
-from zerobench.watching.watch import WATCH_TO
-
-TRAIN = '''\
-"""Trains a toy."""
-
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-import zerobench
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 8)
-
-    def forward(self, x):
-        h = self.first(x)
-        return self.second(h.tanh())
-
-
-class Momentum(torch.optim.Optimizer):
-    def __init__(self, parameters):
-        super().__init__(parameters, {})
-
-    @torch.no_grad()
-    def step(self):
-        for p in self.param_groups[0]["params"]:
-            if not self.state[p]:
-                self.state[p]["momentum"] = torch.zeros_like(p)
-            self.state[p]["momentum"].mul_(0.9).add_(p.grad)
-            p.sub_(0.01 * self.state[p]["momentum"])
-
-
-def main():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    model = DistributedDataParallel(Net(), bucket_cap_mb=25, gradient_as_bucket_view=True)
-    optimizer, seen = Momentum(model.parameters()), []
-    with zerobench.watch(model, optimizer, name="toy"):
-        for _ in range(3):
-            out = model(torch.ones(64, 32))
-            out.square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    dist.destroy_process_group()
-
-
-main()
-'''
-
-
-FAULT = ("h = self.first(x)\n", "h = self.first(x).sigmoid()\n")
-"""A line of the toy, and the line in its place that makes another activation."""
-
-
-def git(place: Path, *arguments: str) -> str:
-    """Runs git with an author of its own; returns what it prints."""
-    who = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", "-C", str(place), *who, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def repository(place: Path, versions: Sequence[Mapping[str, str]]) -> list[str]:
-    """Makes a repository with a commit per version, whose files are NAME -> text; returns their hashes.
-
-    The checkout is at the last commit.
-    """
-    place.mkdir(parents=True)
-    git(place, "init", "-q", "-b", "main")
-    hashes = []
-    for number, files in enumerate(versions):
-        for name, text in files.items():
-            (place / name).write_text(text)
-        git(place, "add", "-A")
-        git(place, "commit", "-q", "-m", f"change {number}")
-        hashes.append(git(place, "rev-parse", "HEAD"))
-    return hashes
-
 
 pytestmark = pytest.mark.slow
 
@@ -246,26 +162,3 @@ def test_lines_that_a_comparison_does_not_list_are_one_row() -> None:
     assert rows[-1] == ["3 other lines", "0 B", "6.0 KiB", "+6.0 KiB"]
     assert len(rows) == 9
     assert rows_of("peak", {}, {"peak": table}) == [], "older runs have no lines"
-
-
-@pytest.mark.thorough
-def test_a_training_script_is_bisected_by_git_itself(tmp_path: Path, monkeypatch, capfd) -> None:
-    """The recipe of the page, in processes of its own; one commit cannot be imported."""
-    moved = '"""Moved down."""\n' + TRAIN
-    faulty = moved.replace(*FAULT)
-    texts = [TRAIN, moved, "import nothing\n" + moved, faulty, faulty + "# the end\n"]
-    hashes = repository(tmp_path / "r", [{"train.py": text, "n": str(n)} for n, text in enumerate(texts)])
-    monkeypatch.setenv(WATCH_TO, str(tmp_path / "watched"))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.chdir(tmp_path / "r")
-    git(tmp_path / "r", "checkout", "-q", hashes[0])
-    subprocess.run(["python", "train.py"], check=True)
-    assert cli.run(["budget", "record", "--file", "../budget.yaml", "--runs", "../watched"]) == 0
-    check = "python train.py || exit 125; zerobench budget check ../budget.yaml --runs ../watched"
-    subprocess.run(["git", "bisect", "start", hashes[-1], hashes[0]], check=True)
-    done = subprocess.run(
-        ["git", "bisect", "run", "sh", "-c", f"rm -rf ../watched; {check}"], capture_output=True, text=True
-    )
-    assert f"{hashes[3]} is the first bad commit" in done.stdout or f"{hashes[2]}\n{hashes[3]}" in done.stdout, done
-    line = next(number for number, text in enumerate(faulty.splitlines(), 1) if "self.first(x)" in text)
-    assert f"train.py:{line} in Net.forward: +" in done.stdout

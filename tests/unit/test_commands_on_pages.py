@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from analysis import __main__ as analysis
 from tests.unit.test_documents import FENCE, INLINE, PAGES, ROOT, name
-from validation.__main__ import NAMES, main
 from zerobench.cli import VERBS
 from zerobench.config.compose import checker
 from zerobench.config.flags import split_arguments, unknown_flags
@@ -85,24 +83,21 @@ def problem_of(line: str) -> str:
         return ""
     if words[0] in LAUNCHERS:
         if script := next((word for word in words if word.endswith(".py")), ""):
-            return "" if script in OF_READERS or (ROOT / script).is_file() else f"{script}: no such script"
-        rest = shlex.join(words[words.index("zerobench") :]) if "zerobench" in words else words[-1]
-        return problem_of(rest)
+            return "" if is_script(script) else f"{script}: no such script"
+        return problem_of(shlex.join(words[words.index("zerobench") :]) if "zerobench" in words else words[-1])
     if "zerobench" in words[: words.index("-m") + 2 if "-m" in words[1:] else 1]:
         return problem_of_arguments(words[words.index("zerobench") + 1 :])
     if words[0] == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        unknown = " ".join(word for word in words[1:] if "=" not in word and word not in targets)
-        return unknown or (problem_of_proof(words[1], words[2:]) if words[1] in NAMES else "")
-    if words[0] in ("python", "python3") and words[1] in OF_READERS:
-        return ""
-    if words[0] in ("python", "python3") and (ROOT / words[1]).is_file():
-        return ""
-    if words[:3] == ["python", "-m", "analysis"]:
-        return parsed(lambda: analysis.main(words[3:]))
-    if words[:2] == ["python", "-m"]:  # torch's own
-        return "" if importlib.util.find_spec(words[2]) is not None else f"{words[2]}: no such module"
+        return " ".join(word for word in words[1:] if "=" not in word and word not in targets)
+    if words[0] in ("python", "python3"):
+        exists = is_script(words[1]) or (words[1] == "-m" and importlib.util.find_spec(words[2]) is not None)
+        return "" if exists else f"{words[1]}: no such script"
     return f"{words[0]}: no such command"
+
+
+def is_script(name: str) -> bool:
+    return name in OF_READERS or (ROOT / name).is_file()
 
 
 def problem_of_arguments(words: list[str]) -> str:
@@ -133,14 +128,6 @@ def problem_of_overrides(overrides: list[str], multirun: bool, dirs: list[Path] 
 def shared_checker() -> Overrides:
     """One that has composed what it was asked for before."""
     return checker([])
-
-
-def problem_of_proof(name: str, variables: list[str]) -> str:
-    """Returns the problem of `make NAME VARIABLE="OPTIONS"`, for a proof of validation/."""
-    given = dict(one.split("=", 1) for one in variables)
-    options = [word for key, text in given.items() if key != "PIP" and text[:2] == "--" for word in shlex.split(text)]
-    needed = ["--out", given.get("OUT", "here")] if name == "gpu-suite" else []
-    return parsed(lambda: main([name, *needed, *options])) if options else ""
 
 
 def parsed(run: Any) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 from tests.cells import cell
 from zerobench import models
 from zerobench.config.compose import compose_cells
-from zerobench.data import Batches, build_batches, default_text, read_text, text_hash
+from zerobench.data import Batches, default_text, read_text, text_hash
 from zerobench.fake_execution import execute
 from zerobench.predict import build as construction
 
@@ -17,18 +17,9 @@ CPU = torch.device("cpu")
 
 
 def batches(text: bool, rank: int, world_size: int, batch: int = 12, seed: int = 3, accumulation: int = 1) -> Batches:
-    content = read_text(None, 16) if text else None
-    return Batches(
-        content,
-        50 if not text else 256,
-        16,
-        batch // world_size // accumulation,
-        accumulation,
-        rank,
-        world_size,
-        seed,
-        CPU,
-    )
+    content, vocabulary = (read_text(None, 16), 256) if text else (None, 50)
+    micro_batch = batch // world_size // accumulation
+    return Batches(content, vocabulary, 16, micro_batch, accumulation, rank, world_size, seed, CPU)
 
 
 @pytest.mark.parametrize("text", [True, False])
@@ -46,13 +37,6 @@ def test_ranks_together_see_what_one_rank_would(text: bool, world_size: int) -> 
         parts = [batches(text, rank, world_size).batch(step) for rank in range(world_size)]
         for place in (0, 1):
             assert torch.equal(torch.cat([part[place] for part in parts]), whole[place])
-
-
-def test_a_cells_ranks_have_their_own_parts() -> None:
-    config = cell("zero2", 2).config
-    mine, others = (build_batches(config.batching, rank, CPU).batch(3)[0] for rank in range(2))
-    assert mine.shape == others.shape
-    assert not torch.equal(mine, others)
 
 
 def test_steps_and_seeds_differ_and_targets_follow() -> None:
@@ -74,52 +58,31 @@ def test_the_default_text_is_english_and_hashed(tmp_path) -> None:
         read_text(str(tmp_path / "none"), 5)
 
 
-def count(model: torch.nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
-def test_gpt2_has_its_published_size() -> None:
-    with torch.device("meta"):
-        model = models.build(
-            "gpt",
-            {
-                "layers": 12,
-                "hidden": 768,
-                "heads": 12,
-                "vocabulary": 50257,
-                "positions": 1024,
-                "tied": True,
-                "checkpointing": False,
-            },
-        )
-    assert count(model) == 124_439_808
-
-
 def test_presets_of_shapes_have_as_many_positions_as_the_sequence() -> None:
     """ZeRO's tables give layers, width and heads; GPT-2 has 1,024 positions."""
     cells = compose_cells(["-m", "model=zero_8b,zero_1t,gpt_7b,gpt2_124m", "sequence=4096"])
     positions = [None if one.problems else one.config.model.positions for one in cells]  # type: ignore[attr-defined]
     assert positions == [4096, 4096, 4096, None]
+    (hugging,) = compose_cells(["model=llama_7b", "sequence=4096", "huggingface.layers=1"])
+    assert hugging.config.huggingface.positions == 4096
     assert compose_cells(["model=gpt_7b", "sequence=1024"])[0].config.model.options["positions"] == 1024
 
 
 @pytest.mark.parametrize(
     ("name", "numel"),
     [
+        ("gpt2_124m", 124_439_808),
         ("llama_7b", 6_738_415_616),
         ("llama_8b", 8_030_261_248),
         ("mixtral_8x7b", 46_702_792_704),
         ("qwen3_30b_a3b", 30_532_122_624),
     ],
 )
-def test_presets_of_transformers_have_the_published_sizes(name: str, numel: int) -> None:
+def test_presets_have_the_published_sizes(name: str, numel: int) -> None:
     pytest.importorskip("transformers")
-    (one,) = compose_cells([f"model={name}", "sequence=4096"])
+    (one,) = compose_cells([f"model={name}", "sequence=1024"])
     assert not one.problems
-    assert one.config.huggingface.positions == 4096
     assert construction.facts_of(one.config).psi == numel
-    (small,) = compose_cells([f"model={name}", "huggingface.layers=1", "huggingface.vocabulary=256"])
-    assert construction.facts_of(small.config).psi < numel / 20
 
 
 def test_gpt_is_causal_and_checkpointing_changes_nothing() -> None:
@@ -170,14 +133,6 @@ def test_a_fused_loss_is_the_plain_one_and_a_kept_one_keeps_its_logits() -> None
     assert sizes["fused"] < sizes["plain"] - 0.9 * logits_bytes
     (wrong,) = compose_cells(["model=huggingface", "huggingface.loss=none"])
     assert wrong.problems == ("huggingface.loss=none: use one of plain, kept, fused",)
-
-
-def test_transformers_mistakes_are_answered_with_the_nearest() -> None:
-    pytest.importorskip("transformers")
-    from zerobench.models import huggingface
-
-    assert "did you mean llama" in huggingface.problems_of("lama", {})[0]
-    assert "did you mean n_embd" in huggingface.problems_of("gpt2", {"n_embed": 4})[0]
 
 
 @pytest.mark.parametrize(("draw_on", "expected"), [("cpu", "cpu"), ("device", "meta")])

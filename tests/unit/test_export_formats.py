@@ -100,18 +100,6 @@ def test_collectives_of_a_trace_are_the_traffic(trace: list[dict[str, Any]], res
     assert sorted(units) == sorted(["(root)", *(f"blocks.{i}" for i in range(3) for _ in range(2))])
 
 
-def test_modules_lie_in_their_phase(trace: list[dict[str, Any]]) -> None:
-    phases: dict[str, tuple[float, float]] = {}
-    for one in trace:
-        if one["ph"] == "X" and one["pid"] == 1 and one["cat"] == "phases":
-            phases.setdefault(one["name"], (one["ts"], one["ts"] + one["dur"]))
-    for category in ("forward", "backward"):
-        begin, end = phases[category]
-        mine = [one for one in trace if one["ph"] == "X" and one["pid"] == 1 and one["cat"] == category]
-        assert {"model", "blocks.1", "blocks.1.mlp_in"} <= {one["name"] for one in mine}
-        assert all(begin <= one["ts"] and one["ts"] + one["dur"] <= end + 1e-3 for one in mine)
-
-
 def test_without_events_there_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export([str(REFERENCE), "--format", "perfetto", "--out", str(tmp_path / "step.json")]) == 2
     said = capsys.readouterr().err

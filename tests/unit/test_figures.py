@@ -1,10 +1,8 @@
 """Figures drawn from rows made by hand: holes, failures, launches, states, limits; and `results.plot`."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
@@ -18,7 +16,7 @@ from tests.cells import cell
 from tests.made_up import MIB, NUMBERS, figure_of, results_of, run, texts, tops
 from zerobench import cli
 from zerobench.commands.plot import plot
-from zerobench.records import CATEGORIES, STATES, MemoryRow, RunRow
+from zerobench.records import CATEGORIES, STATES, MemoryRow
 from zerobench.results.frames import frame_of
 from zerobench.results.summary import summarize
 from zerobench.results.tables import collect
@@ -135,54 +133,6 @@ def test_every_figure_has_its_experiment_and_is_drawn() -> None:
 
 def legend_of(figure: Figure) -> list[str]:
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-
-
-def test_buffers_are_lines_over_the_models_sizes() -> None:
-    small, large = (
-        {"max_gradients_bytes": n * MIB, "max_communication_bytes": 8 * MIB, "psi": n * 10**6} for n in (1, 4)
-    )
-    rows = [run("zero2", 2, **small), run("zero2", 4, **large)]
-    rows[1] = replace(rows[1], world_size=2, batch=rows[0].batch)
-    axes = figure_of("buffers", results_of(rows)).axes
-    assert len(axes) == 1, "a setting is one panel, whatever the model's size"
-    lines = {line.get_linestyle(): list(line.get_ydata()) for line in axes[0].lines}
-    assert lines == {"-": [8, 8], ":": [1, 4], "--": pytest.approx([4e6 / MIB, 16e6 / MIB])}
-
-
-POOL = {"name": "nvme", "block_bytes": 4 * MIB, "buffers": 16}
-
-
-def stored(layers: int, status: str = "ok", **more: Any) -> RunRow:
-    """A run of a model of so many layers, whose states are in files."""
-    row = run("zero3", 2, status, repeat=0, **(more if status == "ok" else {}))
-    config = json.loads(row.config)
-    config["model"]["layers"] = layers
-    return replace(row, cell_id=f"cell {layers}", run_id=f"run {layers}", config=json.dumps(config | {"offload": POOL}))
-
-
-def test_host_memory_is_drawn_beside_the_pool_and_failures_are_named() -> None:
-    sizes = {"nvme_bytes": 80 * MIB, "predicted_nvme_bytes": 80 * MIB, "host_peak_bytes": 67 * MIB}
-    grown = sizes | {"nvme_bytes": 640 * MIB, "psi": 8 * 10**6}
-    figure = figure_of("infinity", results_of([stored(3, **sizes), stored(24, **grown), stored(48, "oom")]))
-    lines = {tuple(line.get_ydata()) for line in figure.axes[0].lines}
-    assert (80.0, 640.0) in lines
-    assert (67.0, 67.0) in lines
-    assert (64.0, 64.0) in {tuple(line.get_ydata()) for line in figure.axes[0].lines}
-    assert "oom" in " ".join(texts(figure))
-
-
-def late(delayed: bool, status: str = "ok") -> RunRow:
-    row = run("zero2", 1, status)
-    config = json.loads(row.config) | {"offload": {"name": "cpu", "delayed": delayed, "delayed_after": 40}}
-    return replace(row, cell_id=f"delayed {delayed}", run_id=f"delayed {delayed}", config=json.dumps(config))
-
-
-@pytest.mark.slow
-def test_a_delayed_run_stands_beside_the_one_that_is_not() -> None:
-    figure = figure_of("delayed", results_of([late(False), late(True)]))
-    labels = [line.get_label() for line in figure.axes[0].lines]
-    assert {"not delayed", "delayed", "delayed from here on"} <= set(labels)
-    assert "× delayed: crash" in " ".join(texts(figure_of("delayed", results_of([late(False), late(True, "crash")]))))
 
 
 @pytest.mark.slow

@@ -12,14 +12,13 @@ from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.flat import base_name
 from zerobench.config.schema_memory import (
     AllOfZeropp,
-    CpuOffload,
     Hpz,
     PartitionActivations,
     Qgz,
     Qwz,
     SelectiveActivations,
 )
-from zerobench.config.schema_training import Fp16, Muon
+from zerobench.config.schema_training import Fp16
 from zerobench.fake_execution import execute
 from zerobench.predict.build import build_model, facts_of
 from zerobench.predict.estimate import tensor_axis_bytes
@@ -34,20 +33,15 @@ from zerobench.zero import Zeropp
 from zerobench.zero.comm.quantize import Codec
 
 REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
-    ("zero2", 4, {"node_size": 3}, "node_size=3: must be a divisor of world_size=4, and at least 1"),
     ("zero2", 4, {"shard_group": 1}, "shard_group=1: must be a divisor of world_size=4, and at least 2"),
     ("ddp", 4, {"node_size": 2}, "node_size=2: strategy=ddp knows no groups of ranks"),
     ("megatron", 4, {"shard_group": 2}, "shard_group=2: strategy=megatron knows no groups"),
     ("fsdp2", 4, {"zeropp": Qwz()}, "zeropp=qwz: it is for zero3"),
-    ("zero2", 4, {"zeropp": Hpz()}, "zeropp=hpz: it is for zero3"),
-    ("zero3", 4, {"zeropp": Qgz(), "shard_group": 2}, "zeropp=qgz: its shards are over all ranks"),
-    ("zero3", 8, {"node_size": 4, "shard_group": 2}, "shard_group=2: with node_size=4 a shard group must be a node"),
     ("zero3", 4, {"zeropp": Qwz(weight_block=4)}, "zeropp.weight_block=4: must be at least 8"),
     ("zero3", 4, {"zeropp": Qwz(quantize_weights=False)}, "zeropp.quantize_weights=false: zeropp=qwz means that"),
     ("zero3", 4, {"zeropp": AllOfZeropp(differences=True)}, "zeropp: differences are from secondary"),
     ("zero3", 4, {"zeropp": Qwz(bits_within=8)}, "zeropp: bits_within is for quantized gradients"),
     ("zero3", 4, {"zeropp": Qgz(bits_within=6)}, "zeropp: bits_within is 6; use 4 or 8"),
-    ("zero3", 4, {"zeropp": Hpz(), "node_size": 4}, "zeropp=hpz: all 4 ranks are one node"),
     ("zero3", 4, {"zeropp": AllOfZeropp(secondary_shards=False)}, "zeropp.secondary_shards=false: zeropp=all"),
 ]
 
@@ -148,28 +142,15 @@ def in_parts(name: str = "zero2", n: int = 4, ranks: int = 2, **more) -> Cell:
     [
         ("tensor_parallel=8: a rank has whole heads, so it must be a divisor of model.heads=4", {"n": 8, "ranks": 8}),
         ("tensor_parallel=2: must be a divisor of world_size=3", {"n": 3}),
-        ("tensor_parallel=4: must be a divisor of world_size=2", {"n": 2, "ranks": 4}),
         ("tensor_parallel=0: must be at least 1", {"ranks": 0}),
-        (
-            "tensor_parallel=2: model=mlp has no plan by which its matrices are cut; use a model of gpt",
-            {"model": "mlp"},
-        ),
+        ("tensor_parallel=2: model=mlp has no plan by which its matrices are cut; use a model", {"model": "mlp"}),
         ("tensor_parallel=2: strategy=fsdp2 takes all ranks for itself; use one of", {"name": "fsdp2"}),
         ("tensor_parallel=2: clip=1.0 does not know of a model in parts", {"clip": 1.0}),
-        ("tensor_parallel=2: node_size=2 does not", {"node_size": 2}),
-        ("tensor_parallel=2: shard_group=2 does not", {"shard_group": 2}),
-        ("tensor_parallel=2: offload=cpu does not", {"offload": CpuOffload()}),
         ("tensor_parallel=2: precision=fp16 does not", {"precision": Fp16()}),
-        ("tensor_parallel=2: optimizer=muon does not", {"optimizer": Muon()}),
         ("tensor_parallel=2: compile=blocks does not", {"compile": "blocks"}),
-        ("tensor_parallel=2: arena=True does not", {"arena": True}),
-        ("tensor_parallel=2: model.tiles=2 does not", {"model": "tiles"}),
         ("tensor_parallel=2: strategy.construct=meta does not", {"strategy": {"construct": "meta"}}),
         ("tensor_parallel=2: activation=selective does not", {"activation": SelectiveActivations()}),
-        (
-            "activation=partition: it is for ranks that share a model",
-            {"ranks": 1, "activation": PartitionActivations()},
-        ),
+        ("activation=partition: it is for ranks that", {"ranks": 1, "activation": PartitionActivations()}),
         ("batch=5: world_size=4 over tensor_parallel=2 must divide it", {"batch": 5}),
     ],
 )

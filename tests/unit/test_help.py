@@ -45,14 +45,10 @@ def test_top_level_help_has_each_group_and_key_with_its_default(capsys) -> None:
     ("word", "wanted"),
     [
         ("strategy=zero3", ["strategy=zero3\n  Our ZeRO-3", "strategy.prefetch=1", "[units]", "gathered ahead"]),
-        ("model=gpt2_124m", ["124 439 808 parameters", "model.layers=12", "[blocks]"]),
         ("strategy", ["strategy=zero3", "strategy=ddp", "torch DistributedDataParallel"]),
-        ("offload=none", ["It has no keys"]),
         ("experiment=stages", ["The main job"]),
         ("optimizer.lr", ["optimizer.lr=0.0003", "learning rate"]),
-        ("optimizer.momentum", ["optimizer.momentum", "torch's momentum"]),
         ("launch", ["launch.timeout_s=1800", "[seconds]"]),
-        ("world_size", ["world_size=null", "[ranks]"]),
     ],
 )
 def test_a_word_behind_help_is_explained(word: str, wanted: list[str], capsys) -> None:

@@ -100,6 +100,19 @@ def test_codes_are_not_drawn_on_meta() -> None:
         zerobench.initialize(model, adam(model), "zero3")
 
 
+def test_the_british_name_of_a_models_initializers_is_still_read() -> None:
+    """A model written for an older release, built on meta, gets the values that its own steps give it."""
+
+    class Model(nn.Linear):
+        def initialisers(self) -> Iterator[tuple[nn.Module, Callable[[nn.Module], Any]]]:
+            yield self, lambda module: nn.init.constant_(module.weight, 3.0)
+
+    with torch.device("meta"):
+        model = Model(2, 2)
+    engine = zerobench.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), "zero1")
+    assert (engine.full_state_dict()["weight"] == 3.0).all()
+
+
 def changed(change: Callable[[nn.Sequential], Any]) -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     return change(model) or model

@@ -9,9 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from tests.cells import cell
 from tests.ranks import run_ranks
-from zerobench.config.schema_memory import CpuOffload
 from zerobench.probes import AccountedPass
 from zerobench.probes.ledger import Ledger
 from zerobench.probes.traffic import TrafficMeter
@@ -298,9 +296,3 @@ def test_batches_flags_and_stamps_are_no_bytes_of_a_tier() -> None:
         ("update", "up", 4, False),
         ("update", "up", 4, True),
     ]
-
-
-def test_a_part_of_the_optimizer_needs_an_optimizer_that_leaves() -> None:
-    words = "offload.fraction: 0.5 is a part of the optimizer; let the optimizer leave"
-    assert cell("zero2", 2, offload=CpuOffload(optimizer=False, fraction=0.5)).problems == (words,)
-    assert not cell("zero2", 2, offload=CpuOffload(fraction=0.5)).problems

@@ -1,7 +1,6 @@
 """Snapshots in torch's format, read by torch's functions, the ledger's to the byte; and events made by hand."""
 
 import base64
-import gzip
 import inspect
 import json
 import pickle
@@ -29,7 +28,7 @@ from zerobench.probes.intervals import ASIDE, Birth, Event, History, Interval, S
 from zerobench.probes.ledger import Ledger
 from zerobench.probes.memory_viz import snapshot_of
 from zerobench.probes.snapshot import FOLDER, PROTOCOL, snapshots, stamp, written
-from zerobench.probes.traced_pass import STEP, Overlap, intersect, length, overlaps, read_trace, spans, subtract
+from zerobench.probes.traced_pass import STEP, Overlap, intersect, length, overlaps, spans, subtract
 from zerobench.records import CATEGORIES, EventRow
 from zerobench.sweep import cell as cells
 from zerobench.watching.held_tensors import leave_out
@@ -409,13 +408,6 @@ def test_on_cuda_other_kernels_hide_nccls_and_copies_do_not() -> None:
 def test_a_trace_without_steps_or_without_communication() -> None:
     assert overlaps([event("cpu_op", "aten::mm", 0, 5)], "cpu") == []
     assert [in_us(one) for one in overlaps([step(0, 9), event("cpu_op", "aten::mm", 0, 5)], "cpu")] == [(9, 0, 0)]
-
-
-@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
-def test_a_trace_is_read_gzipped_or_not(tmp_path: Path, name: str) -> None:
-    text = json.dumps({"traceEvents": [step(0, 1)]}).encode()
-    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
-    assert read_trace(tmp_path / name) == [step(0, 1)]
 
 
 def storage(name: str, category: str = "activations") -> StorageRecord:

@@ -166,8 +166,6 @@ def test_an_optimizer_that_is_neither_elementwise_nor_owned_is_refused() -> None
     rest = {"params": [model.layers[0].bias], "owned": False}  # it is not elementwise there either
     with pytest.raises(ValueError, match="Adafactor cannot be sharded"):
         initialize(model, optim.Adafactor([{"params": [model.layers[0].weight], "owned": True}, rest]))
-    with pytest.raises(ValueError, match="Muon cannot be sharded: it orthogonalizes whole matrices"):
-        initialize(model, optim.Muon([layer.weight for layer in model.layers]))
     with pytest.raises(ValueError, match=r"of shape \(24,\) is in a group with owned=True, which is for matrices"):
         initialize(model, optim.SGD([{"params": list(model.layers.parameters()), "owned": True}], lr=0.1))
     with pytest.raises(ValueError, match="each group says owned=True"):

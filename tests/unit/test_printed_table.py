@@ -17,14 +17,13 @@ from zerobench.commands.dry_run import print_plan
 from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.host import others
 from zerobench.host.pipes import patient
-from zerobench.host.terminal import is_quiet, progress_bar, progress_console, quiet, stdout_console
+from zerobench.host.terminal import progress_console, quiet, stdout_console
 from zerobench.results import printed_table
 from zerobench.results.grid import Grid
 from zerobench.results.options import choose
 from zerobench.results.shown import html_of
 from zerobench.results.tables import collect
 from zerobench.sweep.cell import _blank_row
-from zerobench.sweep.command import _readers
 
 
 def rows() -> list[dict]:
@@ -97,21 +96,6 @@ def test_a_file_has_all_columns_whatever_their_width(capsys) -> None:
     assert len(shown.splitlines()) > 5, "the name is folded to keep the lines short"
 
 
-def test_progress_in_a_pipe_is_a_line_per_name_and_else_one_now_and_then(monkeypatch, capsys) -> None:
-    with progress_bar("estimate", 4, "steps") as advance:
-        advance()
-        advance(2, name="zero2")
-        advance(4, name="zero3")
-    assert capsys.readouterr().err == "estimate: zero2 done, 2 of 4 steps\nestimate: zero3 done, 4 of 4 steps\n"
-    monkeypatch.setattr("zerobench.host.terminal.LINE_EVERY_S", 0.0)
-    with progress_bar("rounds", 2, "rounds") as advance:
-        advance()
-    assert capsys.readouterr().err == "rounds: 1 of 2 rounds\n"
-    with quiet(), progress_bar("estimate", 1, "steps") as advance:
-        advance(name="zero2")
-    assert capsys.readouterr().err == ""
-
-
 def test_quiet_leaves_notes_out_and_nothing_that_is_wrong(monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with quiet():
@@ -121,14 +105,6 @@ def test_quiet_leaves_notes_out_and_nothing_that_is_wrong(monkeypatch, capsys) -
     assert "zero1 tiny N=2 b=8: crash: timed pass: rank 1 was killed" in said.out
     assert "left out" not in said.out
     assert said.err == ""
-
-
-def test_a_command_after_two_dashes_keeps_its_own_flags(monkeypatch) -> None:
-    seen: list[tuple[list[str], bool]] = []
-    monkeypatch.setattr("zerobench.commands.show.show", lambda words: seen.append((words, is_quiet())) or 0)
-    assert cli.run(["show", "a", "b", "-q", "--", "make", "-q"]) == 0
-    assert seen == [(["a", "b", "--", "make", "-q"], True)]
-    assert not is_quiet()
 
 
 def test_color_is_for_terminals_that_want_it(monkeypatch, capsys) -> None:
@@ -210,17 +186,14 @@ def test_time_of_other_processes_is_told_from_that_of_our_own(monkeypatch) -> No
     assert now.machine_s > before.machine_s
 
 
-def test_where_everything_is_on_the_device_the_table_is_as_before(capsys) -> None:
-    _, shown = table_of([run("zero2", 2, **AT_HOME), run("zero3", 2, **AT_HOME, between_nodes_bytes=0)], capsys)
-    assert not any(name in shown for name in ("host", "files", "down", "between nodes", "quantized", "one memory"))
-
-
 def test_nodes_and_codes_have_columns(capsys) -> None:
     coded = {"between_nodes_bytes": 3 * MIB, "quantized_gather_share": 1.0, "quantized_reduction_share": 0.25}
     lines, shown = table_of([run("zero2", 2), run("zero3", 2, **coded)], capsys)
     assert "between nodes MiB" in shown
     assert "3.000" in lines["zero3"]
     assert "100 / 25 %" in shown
+    _, shown = table_of([run("zero2", 2, **AT_HOME), run("zero3", 2, **AT_HOME, between_nodes_bytes=0)], capsys)
+    assert not any(name in shown for name in ("host", "files", "down", "between nodes", "quantized", "one memory"))
 
 
 def exported(folder: Path, rows: list[Any], capsys) -> list[str]:
@@ -250,12 +223,6 @@ def test_a_plan_tells_what_will_be_elsewhere(monkeypatch, capsys) -> None:
     assert all(name in shown for name in (" host ", " files ", " between nodes "))
     assert print_plan([cell("zero3", 2)]) == 0
     assert not any(name in capsys.readouterr().out for name in ("host", "files", "nodes", "memory"))
-
-
-def test_a_sweeps_last_line_names_a_folder_that_verbs_do_not_look_into_by_themselves() -> None:
-    assert _readers("results/runs") == "zerobench status, show, export; zerobench.load"
-    hint = "zerobench status results/mlp; zerobench export results/mlp; zerobench show --results results/mlp RUN"
-    assert _readers("results/mlp") == hint
 
 
 def test_a_terminal_whose_encoding_lacks_a_character_shows_another(tmp_path: Path, monkeypatch) -> None:

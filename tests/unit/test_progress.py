@@ -1,15 +1,12 @@
 """A sweep's progress: the time left, on a clock of the test's own."""
 
 import os
-from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.cells import cell
 from tests.unit.test_clock import Clock
 from zerobench.config.compose import compose_cells
-from zerobench.host.environment import exported_threads
 from zerobench.host.terminal import stdout_console
 from zerobench.sweep import progress
 from zerobench.sweep.progress import Entry, Reporter, interruption_of, seconds_left, table_of
@@ -52,19 +49,6 @@ def test_the_rest_takes_as_long_as_the_part_that_is_done(clock: Clock) -> None:
 
 
 @pytest.mark.slow
-def test_a_launch_under_way_counts_for_its_rest(clock: Clock) -> None:
-    reporter = Reporter()
-    launches = launches_of("model=gpt_tiny", "seed=0,1")
-    reporter.expect(launches)
-    reporter.start(launches[0])
-    clock.now += 3.0
-    for step in range(5):
-        clock.now += 2.0 if step else 0.0
-        reporter.progress({"mode": "timed", "step": step + 1, "steps": 10, "loss": None})
-    assert seconds_left(reporter.entries, 1, clock.now) == pytest.approx(11 * 35 / 5), "11 s for 5 of 40 steps"
-
-
-@pytest.mark.slow
 def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(clock: Clock) -> None:
     reporter = Reporter()
     good = launches_of("model=gpt_tiny", "seed=0,1,2,3")
@@ -78,26 +62,6 @@ def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(clock: C
     reporter.end(good[2], {"status": "crash", "reason": "no"}, False)
     reporter.skip(good[3])
     assert seconds_left(reporter.entries, 1, clock.now) == 0
-
-
-@pytest.mark.parametrize("seconds", [0.0, 4.0])
-def test_failed_launch_counts_only_the_steps_that_it_did(seconds: float, clock: Clock, tmp_path: Path) -> None:
-    """One that fails in its first step would otherwise count as all its steps in no time."""
-    launches = launches_in(tmp_path, "ddp", "zero1", "zero2")
-    reporter = Reporter()
-    reporter.expect(launches)
-    steps = reporter.entries[0].steps * len(reporter.entries[0].passes)
-    assert steps > 2
-    reporter.start(launches[0])
-    clock.now += seconds
-    reporter.progress({"mode": "timed", "step": 1, "steps": 10, "loss": None})
-    reporter.end(launches[0], {"status": "oom", "reason": "no"}, False)
-    left = seconds_left(reporter.entries, 1, clock.now)
-    assert left == (2 * steps * seconds if seconds else None)
-    reporter.submit(launches[1:2], "job 1", 1)
-    reporter.end(launches[1], {"status": "crash", "reason": "no", "seconds": 0.0}, False)
-    left = seconds_left(reporter.entries, 1, clock.now)
-    assert left == (steps * seconds if seconds else None), "its steps were not seen"
 
 
 @pytest.mark.slow
@@ -148,10 +112,6 @@ def test_launches_of_jobs_are_timed_whole_and_run_side_by_side(clock: Clock, tmp
     assert reporter._left() == "about 51 s left", "from its beginning"
 
 
-def launches_in(folder: Path, *strategies: str) -> list[CellLaunch]:
-    return [CellLaunch(f"{name} tiny N=2", cell(name, 2, results_dir=str(folder)), 0) for name in strategies]
-
-
 def test_launches_that_run_side_by_side_are_all_in_sight() -> None:
     launches = [Entry(f"cell {number}") for number in range(40)]
     for number, state in ((2, "running"), (20, "ok"), (30, "running"), (39, "submitted")):
@@ -184,14 +144,3 @@ def test_exported_thread_count_is_used_and_reported_once(
     assert given[0].config.launch.threads == 4
     Reporter().expect(list(rounds(given)))
     assert capsys.readouterr().err == ""
-
-
-def test_thread_count_that_torchrun_sets_itself_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    environments = {"torchrun": {}, "user": {"OMP_NUM_THREADS": "1"}}
-    found = {}
-    for who, environment in environments.items():
-        monkeypatch.setattr(psutil.Process, "environ", lambda process, of=environment: of)
-        found[who] = exported_threads()
-    assert found == {"torchrun": None, "user": 1}

@@ -1,7 +1,6 @@
 """Proofs of validation/: published figures and runs, table 1, certificates, ratios to peers; each has its target."""
 
 import csv
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +10,15 @@ import pandas as pd
 import pytest
 
 from analysis import compare
-from tests.cells import cell
 from tests.made_up import results_of, run
 from validation import table1
-from validation.__main__ import NAMES, main
-from validation.certificates.command import Work, loops, run_one, summary
-from validation.certificates.judged import CertificateOfLoop, judged
+from validation.__main__ import main
+from validation.certificates.command import Work, loops, run_one
+from validation.certificates.judged import judged
 from validation.certificates.loops import Plant, plant, usual
 from validation.published.command import record_of, write
 from validation.published.equations import states_per_parameter
-from validation.published.figure import Reproduced, reproduce
+from validation.published.figure import reproduce
 from validation.published.sources import SOURCES
 from validation.published_runs.cells import built_as, family_of, plan_of
 from validation.published_runs.hardware import hardware_of
@@ -28,9 +26,7 @@ from validation.published_runs.peaks import GIB
 from validation.published_runs.rows import PublishedRun
 from validation.runner import run_real
 from validation.store import read
-from validation.table1 import GB, CellRow, StatesRow, TableCell, place_of, places
-from zerobench import cli
-from zerobench.fake_execution import Execution
+from validation.table1 import CellRow, StatesRow, TableCell, place_of, places
 from zerobench.fake_execution.execute import execute, settled
 from zerobench.records import CertificateRow
 
@@ -38,18 +34,6 @@ from zerobench.records import CertificateRow
 
 ROWS = [(name, row) for name, source in SOURCES.items() for row in source.rows]
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.slow
-def test_a_row_that_differs_says_so_and_one_without_execution_says_why() -> None:
-    name, row = "zero", replace(SOURCES["zero"].rows[1], note="why")
-    assert Reproduced(name, row, row.value + 2 * row.margin).verdict == "no; why"
-    assert Reproduced(name, row, row.value + row.margin / 2).verdict == "yes"
-    failed = reproduce([(name, row)], lambda work: [_failed for _ in work])[0]
-    assert failed.verdict == "not executed: it has no values"
-
-
-_failed = Execution(cell("zero1", 2).config, 0, 0.0, None, "it has no values")
 
 
 @pytest.mark.thorough
@@ -164,22 +148,6 @@ def test_the_runs_of_a_file_are_predicted_or_say_why_not(tmp_path: Path) -> None
 
 COMMITTED = Path(__file__).parents[2] / "results" / "table1"
 
-TABLE = [(size, ranks, stage) for size in table1.SIZES for ranks in table1.RANKS for stage in table1.STAGES]
-
-
-def test_all_54_printed_numbers_agree_with_the_formula_within_one_unit() -> None:
-    """The rule for all cells; which columns are rounded, and which are cut off; that a wrong number is seen."""
-    assert len(TABLE) == 54
-    how: dict[str, Counter[str]] = {size: Counter() for size in table1.SIZES}
-    for size, ranks, stage in TABLE:
-        text, value = table1.printed(size, ranks, stage), table1.SIZES[size] * states_per_parameter(stage, ranks) / GB
-        assert table1.how_printed(text, value) != "misprint", (size, ranks, stage)
-        how[size][table1.how_printed(text, value)] += 1
-    assert how["7.5B"]["cut off"] == 0
-    assert how["128B"]["cut off"] + how["1T"]["cut off"] > 0
-    assert not any(one["misprint"] for one in how.values())
-    assert [table1.how_printed(text, 4187.5) for text in ("4187", "4188", "4186")] == ["cut off", "rounded", "misprint"]
-
 
 def test_the_committed_rows_are_the_papers_cells_and_their_parts_add_up() -> None:
     """Printed numbers and formulas as of today; the executed states are the formula, what is in flight, and the sum of
@@ -198,26 +166,6 @@ def test_the_committed_rows_are_the_papers_cells_and_their_parts_add_up() -> Non
         assert parts[place_of(row)] == row.executed_bytes >= row.formula_bytes
         assert row.replayed_bytes == pytest.approx(row.executed_bytes, rel=1e-6)
         assert row.resident_bytes < 4 * 2**30
-
-
-def test_every_proof_has_a_target_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    assert main([]) == 0
-    listed = capsys.readouterr().out
-    for name in NAMES:
-        assert f"  {name} " in listed
-        recipe = rf"^{name}: setup(-triton)?\n(?:\t.*\n)*\t(PYTHONPATH=\S+ )?\$\(VALIDATE\) {name}\b"
-        assert re.search(recipe, makefile, re.MULTILINE), name
-        assert f"make {name} " in makefile
-        with pytest.raises(SystemExit, match="0"):
-            main([name, "--help"])
-        assert f"usage: python -m validation {name}" in capsys.readouterr().out
-    assert main(["tabel1"]) == 2
-    assert capsys.readouterr().err == "validation tabel1: no such proof; did you mean table1?\n"
-
-
-def test_there_are_at_most_fourteen_verbs() -> None:
-    assert len(cli.VERBS) <= 14
 
 
 def launches(strategy: str, steps: list[float], ranks: int = 2, minute: int = 0, **more):
@@ -256,16 +204,6 @@ def test_a_ratio_is_that_of_paired_launches_with_its_interval() -> None:
     assert pd.isna(found["ddp", "step_s"].goal)
 
 
-def test_larger_models_have_their_own_bound_and_other_ranks_none() -> None:
-    (goal,) = [goal for goal in compare.GOALS if (goal.ours, goal.peer) == ("zero3", "fsdp2")]
-    assert (goal.bound(10**7), goal.bound(5 * 10**7)) == (0.80, 0.70)
-    rows = [*launches("zero3", [0.08], ranks=4), *launches("fsdp2", [0.1], ranks=4)]
-    (step,) = [one for one in compare.ratios_of(results_of(rows)) if one.metric == "step_s" and one.peer == "fsdp2"]
-    assert pd.isna(step.goal)
-    assert step.verdict == ""
-
-
-HANDFUL = ("four micro-batches", "lora", "muon beside adamw", "tied", "zero2")
 PLANTED = plant(usual(), causes="masters.*bfloat16", about="dtypes: masters")
 
 
@@ -276,25 +214,6 @@ def judged_row(verdict: str, subject: str = "masters of all 6 parameters", found
 def class_of(*rows: CertificateRow, planted: Plant | None = PLANTED) -> tuple[str, str]:
     found = judged("a loop", 1, "", rows, 0, planted)
     return found.kind, found.named_by
-
-
-def test_each_reference_is_an_honest_loop_of_one_process() -> None:
-    table = loops()
-    for name, loop in table.items():
-        if loop.reference:
-            reference = table[loop.reference]
-            assert (reference.ranks, isinstance(reference, Plant)) == (1, False), name
-        if isinstance(loop, Plant):
-            assert loop.reference, name
-            assert loop.causes, name
-            assert loop.about, name
-
-
-def test_the_corpus_has_a_hundred_honest_loops_and_sixty_failures() -> None:
-    counts = Counter((isinstance(loop, Plant), loop.ranks) for loop in loops().values())
-    assert counts[False, 1] + counts[False, 2] >= 100
-    assert counts[True, 1] + counts[True, 2] >= 60
-    assert min(counts.values()) >= 30
 
 
 def test_certificates_get_their_classes() -> None:
@@ -313,31 +232,10 @@ def test_certificates_get_their_classes() -> None:
     ]  # fmt: skip
 
 
-def test_the_summary_counts_runs_with_and_without_references() -> None:
-    def of(kind: str, reference: str = "", named_by: str = "", same: str = "") -> CertificateOfLoop:
-        return CertificateOfLoop("a loop", 1, reference, kind, named_by, same, 0, 0, 0, 0, "", 0)
-
-    honest = [of("clean"), of("accused"), of("crashed"), of("clean", "plain")]
-    planted = [of("named", named_by="unusual"), of("missed", same="a row"), of("named", "plain", "different")]
-    counts = summary(honest, planted)
-    assert [one.runs for one in counts] == [3, 1, 2, 1]
-    assert (counts[0].clean, counts[0].different, counts[0].failed) == (1, 1, 1)
-    assert (counts[2].unusual, counts[2].missed, counts[2].wrongly_same, counts[3].different) == (1, 1, 1, 1)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HANDFUL)
-def test_an_honest_loop_is_accused_of_nothing(name: str, tmp_path: Path) -> None:
-    found = run_one(Work(name), 11, tmp_path)
+def test_an_honest_loop_is_accused_of_nothing(tmp_path: Path) -> None:
+    reference = loops()["zero2"].reference
+    assert run_one(Work(reference), 11, tmp_path).kind == "clean"
+    found = run_one(Work("zero2", reference), 11, tmp_path)
     assert (found.kind, found.rows) == ("clean", "")
-    if reference := loops()[name].reference:
-        assert run_one(Work(reference), 11, tmp_path).kind == "clean"
-        found = run_one(Work(name, reference), 11, tmp_path)
-        assert (found.kind, found.rows) == ("clean", "")
-        assert found.same > 5
-
-
-def test_a_loop_that_raises_is_a_judged_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("validation.certificates.honest.adamw", None)
-    found = run_one(Work("two losses"), 11, tmp_path)
-    assert (found.kind, found.rows) == ("crashed", "TypeError: 'NoneType' object is not callable")
+    assert found.same > 5

@@ -276,17 +276,6 @@ def test_show_finds_a_run_by_part_of_its_name(tmp_path: Path, capsys) -> None:
     assert "the nearest: 'zero1 tiny N=2 b=8'" in capsys.readouterr().err
 
 
-def test_show_finds_a_cell_whose_name_other_cells_have_made_longer(tmp_path: Path, capsys) -> None:
-    make(tmp_path, "zero1")
-    assert cli.run(["show", "zero1 tiny N=2", "--results", str(tmp_path)]) == 0
-    capsys.readouterr()
-    make(tmp_path, "zero1", config=json.dumps(cell("zero1", 2).config.written() | {"seed": 7}))
-    assert cli.run(["show", "zero1 tiny N=2 b=8", "--results", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert "fits 2 runs" in told
-    assert "seed=7" in told
-
-
 def test_damaged_run_replaces_no_whole_one(tmp_path: Path, capsys) -> None:
     """Neither as a newer attempt of its launch, nor as a run by newer code."""
     whole = [make(tmp_path), make(tmp_path, "ddp", source_hash="0" * 12)]

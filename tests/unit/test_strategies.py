@@ -212,20 +212,13 @@ def test_what_an_engine_leaves_out_is_completed() -> None:
     assert not engine.shares_gradients
 
 
-@pytest.mark.shown(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
         ("precision=bf16", "precision=bf16: strategy=mine has no fp32 master weights here; use precision=fp32"),
         ("offload=cpu", "offload=cpu: strategy=mine does not offload here; use one of zero1, zero2, zero3"),
-        (
-            "node_size=1",
-            "node_size=1: strategy=mine knows no groups of ranks; leave it out, or use zero1, zero2, zero3",
-        ),
-        ("zeropp=qwz", "zeropp=qwz: it is for zero3"),
-        ("buffers=fused", "buffers=fused: strategy=mine has buffers of its own"),
-        ("arena=true", "arena=true: strategy=mine has memory of its own"),
+        ("node_size=1", "node_size=1: strategy=mine knows no groups of ranks; leave it out, or use zero1, zero2,"),
         ("backend=simulated", "strategy=mine: a simulated world supports ddp, zero1, zero2, zero3, megatron"),
         ("precision.wire_dtype=bf16", "precision.wire_dtype=bf16: strategy=mine keeps and sends gradients in"),
     ],

@@ -1,7 +1,6 @@
 """Predicted time: the stream of operators, the layout of a schedule, measured times, clusters, published runs."""
 
 import math
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,6 @@ import torch
 import yaml
 
 from tests.cells import cell
-from tools.docs.predicted import held_out_error
-from validation.published_runs.hardware import hardware_of
-from validation.published_runs.rows import PublishedRun
-from validation.schedules import NOT_EXECUTED
 from zerobench.commands.predict import costs_of
 from zerobench.commands.simulated import ask
 from zerobench.config.schema_training import Fp16, Muon
@@ -22,9 +17,8 @@ from zerobench.fake_execution.execute import CPU, CUDA, execute
 from zerobench.predict.flops import step_flops
 from zerobench.probes.operator_stream import FORMULAS, GROUPED, _sizes
 from zerobench.records import EventRow
-from zerobench.results.provenance import source_of
 from zerobench.timing import hardware, prediction
-from zerobench.timing.costs import GpuCosts, Transfer, matmul_rows, numbers
+from zerobench.timing.costs import GpuCosts, Transfer, numbers
 from zerobench.timing.interval import interval_of
 from zerobench.timing.prediction import StepSchedule, reduced, schedule_of
 from zerobench.timing.timeline import Declared, lay_out
@@ -132,13 +126,6 @@ def test_a_declared_engine_reduces_after_its_backward() -> None:
     assert lay_out(step, Units(), Declared(True, gradient_factor=2.0)).step_s == 16
 
 
-@pytest.mark.parametrize("table", ["gemm_bf16_h100.parquet", "gemm_bf16_a100.parquet"])
-def test_products_between_the_measured_shapes_are_interpolated(table: str) -> None:
-    errors = abs(held_out_error(matmul_rows(table)))
-    assert sorted(errors)[len(errors) // 2] < 0.05
-    assert len(errors) > 200
-
-
 def test_a_collective_inside_a_node_takes_what_was_measured() -> None:
     costs = GpuCosts(hardware.device("h100-sxm-80gb"), hardware.cluster("h100-3200"))
     event = row("launch", operator="_allgather_base_", collective="all_gather", bytes=2**29, group_size=8)
@@ -217,30 +204,6 @@ def test_a_deep_model_and_many_micro_batches_are_executed_in_part_with_the_bucke
     zero1, zero3 = (reduced(cell.config).configs for cell in ask(words).cells)
     assert {one.strategy.bucket_bytes for one in zero1} == {25 * 2**20}  # type: ignore[attr-defined]
     assert all(one.strategy == ask(words).cells[1].config.strategy for one in zero3)
-
-
-def test_a_kept_schedule_is_that_of_the_code_that_executes_it() -> None:
-    contracts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["importlinter"]
-    layers = [layer.split(" : ") for layer in contracts["contracts"][0]["layers"]]
-    (level,) = (number for number, layer in enumerate(layers) if "fake_execution" in layer)
-    above = {"__init__", "__main__"}.union(*layers[:level])
-    assert set(NOT_EXECUTED) <= above
-    config = ask(["model=gpt", "strategy=zero2", "world_size=8"]).cells[0].config
-    assert source_of(config, NOT_EXECUTED) == source_of(config, tuple(above)) != source_of(config)
-
-
-RUN = PublishedRun(id="one", gpu="A100-SXM", gpu_mem_gib=80, gpus=16, gpus_per_node=8, strategy="zero3")
-
-
-def test_the_network_of_a_published_run_is_its_rows() -> None:
-    of = RUN.__class__(**vars(RUN) | {"interconnect": "400 Gb/s per GPU RDMA"})
-    assert hardware_of(of).costs.cluster.node_gbit_s == 3200
-    assert "1600 Gbit/s per node" in hardware_of(RUN).assumed
-    probed = RUN.__class__(
-        **vars(RUN) | {"notes": "this job's own probe: AR 160.5 AG 126.8 RS 124.7 GB/s over all ranks"}
-    )
-    event = row("launch", operator="allreduce_", collective="all_reduce", bytes=2**30, group_size=16)
-    assert hardware_of(probed).costs.transfer(event).wire_s == pytest.approx(2**30 * 1.875 / 160.5e9, rel=0.02)
 
 
 def test_kernels_take_as_many_times_longer_as_was_fitted() -> None:
@@ -330,14 +293,10 @@ def test_a_prediction_for_one_gpu_says_that_no_published_run_is_on_one() -> None
     assert alone.low < node.low < 1 < node.high < alone.high
 
 
-@pytest.mark.parametrize(
-    "name", ["h20-3200", "h800-3200", "l40-400", "gh200-400", "b300-6400", "mi355x-3200", "rtx4090-100"]
-)
-def test_prediction_for_a_device_without_runs_says_never_compared(name: str) -> None:
-    cluster = hardware.cluster(name)
+def test_prediction_for_a_device_without_runs_says_never_compared() -> None:
+    cluster = hardware.cluster("h20-3200")
     found = interval_of(GpuCosts(hardware.device(cluster.device), cluster), cell("zero1", 16).config)
-    kind = f"{name.partition('-')[0]}, several nodes"
-    assert found.words.startswith(f"not validated: never compared with a run on {kind}; a roofline")
+    assert found.words.startswith("not validated: never compared with a run on h20, several nodes; a roofline")
     assert (found.low, found.high) == (0.5, 2.0)
 
 

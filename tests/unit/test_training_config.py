@@ -78,11 +78,7 @@ def test_fused_is_claimed_exactly_where_torch_has_it() -> None:
         ({"optimizer": training.Sgd(implementation="quick")}, "use auto, fused, foreach, loop"),
         ({"optimizer": training.Sgd(nesterov=True)}, "optimizer.nesterov=true: it needs optimizer.momentum above 0"),
         ({"optimizer": training.Rprop(step_min=2, step_max=1)}, "optimizer.step_min=2: it must be below"),
-        ({"optimizer": training.Rprop(eta_minus=1.1)}, "optimizer.eta_minus=1.1: must be at most 1"),
-        ({"optimizer": training.RMSprop(momentum=2.0)}, "optimizer.momentum=2.0: must be at most 1"),
         ({"clip": 0.0}, "clip=0: a norm to clip at must be above 0 and finite"),
-        ({"clip": -1.0}, "clip=-1: a norm to clip at"),
-        ({"clip": math.inf}, "clip=inf: a norm to clip at"),
         ({"clip": math.nan}, "clip=nan: a norm to clip at"),
         ({"clip": 1.0, "clip_norm": "1"}, "clip_norm=1: use 2 or inf"),
         ({"precision": training.Bf16(wire_dtype="int8")}, "precision.wire_dtype=int8: use one of fp32, bf16, fp16"),
@@ -91,8 +87,6 @@ def test_fused_is_claimed_exactly_where_torch_has_it() -> None:
         ({"precision": training.Fp16(initial_scale=None)}, "precision.initial_scale=null: fp16 needs loss scaling"),
         ({"precision": training.Fp16(initial_scale=2, minimum_scale=4)}, "at least precision.minimum_scale=4"),
         ({"precision": training.Fp16(backoff=1.5)}, "precision.backoff=1.5: must be at most 1"),
-        ({"precision": training.Fp16(growth=0.5)}, "precision.growth=0.5: must be at least 1"),
-        ({"precision": training.Bf16(tile_bytes=8)}, "precision.tile_bytes=8: must be at least 1024"),
     ],
 )
 def test_what_makes_no_sense_gets_a_sentence(more: dict[str, Any], words: str) -> None:
