@@ -252,7 +252,7 @@ def test_a_backward_leaves_the_gradients_of_a_late_update_alone(monkeypatch: pyt
     assert engine.update.is_running
     with monkeypatch.context() as patch:
         patch.setattr(engine.update, "segments", [NotToBeRead()])
-        for touch in (engine.gradients.stand_ins.heed, engine.gradients.stand_ins.take_away):
+        for touch in (engine.gradients.stand_ins.follow_edits, engine.gradients.stand_ins.take_away):
             touch()
     engine.backward(loss)
     blocked.set()

@@ -26,7 +26,7 @@ from tests import zoo
 from tests.ranks import run_ranks
 from zerobench.zero import initialize
 from zerobench.zero.comm import gloo
-from zerobench.zero.comm.streams import Handle
+from zerobench.zero.comm.base import Handle
 from zerobench.zero.units.bucket import GradientBucket
 
 MOST_DELAY_S = 5e-4

@@ -21,7 +21,7 @@ from tests.distributed.test_races import RUNS
 from tests.distributed.training import take_steps
 from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize
 from zerobench.zero.comm import backends, hierarchical, simulated, streams
-from zerobench.zero.comm.backends import FAKE
+from zerobench.zero.comm.base import FAKE
 from zerobench.zero.offload import cpu, nvme
 from zerobench.zero.optim import delayed_update
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.distributed import training
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, initialize
-from zerobench.zero.modules.tied import ArrivalHook
+from zerobench.zero.gradients.flow import ArrivalHook
 
 WIDTH = 6
 

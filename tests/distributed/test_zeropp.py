@@ -12,8 +12,8 @@ from tests.distributed import training
 from tests.distributed.test_comm import random_full
 from tests.ranks import run_ranks
 from zerobench.zero import Zeropp, initialize
+from zerobench.zero.comm.base import Handle
 from zerobench.zero.comm.quantize import LEVELS
-from zerobench.zero.comm.streams import Handle
 from zerobench.zero.comm.zeropp import ZeroppComm, connect_zeropp
 
 CPU = torch.device("cpu")

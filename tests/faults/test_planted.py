@@ -201,10 +201,10 @@ def one_more_state(engine: Any) -> None:
         state.setdefault("double", torch.zeros_like(parameter, dtype=torch.float64))
 
 
-@in_place_of(GatheredUnit, "reshard")
-def never_resharded(reshard: Any, self: GatheredUnit, keeps: bool = True) -> None:
+@in_place_of(GatheredUnit, "free")
+def never_resharded(free: Any, self: GatheredUnit) -> None:
     if self.name != "blocks.1":
-        reshard(self, keeps)
+        free(self)
 
 
 def padded(numel: int) -> AbstractContextManager[Any]:

@@ -26,7 +26,8 @@ from validation.gpu_suite.engine import check_comm
 from zerobench.host.environment import rank_environment
 from zerobench.zero import initialize
 from zerobench.zero.comm import streams
-from zerobench.zero.comm.backends import FAKE, NcclComm
+from zerobench.zero.comm.backends import NcclComm
+from zerobench.zero.comm.base import FAKE
 from zerobench.zero.comm.simulated import SimulatedNccl
 from zerobench.zero.optim import one_pass
 from zerobench.zero.optim.step_by_tiles import ONE_PASS

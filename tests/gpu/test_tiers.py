@@ -32,7 +32,7 @@ from zerobench.probes import cuda_memory as probe
 from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize
 from zerobench.zero.activations import policies
 from zerobench.zero.activations.policies import POLICIES
-from zerobench.zero.comm.backends import FAKE
+from zerobench.zero.comm.base import FAKE
 from zerobench.zero.comm.quantize import Codec
 
 ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

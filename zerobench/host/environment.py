@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ..cluster.interface import GLOO_AT, check_gloo_interface, interface_toward, reachable
-from ..zero.comm.backends import FAKE as FAKE_GROUP
+from ..zero.comm.base import FAKE as FAKE_GROUP
 
 SIMULATED = "simulated"
 """The backend of a world of which only one rank runs."""

@@ -12,7 +12,7 @@ from torch.distributed.utils import _verify_param_shape_across_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from ..zero import labels
-from ..zero.comm.backends import FAKE
+from ..zero.comm.base import FAKE
 from ..zero.layout import MemoryOrder
 from .peer_engine import PeerEngine
 

@@ -67,6 +67,10 @@ class ShardedEngine:
         """Called after the backward; returns the units still to be reduced, in an order equal on all ranks."""
         raise NotImplementedError
 
+    def check_own_weights(self, what: str) -> None:
+        """Raises RuntimeError inside `temporary_weights`."""
+        raise NotImplementedError
+
     def begin_backward(self) -> None:
         """Called before the first gradient of a backward."""
         raise NotImplementedError
@@ -77,9 +81,6 @@ class ShardedEngine:
 
     def abandon_backward(self) -> None:
         """Called when an exception has ended a backward."""
-
-    def after_backward(self) -> None:
-        """Called after the backward, when its gradients, outside no_sync, are reduced."""
 
     def after_update(self) -> None:
         """Called when the parameter shards have new values."""

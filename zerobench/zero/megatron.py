@@ -21,30 +21,12 @@ from typing import Any
 import torch
 
 from . import labels
-from .comm.base import Comm
 from .stage1 import Stage1, WholeBucket
 from .units.unit import Unit
 
 DEFAULTS: dict[str, Any] = {
     "bucket_bytes": 25 * 2**20, "gradient_dtype": torch.float32, "overlap_gather": True, "tile_bytes": None
 }  # fmt: skip
-
-
-class MainGradients(WholeBucket):
-    """A unit's part, `main`, of a permanent buffer."""
-
-    def __init__(self, unit: Unit, comm: Comm, reduce_with: str, main: torch.Tensor) -> None:
-        self._main = main
-        super().__init__(unit, comm, reduce_with)
-
-    def make_full(self) -> torch.Tensor:
-        return self._main
-
-    def restore_full(self) -> None:
-        """Does nothing: the buffer has stayed."""
-
-    def free_full(self) -> None:
-        """Does nothing: the buffer stays."""
 
 
 class MegatronStage(Stage1):
@@ -60,5 +42,5 @@ class MegatronStage(Stage1):
             start = 0
             for unit in alike:
                 main = flat.narrow(0, start, unit.layout.padded_numel)
-                unit.gradients = MainGradients(unit, self.comm, self.options.reduce_with, main)
+                unit.gradients = WholeBucket(unit, self.comm, self.options.reduce_with, main)
                 start += unit.layout.padded_numel

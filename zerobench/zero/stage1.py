@@ -32,51 +32,56 @@ from .units.unit import Unit, align_numel
 class WholeBucket(GradientBucket):
     """Gradients that are whole from the first one to the update: the reduction writes to the own slice.
 
-    `full` is one permanent tensor, whose memory is allocated and freed, and `shard` is a view of it.
+    `full` is one permanent tensor, whose memory is allocated and freed, and `shard` is a view of it. `main`: a part of
+    a permanent buffer, (padded_numel,), in its place.
     """
 
     _carried: torch.Tensor | None = None  # the sum of earlier micro-batches, while a further one is reduced
+    _cast: torch.Tensor | None = None  # the gradients in the wire's dtype, while in flight, if that is another
 
-    def __init__(self, unit: Unit, comm: Comm, reduce_with: str) -> None:
+    def __init__(self, unit: Unit, comm: Comm, reduce_with: str, main: torch.Tensor | None = None) -> None:
         super().__init__(unit, comm, reduce_with)
-        self.full = self.make_full()
-        self.shard = unit.own_slice(self.full)
-        self.stays = self.travels_apart  # then reductions need not wait for one another: nothing is freed after one
-        self.free_full()
+        self._is_permanent = main is not None
+        if main is None:
+            main = torch.empty(unit.layout.padded_numel, dtype=unit.dtypes.gradients, device=unit.device)
+        self.full: torch.Tensor = main
+        self.shard = unit.own_slice(main)
+        # a reduction on a stream that needs no other memory need not wait for another: nothing is freed after it
+        self.stays = comm.on_streams and unit.dtypes.wire == unit.dtypes.gradients
+        self.release()
 
     def open(self, sends: bool) -> None:
-        self.restore_full()
+        if not self._is_permanent:
+            self.unit.heap.restore(self.full)
         if self.is_reduced:  # a further micro-batch will be reduced into the slice where the sum so far lies
             self._carried = labels.label(self.shard.clone(), labels.GRADIENTS, self.unit.name)
 
+    def prepare(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if not self.filled:
+            self.open(sends=True)
+        self.zero_missing()
+        if self.full.dtype == self.unit.dtypes.wire:
+            return self.full, None
+        self._cast = self.take_memory(self.unit.dtypes.wire, labels.COMMUNICATION).copy_(self.full)
+        return self._cast, None
+
     def store(self, mean: torch.Tensor) -> None:
-        if self.wire is not self.full:
+        cast, self._cast = self._cast, None
+        if cast is not None:
             self.shard.copy_(mean)
         if self._carried is not None:
             self.shard.add_(self._carried)
             self._carried = None
         # ZeRO-1: the other ranks' slices stay in memory until the update; a copy that was cast is freed
-        if self.wire is not None and self.wire is not self.full:
-            self.unit.heap.give_back(self.wire)
+        if cast is not None:
+            self.unit.heap.give_back(cast)
+        self.end_round()
 
     def release(self) -> None:
         super().release()
-        self._carried = None
-        self.free_full()
-
-    def make_full(self) -> torch.Tensor:
-        """Returns the permanent tensor, (padded_numel,)."""
-        return torch.empty(self.unit.layout.padded_numel, dtype=self.unit.dtypes.gradients, device=self.unit.device)
-
-    def restore_full(self) -> None:
-        """Allocates memory for the full gradients; not filled."""
-        assert self.full is not None
-        self.unit.heap.restore(self.full)
-
-    def free_full(self) -> None:
-        """Frees their memory: the forward, and the start of backward, where memory is scarcest, need none."""
-        assert self.full is not None
-        self.unit.heap.release(self.full)
+        self._carried = self._cast = None
+        if not self._is_permanent:  # the forward, and the start of backward, where memory is scarcest, need none
+            self.unit.heap.release(self.full)
 
 
 class Stage1(Strategy):

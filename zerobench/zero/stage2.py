@@ -13,6 +13,8 @@ In half precision with fp32 masters: 2ψ + 2ψ/N + 12ψ/N.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from . import labels
@@ -24,13 +26,20 @@ from .units.unit import Unit
 
 
 class ShardedBucket(GradientBucket):
-    """Full gradients until they are reduced, and a shard of their mean from the reduction to the update."""
+    """Full gradients until they are reduced, and a shard of their mean from the reduction to the update.
+
+    With a `sink` the mean of the shard's first elements goes there, and `shard` has the others.
+    """
 
     def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None) -> None:
-        super().__init__(unit, comm, reduce_with, sink)
-        self.shard = torch.zeros(self.kept_numel, dtype=unit.dtypes.gradients, device=unit.device)
+        super().__init__(unit, comm, reduce_with)
+        self.sink = sink
+        self.is_alone = self.is_alone and sink is None
+        self._offloaded_numel = 0 if sink is None else sink.numel
+        kept_numel, dtypes = unit.shard_numel - self._offloaded_numel, unit.dtypes
+        self.shard = torch.zeros(kept_numel, dtype=dtypes.gradients, device=unit.device)
         unit.heap.release(self.shard)  # one tensor for life; its memory comes with the first gradient or reduction
-        self._lands_in_shard = sink is None and unit.dtypes.wire == unit.dtypes.gradients and not self.all_reduces
+        self._lands_in_shard = sink is None and dtypes.wire == dtypes.gradients and not self.all_reduces
 
     def open(self, sends: bool) -> None:
         if self.full is not None:  # a sum that no_sync has kept
@@ -44,33 +53,56 @@ class ShardedBucket(GradientBucket):
         travels, kept = (dtypes.wire, labels.COMMUNICATION), (dtypes.gradients, labels.GRADIENTS)
         self.full = self.take_memory(*(travels if sends else kept))
 
-    def cast(self) -> torch.Tensor:
-        """See the base; frees the tensor that was cast before memory for the mean is allocated."""
-        wire = super().cast()
-        if wire is not self.full:
-            assert self.full is not None
-            self.unit.heap.give_back(self.full)
-            self.full = wire
-        return wire
-
-    def target(self) -> torch.Tensor | None:
+    def prepare(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if not self.filled:
+            self.open(sends=True)
+        self.zero_missing()
+        full = self.full
+        assert full is not None
+        if full.dtype != self.unit.dtypes.wire:
+            self.full = self.take_memory(self.unit.dtypes.wire, labels.COMMUNICATION).copy_(full)
+            self.unit.heap.give_back(full)  # before memory for the mean is allocated
+            full = self.full
         if self.is_reduced or not self._lands_in_shard:  # the mean of a further micro-batch is added
-            return None
+            return full, None
         self.unit.heap.restore(self.shard)
-        return self.shard
+        return full, self.shard
 
     def store(self, mean: torch.Tensor) -> None:
-        if mean is not self.shard:
-            self.keep(mean)
+        if self.sink is not None:
+            self.sink.take(mean.narrow(0, 0, self._offloaded_numel), adds=self.is_reduced)
+            mean = mean.narrow(0, self._offloaded_numel, self.shard.numel())
+        if self.is_reduced:
+            self.shard.add_(mean)
+        elif mean is not self.shard:
+            self.unit.heap.restore(self.shard)
+            self.shard.copy_(mean)
         # ZeRO-2 is this line: only the shard of a reduced bucket stays, and all its other memory is freed
-        self.release_full()
+        self._release_full()
+        self.end_round()
+
+    def _release_full(self) -> None:
+        """Frees the memory of the full gradients now, even if a gloo thread still references them."""
+        full, self.full = self.full, None
+        if full is not None and self.sink is None:
+            self.unit.heap.give_back(full)
+        elif full is not None and self.sink is not None:  # once a copy to another tier has read from it
+            self.sink.release(partial(self.unit.heap.give_back, full))
 
     def release(self) -> None:
         super().release()
         if self.is_alone:
             self.full = None
-        self.release_full()
+        self._release_full()
         self.unit.heap.release(self.shard)
+
+    def segment(self, offset: int, numel: int) -> torch.Tensor:
+        if self.sink is not None and offset < self._offloaded_numel:
+            return self.sink.view(offset, numel)
+        return self.shard.narrow(0, offset - self._offloaded_numel, numel)
+
+    def tier_of(self, offset: int) -> str:
+        return self.sink.tier if self.sink is not None and offset < self._offloaded_numel else labels.DEVICE
 
 
 class Stage2(Stage1):

@@ -230,7 +230,7 @@ class Stage3(Stage2):
         finally:
             unit.held -= 1
             if not was_whole:
-                unit.reshard(keeps=False)  # what was written inside has been kept (writes.py)
+                unit.free()  # what was written inside has been kept (writes.py)
 
     @contextmanager
     def following_reads(self) -> Iterator[None]:
@@ -438,9 +438,9 @@ class Stage3(Stage2):
             if late.gradients.filled and not late.gradients.is_in_flight:
                 yield late
 
-    def after_backward(self) -> None:
-        """Frees all full parameters: none is read before the next forward, which gathers new ones."""
-        self._reshard_all()
+    def finish_backward(self) -> None:
+        super().finish_backward()
+        self._reshard_all()  # no full parameters are read before the next forward, which gathers new ones
         self._end_backward()
 
     def _end_backward(self, closes_all: bool = False) -> None:
@@ -451,12 +451,13 @@ class Stage3(Stage2):
         self._is_second_order = False
         self._order.end_backward(closes_all)
 
-    def _reshard_all(self, keeps: bool = True) -> None:
+    def _reshard_all(self) -> None:
         for unit in self._all_units:
-            unit.reshard(keeps)
+            unit.reshard()
 
     def close_forwards(self) -> None:
-        self._reshard_all(keeps=False)
+        for unit in self._all_units:
+            unit.free()
         self._end_backward(closes_all=True)
 
     def after_update(self) -> None:

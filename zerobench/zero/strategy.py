@@ -124,7 +124,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             if living is None or registered() is not own:
                 return run()
             output = living.run_registered(own, run)
-            living.gradients.hear(output)
+            living.gradients.hook_output(output)
             return output
 
         setattr(module, name, MethodType(as_forward, module))  # of a copy of the module, a method of the copy
@@ -144,12 +144,12 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             self.running -= 1
 
     def _after_forward(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        self.gradients.hear(output)
+        self.gradients.hook_output(output)
 
     def _before_forward(self) -> None:
         torch.clear_autocast_cache()  # casts from before an update, or whose gradients autograd would hand over last
         with as_they_are():
-            self.writes.check_places()
+            self.writes.check_addresses()
             self.writes.follow()
             unfrozen = [p for p in self.update.waiting if p.requires_grad] if torch.is_grad_enabled() else []
         if unfrozen:
@@ -215,6 +215,13 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         # 3 the rest is sent, and each rank has its shard of the mean
         self.finish_backward()
 
+    def check_own_weights(self, what: str) -> None:
+        if not self.placement.masters_follow:
+            raise RuntimeError(
+                f"{what}: inside `with engine.temporary_weights()` the module has other weights for an evaluation;"
+                f" call {what} outside of it"
+            )
+
     def begin_backward(self) -> None:
         self.check_own_weights("backward")
         self.gradients.begin_backward()
@@ -225,7 +232,6 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             self.gradients.reduce(self.left_over())
             self.gradients.wait_all()
         self.gradients.end_backward()
-        self.after_backward()
 
     @in_normal_mode
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -241,24 +247,22 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.gradients.check_reduced("step")
         self._check_unfrozen()
         self.settle()  # a unit that was not used since the last update may still be on its way
-        self.writes.follow()
-        self.writes.follow_unseen(updates=True)
+        self.writes.follow_all(updates=True)
         self.gradients.stand_ins.take_away()
         with torch.no_grad():
-            # 1 update the masters, and round them to the parameters, tile by tile, if no gradient overflowed
+            # 1 which parameters have gradients on any rank
+            self.update.agree()
+            # 2 update the masters, and round them to the parameters, tile by tile, if no gradient overflowed
             updated = self.schedule.run()
             if updated:
                 self.placement.settle()
             with as_they_are():
-                self.writes.note_values()  # before gathers are in flight, which read the same memory
+                torch.autograd.graph.increment_version(self.trainable)  # a backward through an older forward must raise
+                self.writes.note()  # before gathers are in flight, which read the same memory
             if updated:
-                # 2 send the new parameters to all ranks that hold them whole
+                # 3 send the new parameters to all ranks that hold them whole
                 self.after_update()
-        for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch
-            torch.autograd.graph.increment_version(parameter)
-        with as_they_are():
-            self.writes.note()
-        # 3 consume
+        # 4 consume
         self.zero_grad()
         self.steps += 1
         return loss

@@ -1,18 +1,18 @@
 """Writes to parameters outside of the optimizer, and their consequences.
 
-    p.mul_(), nn.init, load_state_dict     found by the parameter's version: masters are updated
-    p.data.mul_(), NumPy, in a forward     kept when the unit is resharded; if that is impossible, an error at the step;
-                                           lost on a GPU beside masters alone
-    p.data.mul_(), NumPy, between steps    found by comparing values, at a step and before a checkpoint: masters are
-                                           updated; on a GPU found by the update's kernel, if there is one: an error at
-                                           the next step
-    anything inside full_parameters()      values are compared at its end: shards and masters are updated; an error on
-                                           all ranks if they differ between ranks
-    p.data = ..., module.double()          found by the parameter's address: an error at the next forward or step, but
-                                           copied back at the end of full_parameters()
-    module.weight = nn.Parameter(...)      found in the module: an error
-    writes to optimizer.param_groups       found by the tensor's version: an error at the next forward or step
-    edits of optimizer.param_groups        found in the groups: an error at the next step
+    found by     written by
+    version      p.mul_(), nn.init, load_state_dict          masters are updated
+                 tensors of optimizer.param_groups           an error at the next forward or step
+    value        p.data.mul_(), NumPy: in a forward          kept when the unit is resharded; if that is impossible, an
+                                                             error at the step; lost on a GPU beside masters alone
+                 the same between steps                      looked for at a step and before a checkpoint: masters are
+                                                             updated; on a GPU by the update's kernel, if there is one:
+                                                             an error at the next step
+    address      p.data = ..., module.double()               an error at the next forward or step
+    identity     module.weight = nn.Parameter(...)           an error; so at the next step for optimizer.param_groups
+
+Inside full_parameters() all values are compared at its end: shards and masters are updated, a new `.data` is copied
+back, and if values differ between ranks there is an error on all of them.
 
 A rank updates only its own part: every rank must write equal values, as under DDP. Only the end of full_parameters()
 compares them, with one small collective.
@@ -49,6 +49,7 @@ from .modules.wrapping import Hook
 from .parameters.absent import as_they_are, is_placeholder, placeholder, restore_placeholders
 from .parameters.unseen import OVERWRITTEN, UnseenWrites
 from .parameters.versions import Versions, fingerprint
+from .units.gathered_unit import GatheredUnit
 from .units.unit import Unit
 
 HOW = (
@@ -71,12 +72,13 @@ UNSENT = (
 class Writes:
     """The state in which the engine left parameters and masters, for comparison.
 
-    `homes`  parameters that the engine has moved -> the view that each has while its values are present
+    `homes`   parameters that the engine has moved -> the view that each has while its values are present
+    `unit_of` the unit that may hide a parameter
     """
 
     def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
-        self.unit_of: dict[nn.Parameter, Unit] = {}  # the unit that may hide a parameter
+        self.unit_of: dict[nn.Parameter, Unit] = {}
         self.are_kept = 0  # units inside of `keeping`
         self._after: dict[Unit, torch.Tensor] = {}  # their fingerprints at its end
         self._differ = False  # ranks have written different values inside
@@ -84,29 +86,32 @@ class Writes:
 
     def start(self) -> None:
         """Looks at the engine's units, which are new, or others than before."""
-        engine = self._engine
+        engine, placement, one_pass = self._engine, self._engine.placement, self._engine.update.one_pass
+        self._gathered = [unit for unit in engine.holders() if isinstance(unit, GatheredUnit)]
         self.unit_of.clear()
-        self.unit_of.update({p: unit for unit in engine.holders() for p in engine.parameters_of(unit)})
+        self.unit_of.update({p: unit for unit in self._gathered for p in unit.parameters})
         self._names = {p: name for name, p in engine.module.named_parameters()}
-        self._units = [unit for unit, _ in engine.parameters_by_unit()]
-        held = {p: home for unit in self._units for p, home in unit.homes()}
-        self.homes = held or {p: p.data for p in engine.trainable}
-        self._look_at_module()
-        self._known_places: list[int] = []  # addresses at the last check
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
+        self.homes = {p: view for unit in self._gathered for p, view in unit.views()}
+        self.homes = self.homes or {p: p.data for p in engine.trainable}
+        self._look_at_module()
+        self._checked_addresses: list[int] = []
         self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has written
         self._stored: dict[Unit, None] = {}  # units with parameters written while sharded
-        self._asks = not engine.comm.on_streams and all(ASKS.get(p.device.type, False) for p in engine.trainable)
+        self._units = [unit for unit, _ in engine.parameters_by_unit()]
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = Versions(parameters)
         self._segments = Versions([segment.tensor for segment in engine.segments])
-        placement, one_pass = engine.placement, engine.update.one_pass
+        # the units with masters beside the parameters, by which writes to these are found
+        ranges = {unit: placement.ranges.get(unit, []) for unit in self._units}
+        self._compared = [unit for unit in self._units if not all(part.is_parameters for part in ranges[unit])]
+        self._asks = not engine.comm.on_streams and all(ASKS.get(p.device.type, False) for p in engine.trainable)
         placement.asks = self._asks or placement.is_tiered
-        if one_pass is not None and not placement.asks and any(one.rounded is not None for one in engine.segments):
-            numbers = [one.segment.parameter for one in engine.segments]
+        if one_pass is not None and not placement.asks and any(s.rounded is not None for s in engine.segments):
+            numbers = [segment.segment.parameter for segment in engine.segments]
             placement.unseen = UnseenWrites(numbers, engine.names, engine.trainable[0].device)
             one_pass.flags = placement.unseen.flags
-        self.note_values()
+        self.note()
 
     # -- the check ----------------------------------------------------------------------------------------
 
@@ -115,11 +120,11 @@ class Writes:
         for lost ones on all ranks.
         """
         self._engine.settle()  # gathers in flight read what is compared
-        self.check_places()
-        self.follow()
-        self.follow_unseen()
+        self.check_addresses()
+        self.follow_all()
+        self._segments.note()
         number, comm = self.take_lost(waits=True), self._engine.comm
-        may_lose = self._engine.placement.unseen is not None or any(unit.may_lose for unit in self._units)
+        may_lose = self._engine.placement.unseen is not None or any(unit.may_lose for unit in self._gathered)
         if collective and comm.size > 1 and may_lose:
             device = comm.flags_device or self._units[0].device
             with torch.inference_mode(False):  # a communicator keeps the last value that it sent
@@ -134,17 +139,17 @@ class Writes:
         after all units' numbers that of a parameter whose writes an update has replaced. `waits`: for the last update.
         """
         unseen = self._engine.placement.unseen
-        found = [number for number, unit in enumerate(self._units) if unit.take_lost()]
+        lost = [number for number, unit in enumerate(self._gathered) if unit.take_lost()]
         if unseen is not None and (parameter := unseen.found(waits)) is not None:
-            found.append(len(self._units) + parameter)
-        return max(found, default=None)
+            lost.append(len(self._gathered) + parameter)
+        return max(lost, default=None)
 
     def raise_lost(self, number: int) -> NoReturn:
         """Raises RuntimeError for a number that `take_lost` has returned on some rank."""
         self.forget_lost()
-        if number >= len(self._units):
-            raise RuntimeError(f"{self._engine.names[number - len(self._units)]}: {OVERWRITTEN}")
-        raise RuntimeError(self._units[number].lost_write)
+        if number < len(self._gathered):
+            raise RuntimeError(self._gathered[number].lost_write)
+        raise RuntimeError(f"{self._engine.names[number - len(self._gathered)]}: {OVERWRITTEN}")
 
     def forget_lost(self) -> None:
         """Forgets writes that updates have replaced."""
@@ -152,7 +157,7 @@ class Writes:
             self._engine.placement.unseen.forget()
 
     def follow(self) -> None:
-        """Updates masters after in-place writes, without checking addresses, which the next forward does."""
+        """Updates masters after writes that versions show; the next forward checks addresses."""
         if not self._engine.schedule.is_at_work and self._segments.have_moved:
             raise RuntimeError(UNSENT)
         for unit in self._stored:
@@ -160,32 +165,34 @@ class Writes:
         self._stored.clear()
         for unit in self._units:
             if written := unit.versions.written():
-                self._follow(unit, written[0])
+                name = self._names[written[0]]
+                if not unit.is_whole:
+                    restore_placeholders()
+                    raise RuntimeError(f"{name}: {WRITTEN}")
+                self._engine.schedule.check_writable(name)
+                unit.keep_parameters(self._loaded)
         self._loaded.clear()
 
-    def follow_unseen(self, updates: bool = False) -> None:
-        """Updates masters after writes that versions do not show, by comparing values. `updates`: an update follows,
-        before which a GPU compares none; it may do so itself (parameters/unseen.py).
+    def follow_all(self, updates: bool = False) -> None:
+        """Updates masters after all writes, also those that only values show. `updates`: an update follows, before
+        which a GPU compares none; it may do so itself (parameters/access.py).
         """
-        for unit in self._units:
-            unit.keep_written()
-        for unit in self._units if self._engine.placement.asks or not updates else ():
+        self.follow()
+        for gathered in self._gathered:
+            gathered.keep_written()
+        for unit in self._compared if self._engine.placement.asks or not updates else ():
             if unit.placement.may_be_written(unit):
                 self._engine.schedule.check_writable(unit.name)
                 unit.placement.follow(unit, (), self._asks)
-        self._segments.note()
 
     def drop_unsent(self) -> None:
         """Forgets writes to the optimizer's tensors, which have raised an error."""
         self._segments.note()
 
-    def note_values(self) -> None:
-        """Records the values of this rank's part of the parameters, if writes to it are found by values."""
-        for unit in self._units:
-            unit.placement.note_parameters(unit)
-
     def note(self) -> None:
-        """Records the engine's own writes, which replace all others; values are recorded by `note_values`."""
+        """Records all values as the engine's own: only later writes are others'."""
+        for unit in self._units if self._engine.placement.is_tiered else ():
+            unit.placement.note_parameters(unit)
         self._segments.note()
         self._loaded.clear()
         self._stored.clear()
@@ -205,13 +212,13 @@ class Writes:
         self._stored[unit] = None
         unit.versions.note()
 
-    def check_places(self) -> None:
+    def check_addresses(self) -> None:
         """Raises RuntimeError if a parameter is not in the engine's memory."""
-        if self._size() != self._known_size or any(own.get(key) is not one for own, key, one in self._sites):
+        if self._size() != self._seen_size or any(parts.get(name) is not part for parts, name, part in self._sites):
             self._look_at_module()
         with as_they_are():
-            places = [parameter.data_ptr() for parameter in self.homes]
-        if places == self._known_places:
+            addresses = [parameter.data_ptr() for parameter in self.homes]
+        if addresses == self._checked_addresses:
             return
         for parameter, home in self.homes.items():
             with as_they_are():
@@ -223,19 +230,19 @@ class Writes:
                 was, is_now = f"{home.dtype} on {home.device}", f"{parameter.dtype} on {parameter.device}"
                 why = f"it was {was} when initialize() was called and is {is_now} now; convert the model before that"
             raise RuntimeError(f"{self._names[parameter]}: {why}")
-        self._known_places = places
+        self._checked_addresses = addresses
 
     def _look_at_module(self) -> None:
         """Checks a module whose parts have changed. Raises RuntimeError unless its parameters are still present and no
         new ones require gradients.
         """
         self._modules = list(self._engine.module.modules())
-        parts: list[dict[str, Any]] = [own for m in self._modules for own in (m._parameters, m._modules)]
-        self._sites = [(own, name, one) for own in parts for name, one in own.items() if one is not None]
-        self._known_size = self._size()
-        there = dict.fromkeys(self._engine.module.parameters())
+        both: list[dict[str, Any]] = [parts for m in self._modules for parts in (m._parameters, m._modules)]
+        self._sites = [(parts, name, part) for parts in both for name, part in parts.items() if part is not None]
+        self._seen_size = self._size()
+        present = {*self._engine.module.parameters()}
         for parameter, name in self._names.items():
-            if parameter not in there:
+            if parameter not in present:
                 raise RuntimeError(
                     f"{name}: the module does not have the parameter any more that initialize() was given, so that it"
                     f" would never be trained; keep the parameter, and {HOW}"
@@ -249,14 +256,6 @@ class Writes:
 
     def _size(self) -> int:
         return sum(len(module._parameters) + len(module._modules) for module in self._modules)
-
-    def _follow(self, unit: Unit, parameter: nn.Parameter) -> None:
-        """Updates the masters of `unit` after in-place writes to `parameter`, and maybe to others."""
-        if not unit.is_whole:
-            restore_placeholders()
-            raise RuntimeError(f"{self._names[parameter]}: {WRITTEN}")
-        self._engine.schedule.check_writable(self._names[parameter])
-        unit.keep_parameters(self._loaded)
 
     # -- inside full_parameters() -------------------------------------------------------------------------
 

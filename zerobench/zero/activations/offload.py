@@ -48,7 +48,8 @@ from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 
 from .. import labels
 from ..arena import Slots
-from ..comm.streams import CommStream, Handle, Threads, Waitable
+from ..comm.base import Handle
+from ..comm.streams import CommStream, Threads, Waitable
 from ..modules.wrapping import tensors_that_require_grad
 
 if TYPE_CHECKING:

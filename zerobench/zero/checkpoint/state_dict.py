@@ -186,14 +186,6 @@ class StateFace(ShardedEngine):
             self.writes.take_lost()  # a write to the temporary weights
             self._buffers_due = is_due
 
-    def check_own_weights(self, what: str) -> None:
-        """Raises RuntimeError inside `temporary_weights`."""
-        if not self.placement.masters_follow:
-            raise RuntimeError(
-                f"{what}: inside `with engine.temporary_weights()` the module has other weights for an evaluation;"
-                f" call {what} outside of it"
-            )
-
     def sync_parameters(self) -> None:
         """Sets the parameters of all ranks to the values in `optimizer.param_groups`; collective.
 
@@ -226,7 +218,7 @@ class StateFace(ShardedEngine):
         """
         self.check_own_weights("save")
         self.writes.check()
-        self.gradients.stand_ins.heed()
+        self.gradients.stand_ins.follow_edits()
         with self.placement.in_memory(write_back=False):
             chosen = save_load.Chosen(user_state or {}, exclude_frozen, without_gradients)
             return save_load.save(self, path, asynchronous, chosen)
@@ -279,7 +271,6 @@ class StateFace(ShardedEngine):
         torch.clear_autocast_cache()  # an autocast around this would hand out casts of the earlier values
         for parameter in self.trainable:  # makes a backward through an earlier forward raise, as in torch
             torch.autograd.graph.increment_version(parameter)
-        self.writes.note_values()
         self.writes.note()
 
 

@@ -16,14 +16,15 @@ comm/out_of_step.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .. import labels
-from .streams import Handle
+from .streams import CommStream, Threads, Waitable
 
 T = TypeVar("T")
 
@@ -31,8 +32,45 @@ Sizes = Sequence[int] | None
 """Elements of each rank's slice of a full buffer, if they differ (layout.py [Note: owned]); None: all are equal."""
 
 
+FAKE = "fake"
+"""torch's name for a process group that sends nothing (torch-private, tested): a simulated world."""
+
+
+TREE_FROM = 16
+"""Ranks from which on flags are gathered on rank 0 and sent from there: gloo's all-reduce is a ring, 2 (N - 1) messages
+that wait for one another, and its broadcast a tree.
+"""
+
 FAULT = 2**30
 """Larger than each flag of an agreement with its checksum."""
+
+
+class Handle:
+    """A collective in flight. `wait` completes it and releases every tensor that it kept alive.
+
+    `works`: awaited in order, other handles if it has several hops. `finish`: called after them. `operation`: its
+    number among the logical collectives (labels.collective); None for one of several hops.
+    """
+
+    watch: AbstractContextManager[object] = nullcontext()
+    """The context in which it is waited for (out_of_step.py)."""
+
+    def __init__(
+        self, works: Sequence[Waitable], finish: Callable[[], None] | None = None, operation: int | None = None
+    ) -> None:
+        self._works, self._finish, self._operation = works, finish, operation
+
+    def wait(self) -> None:
+        """Blocks (on CUDA: the current stream) until the collective is done. A second call does nothing."""
+        works, finish, operation = self._works, self._finish, self._operation
+        self._works, self._finish, self._operation = (), None, None
+        with self.watch:
+            for work in works:
+                work.wait()
+            if finish is not None:
+                finish()
+            if operation is not None:
+                labels.waited(operation)
 
 
 class ServedEngine(Protocol):
@@ -154,8 +192,70 @@ class Comm:
         """Sums elementwise over the ranks, in place; control traffic, such as the few float64 values of a norm."""
 
 
+class GroupComm(Comm):
+    """The part of a backend that is common to all process groups."""
+
+    exchange_into: Callable[..., Any] = staticmethod(dist.all_to_all_single)
+    group: dist.ProcessGroup
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = self.ranks = dist.get_world_size(group)
+        self._hosts = group  # for flags
+        self._reductions: Threads | CommStream = Threads()
+        self._gathers: Threads | CommStream = Threads()
+        self._sent: torch.Tensor | None = None
+        """The last control values, kept so that they are freed at the same point in every run and peaks repeat:
+        gloo's thread releases its reference only a moment after it reports completion."""
+        if backend_for("cpu", group):
+            self.flags_device = torch.device("cpu")
+
+    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
+        with labels.collective("all_reduce", unit) as operation:
+            work = self._reductions.launch(partial(dist.all_reduce, full, group=self.group))
+        return Handle([work], operation=operation)
+
+    def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
+        with labels.collective(name, unit) as operation:
+            works = self._exchange(to, here, unit)
+        return Handle(works, operation=operation)
+
+    def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
+        return [self._reductions.launch(partial(self.exchange_into, here, to, group=self.group))]
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        dense = tensor.contiguous()  # gloo sends the memory, whatever the strides say
+        with labels.collective("control", labels.BUFFERS):
+            dist.broadcast(dense, group_src=0, group=self.group)
+        if dense is not tensor:
+            tensor.copy_(dense)
+
+    def agree_by(self, hosts: dist.ProcessGroup) -> None:
+        """Sends flags over `hosts`, a group of the same ranks with a backend for the CPU."""
+        self._hosts, self.flags_device = hosts, torch.device("cpu")
+
+    def maximum(self, flags: torch.Tensor) -> None:
+        group = self.group if flags.is_cuda else self._hosts
+        with labels.collective("control"):
+            if self.size >= TREE_FROM and backend_for(flags.device.type, group) == "gloo":
+                rows = flags.new_empty(self.size, *flags.shape)
+                dist.gather(flags, list(rows) if self.rank == 0 else None, group_dst=0, group=group)
+                if self.rank == 0:
+                    torch.amax(rows, 0, out=flags)
+                dist.broadcast(flags, group_src=0, group=group)
+            else:
+                dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
+        self._sent = flags
+
+    def sum(self, values: torch.Tensor) -> None:
+        with labels.collective("control"):
+            dist.all_reduce(values, group=self.group)
+        self._sent = values
+
+
 class WrappedComm(Comm):
-    """Forwards every collective to the Comm below; subclasses override the collectives that they change, or `start`."""
+    """Forwards every collective to the Comm below; subclasses override those that they change."""
 
     def __init__(self, below: Comm) -> None:
         self._below = below
@@ -166,20 +266,16 @@ class WrappedComm(Comm):
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
     ) -> Handle:
-        return self.start("reduction", unit, full, partial(self._below.reduce_scatter, full, unit, into, sizes))
+        return self._below.reduce_scatter(full, unit, into, sizes)
 
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
-        return self.start("gather", unit, full, partial(self._below.all_gather, full, unit, sizes))
+        return self._below.all_gather(full, unit, sizes)
 
     def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
-        return self.start("reduction", unit, full, partial(self._below.all_reduce, full, unit))
+        return self._below.all_reduce(full, unit)
 
     def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
-        return self.start("exchange", unit, to, partial(self._below.all_to_all, to, here, name, unit))
-
-    def start(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
-        """Runs `launch`, which starts a collective of kind `kind` below that sends `sent`."""
-        return launch()
+        return self._below.all_to_all(to, here, name, unit)
 
     def forget(self) -> None:
         self._below.forget()
@@ -228,3 +324,20 @@ class Source:
 
     def stale(self) -> None:
         """Some rank's shard has changed: a kept copy is invalid."""
+
+
+def slices_of(full: torch.Tensor, ranks: int, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+    """Returns each rank's slice of `full`."""
+    return full.split(full.numel() // ranks if sizes is None else [*sizes])
+
+
+def slice_of(full: torch.Tensor, rank: int, ranks: int, sizes: Sizes) -> torch.Tensor:
+    """Returns a rank's slice of `full`, without splitting the whole."""
+    numel = full.numel() // ranks if sizes is None else sizes[rank]
+    return full.narrow(0, rank * numel if sizes is None else sum(sizes[:rank]), numel)
+
+
+def backend_for(device: str, group: dist.ProcessGroup) -> str:
+    """Returns the group's backend for tensors on that kind of device, or "" if it has none."""
+    per_device = dict(entry.split(":") for entry in dist.get_backend_config(group).split(",") if ":" in entry)
+    return per_device.get(device, "")

@@ -37,9 +37,8 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .backends import GroupComm, slices_of
-from .base import Sizes
-from .streams import Handle, Waitable
+from .base import GroupComm, Handle, Sizes, slices_of
+from .streams import Waitable
 
 GATHER_PIECE_BYTES = 16 * 2**20
 """Large, because gathers need no memory besides their buffer, and each message costs a wake-up of both ranks."""
@@ -67,35 +66,9 @@ def send(piece: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> 
     return group.send([piece], peer, tag)
 
 
-def receive(place: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> Any:
+def receive(piece: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> Any:
     """Starts receiving from a rank of the group."""
-    return group.recv([place], peer, tag)
-
-
-def gather_slices(
-    full: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup, unit: str = "", sizes: Sizes = None
-) -> list[Any]:
-    """Launches the all-gather of `full`, (N · shard_numel,), in place, without another buffer. Returns the works."""
-    slices = [pieces_of(part, GATHER_PIECE_BYTES) for part in slices_of(full, size, sizes)]
-    others = [(rank + distance) % size for distance in range(1, size)]
-    to_come = [(peer, piece) for peer in others for piece in slices[peer]]
-    to_go = [(peer, piece) for piece in slices[rank] for peer in others]
-    tag = tag_of("gather", unit, full.nbytes)
-    # Receives first: a piece that arrives before its receive is posted would be buffered by gloo and copied.
-    receives = [receive(piece, peer, group, tag) for peer, piece in to_come]
-    return receives + [send(piece, peer, group, tag) for peer, piece in to_go]
-
-
-def exchange_slices(
-    to: torch.Tensor, here: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup, unit: str = ""
-) -> list[Any]:
-    """Launches the all-to-all of `to` into `here`, (N · m,) each, except this rank's own slices. Returns the works."""
-    going, coming = ([pieces_of(part, REDUCE_PIECE_BYTES) for part in full.view(size, -1)] for full in (to, here))
-    others = [(rank + distance) % size for distance in range(1, size)]
-    tag = tag_of("exchange", unit, to.nbytes)
-    receives = [receive(piece, peer, group, tag) for peer in others for piece in coming[peer]]
-    places = range(len(going[rank]))
-    return receives + [send(going[peer][place], peer, group, tag) for place in places for peer in others]
+    return group.recv([piece], peer, tag)
 
 
 class GlooComm(GroupComm):
@@ -112,12 +85,39 @@ class GlooComm(GroupComm):
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
     ) -> Handle:
+        """Queues the sends of the other slices and the sum of this rank's; a thread runs the reductions, one at a time,
+        in launch order.
+        """
         with labels.collective("reduce_scatter", unit) as operation:
-            return Handle([self._reduce(full, unit, into, sizes)], operation=operation)
+            slices = pieces_by_rank(full, self.size, sizes, REDUCE_PIECE_BYTES)
+            own = slices[self.rank]
+            others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
+            rounds = range(max(map(len, slices)))
+            to_go = [(peer, slices[peer][i]) for i in rounds for peer in others if i < len(slices[peer])]
+            slots = full.new_empty(min(SLOTS, len(own) * len(others)), own[0].numel() if own else 0)
+            labels.label(slots, labels.COMMUNICATION, f"{unit} received")
+            sums = own if into is None else pieces_of(into, REDUCE_PIECE_BYTES)
+            reduction = PairwiseReduction(self, to_go, own, sums, slots, tag_of("reduction", unit, full.nbytes))
+            if self._thread is None:
+                self._thread = labels.EngineThread(
+                    target=_run_all, args=(self._queue,), name="reduce-scatter", daemon=True
+                )
+                self._thread.start()
+                _comms.add(self)
+                weakref.finalize(self, self._queue.put, None)  # the thread holds the queue alone, and ends with None
+            self._queue.put(reduction)
+            if labels.observed():
+                reduction.wait_until(reduction.is_sent)
+            return Handle([reduction], operation=operation)
 
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         with labels.collective("all_gather", unit) as operation:
-            works = gather_slices(full, self.rank, self.size, self.group, unit, sizes)
+            slices = pieces_by_rank(full, self.size, sizes, GATHER_PIECE_BYTES)
+            others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
+            tag = tag_of("gather", unit, full.nbytes)
+            # receives first: gloo would buffer and copy a piece that arrives before its receive is posted
+            works = [receive(piece, peer, self.group, tag) for peer in others for piece in slices[peer]]
+            works += [send(piece, peer, self.group, tag) for piece in slices[self.rank] for peer in others]
         return Handle([PairwiseWorks(works)], operation=operation)
 
     def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
@@ -141,32 +141,12 @@ class GlooComm(GroupComm):
         return self._thread
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
-        return [PairwiseWorks(exchange_slices(to, here, self.rank, self.size, self.group, unit))]
-
-    def _reduce(self, full: torch.Tensor, unit: str, into: torch.Tensor | None, sizes: Sizes) -> PairwiseReduction:
-        """Queues the sends of the other slices of `full`, (N · shard_numel,), and the sum of this rank's slice.
-
-        `into`: (shard_numel,) for the sum, by default this rank's slice. A thread runs the reductions, one at a time,
-        in launch order.
-        """
-        slices = [pieces_of(part, REDUCE_PIECE_BYTES) for part in slices_of(full, self.size, sizes)]
-        own = slices[self.rank]
+        going, coming = (pieces_by_rank(full, self.size, None, REDUCE_PIECE_BYTES) for full in (to, here))
         others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
-        places = range(max(map(len, slices)))
-        to_go = [(peer, slices[peer][place]) for place in places for peer in others if place < len(slices[peer])]
-        slots = full.new_empty(min(SLOTS, len(own) * len(others)), own[0].numel() if own else 0)
-        labels.label(slots, labels.COMMUNICATION, f"{unit} received")
-        sums = own if into is None else pieces_of(into, REDUCE_PIECE_BYTES)
-        reduction = PairwiseReduction(self, to_go, own, sums, slots, tag_of("reduction", unit, full.nbytes))
-        if self._thread is None:
-            self._thread = labels.EngineThread(target=_run_all, args=(self._queue,), name="reduce-scatter", daemon=True)
-            self._thread.start()
-            _comms.add(self)
-            weakref.finalize(self, self._queue.put, None)  # the thread holds the queue alone, and ends with None
-        self._queue.put(reduction)
-        if labels.observed():
-            reduction.wait_until(reduction.is_sent)
-        return reduction
+        tag = tag_of("exchange", unit, to.nbytes)
+        works = [receive(piece, peer, self.group, tag) for peer in others for piece in coming[peer]]
+        works += [send(going[peer][i], peer, self.group, tag) for i in range(len(going[self.rank])) for peer in others]
+        return [PairwiseWorks(works)]
 
 
 class PairwiseWorks:
@@ -232,10 +212,10 @@ def _finish(process: int, drain: threading.Thread) -> None:
 
 
 class _Arrival(NamedTuple):
-    """A piece that is being received into `place`, a part of `slot`."""
+    """A piece that is being received into a part of `slot`."""
 
     work: Any
-    place: torch.Tensor
+    piece: torch.Tensor
     slot: torch.Tensor
 
 
@@ -283,7 +263,7 @@ class PairwiseReduction:
     def run(self) -> None:
         """Sends, receives and sums all pieces; releases every tensor but the slots before it reports completion."""
         try:
-            self._fill_slots()  # receives first, see gather_slices
+            self._fill_slots()  # receives first, as in all_gather
             with labels.followed():
                 self._sends = [send(piece, peer, self._group, self._tag) for peer, piece in self._to_go]
             self.is_sent.set()
@@ -308,15 +288,15 @@ class PairwiseReduction:
         if self._lower:
             lowest = self._take()
             for _ in self._lower[1:]:
-                self._add_next(lowest.place, lowest.place)
-            so_far = torch.add(own, lowest.place, out=total)
+                self._add_next(lowest.piece, lowest.piece)
+            so_far = torch.add(own, lowest.piece, out=total)
             self._free.append(lowest.slot)
         for _ in self._higher:
             so_far = self._add_next(so_far, total)
 
     def _add_next(self, so_far: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         arrived = self._take()
-        torch.add(so_far, arrived.place, out=total)
+        torch.add(so_far, arrived.piece, out=total)
         self._free.append(arrived.slot)
         return total
 
@@ -331,8 +311,13 @@ class PairwiseReduction:
         while self._free and (following := next(self._to_come, None)):
             peer, like = following
             slot = self._free.popleft()
-            place = slot[: like.numel()]
-            self._arriving.append(_Arrival(receive(place, peer, self._group, self._tag), place, slot))
+            piece = slot[: like.numel()]
+            self._arriving.append(_Arrival(receive(piece, peer, self._group, self._tag), piece, slot))
+
+
+def pieces_by_rank(full: torch.Tensor, ranks: int, sizes: Sizes, most_bytes: int) -> list[Pieces]:
+    """Returns the pieces of each rank's slice of `full`."""
+    return [pieces_of(part, most_bytes) for part in slices_of(full, ranks, sizes)]
 
 
 def pieces_of(part: torch.Tensor, most_bytes: int) -> Pieces:

@@ -36,11 +36,10 @@ import torch
 import torch.distributed as dist
 
 from . import simulated
-from .backends import FAKE, GroupComm, NcclComm, StagedComm, backend_for
-from .base import Comm, Sizes, WrappedComm
+from .backends import NcclComm, StagedComm
+from .base import FAKE, Comm, GroupComm, Handle, Sizes, WrappedComm, backend_for
 from .gloo import GlooComm
 from .out_of_step import watch_of, watched
-from .streams import Handle
 
 KINDS: dict[tuple[str, str], type[GroupComm]] = {
     ("gloo", "cpu"): GlooComm,

@@ -31,18 +31,15 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from .. import labels
-from .backends import FAKE
-from .base import FAULT, Comm, Launches, ServedEngine, WrappedComm
-from .streams import Handle
+from .base import FAKE, FAULT, Comm, Handle, Launches, ServedEngine, Sizes, WrappedComm
 
 RULE = (
     "every rank must make the same calls of the engine, run the same modules in the same order and have as many"
@@ -82,7 +79,7 @@ T = TypeVar("T")
 class Position:
     """A rank's position: the collective that it waits for, and how many collectives it has launched.
 
-    `words`    a description for messages, with the program's line
+    `description`  for messages, with the program's line
     `launched` number of collectives that this rank has launched, by channel
     `channel`  the collective that it waits for, with all that must be equal on the ranks
     `number`   its number in that channel, from 1; 0: the rank is not waiting
@@ -90,7 +87,7 @@ class Position:
     """
 
     rank: int
-    words: str
+    description: str
     launched: dict[str, int]
     channel: str = ""
     number: int = 0
@@ -113,7 +110,7 @@ def circle(positions: Iterable[Position]) -> list[Position]:
 
 def out_of_step(positions: Sequence[Position]) -> str:
     """Returns an error message for ranks at different positions, or at one position with different counts."""
-    counts = "" if len({position.words for position in positions}) > 1 else f", {difference(positions)}"
+    counts = "" if len({position.description for position in positions}) > 1 else f", {difference(positions)}"
     return f"the ranks are out of step: {places(positions)}{counts}; {RULE}"
 
 
@@ -130,8 +127,10 @@ def places(positions: Iterable[Position]) -> str:
     """Describes where each rank is; ranks at one position are named together."""
     ranks: dict[str, list[int]] = {}
     for position in sorted(positions, key=lambda position: position.rank):
-        ranks.setdefault(position.words, []).append(position.rank)
-    return ", ".join(f"{named(at)} {'is' if len(at) == 1 else 'are'} {words}" for words, at in ranks.items())
+        ranks.setdefault(position.description, []).append(position.rank)
+    return ", ".join(
+        f"{named(at)} {'is' if len(at) == 1 else 'are'} {description}" for description, at in ranks.items()
+    )
 
 
 def named(ranks: Sequence[int]) -> str:
@@ -162,8 +161,8 @@ class HangWatch:
         self.groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
         self.engines: weakref.WeakSet[ServedEngine] = weakref.WeakSet()
         self._store: dist.Store | None = dist.PrefixStore("watch", group.get_group_store())
-        self._wait: tuple[float, Callable[[], Position]] | None = None  # its start, and the position
-        self._published: tuple[float, Callable[[], Position]] | None = None
+        self.wait: tuple[float, Wait] | None = None  # its start, and for what
+        self._published: tuple[float, Wait] | None = None
         stop = threading.Event()
         weakref.finalize(self, stop.set)
         labels.EngineThread(target=_look_on, args=(weakref.ref(self), stop), name="watch", daemon=True).start()
@@ -175,26 +174,15 @@ class HangWatch:
         number = self.launched[channel] = self.launched.get(channel, 0) + 1
         return number
 
-    def wait(self, position: Callable[[int], Position], call: Callable[[], T]) -> T:
-        """Runs `call`, which may block until other ranks have launched a collective, and returns its result.
-
-        `position`: takes the waiting thread. Raises RuntimeError, with the same message on all ranks, if they never
-        will.
-        """
-        here = partial(position, threading.get_ident())
-        self._wait = time.monotonic(), here
-        try:
-            return call()
-        except RuntimeError as error:
-            message = self.settled or self._message()
-            raise RuntimeError(self._settle(message or self._say_broken(here(), error))) from error
-        finally:
-            self._wait = None
+    def end(self, own: Position, error: RuntimeError) -> RuntimeError:
+        """Returns the error, with the same message on all ranks, of a wait that another error has ended."""
+        message = self.settled or self._message() or self._describe_broken(own, error)
+        return RuntimeError(self._settle(message))
 
     def differ(self, what: str, launched: dict[str, int]) -> RuntimeError:
         """Returns the error for ranks whose checksums differ; it names each rank's position."""
-        mine = Position(self.rank, f"calling {what}(){self.step()}", launched)
-        return RuntimeError(self._settle(out_of_step(self._exchange("differs", mine))))
+        own = Position(self.rank, f"calling {what}(){self.step()}", launched)
+        return RuntimeError(self._settle(out_of_step(self._exchange("differs", own))))
 
     def step(self) -> str:
         """Names the engine's step; empty if there are several engines."""
@@ -208,13 +196,13 @@ class HangWatch:
 
     def look(self) -> None:
         """Publishes a long wait, once, and settles the message if that wait closes a circle; runs in the thread."""
-        wait = self._wait
+        wait = self.wait
         patience = PATIENCE_S + self.size / RANKS_A_SECOND
         if wait is None or self.settled is not None or time.monotonic() - wait[0] < patience:
             return
         if wait is not self._published:
             self._published = wait
-            self._publish("waits", wait[1]())
+            self._publish("waits", wait[1].position())
             if ring := circle(self._read("waits")):
                 self._settle(out_of_step(ring))
                 return
@@ -223,32 +211,32 @@ class HangWatch:
 
     # -- positions and the message, in the store ------------------------------------------------------------------
 
-    def _say_broken(self, mine: Position, error: RuntimeError) -> str:
-        there = self._exchange("broken", mine)
+    def _describe_broken(self, own: Position, error: RuntimeError) -> str:
+        positions = self._exchange("broken", own)
         message = self._message()
         if message is not None:  # settled meanwhile
             return message
-        gone = sorted(set(range(self.size)) - {position.rank for position in there})
+        gone = sorted(set(range(self.size)) - {position.rank for position in positions})
         left = f"{named(gone)} ended, or did not answer, while " if gone else "the connection broke while "
         # gloo's message without the source line at its front and the advice at its end
-        return f"{left}{places(there)}: {str(error).split('] ', 1)[-1].split('. This is typically')[0]}"
+        return f"{left}{places(positions)}: {str(error).split('] ', 1)[-1].split('. This is typically')[0]}"
 
-    def _publish(self, topic: str, mine: Position) -> None:
-        self._ask(lambda store: store.set(f"{topic} {mine.rank}", json.dumps(asdict(mine))))
+    def _publish(self, topic: str, own: Position) -> None:
+        self._ask(lambda store: store.set(f"{topic} {own.rank}", json.dumps(asdict(own))))
 
     def _read(self, topic: str) -> list[Position]:
         keys = [f"{topic} {rank}" for rank in range(self.size)]
         return self._ask(lambda s: [Position(**json.loads(s.get(key))) for key in keys if s.check([key])]) or []
 
-    def _exchange(self, topic: str, mine: Position) -> list[Position]:
+    def _exchange(self, topic: str, own: Position) -> list[Position]:
         """Publishes this rank's position and returns the positions that all ranks publish within ANSWER_S."""
-        self._publish(topic, mine)
+        self._publish(topic, own)
         end = time.monotonic() + ANSWER_S
-        while len(there := self._read(topic)) < self.size and self._store is not None and time.monotonic() < end:
+        while len(positions := self._read(topic)) < self.size and self._store is not None and time.monotonic() < end:
             if self._message() is not None:
                 break
             time.sleep(0.05)
-        return there or [mine]
+        return positions or [own]
 
     def _message(self) -> str | None:
         """Returns the message that the ranks have settled on, or None."""
@@ -324,6 +312,37 @@ AGREEMENT = "agreement"
 """The channel of all small all-reduces: gloo pairs them by launch order."""
 
 
+class Wait:
+    """A collective that this rank launches, counted, and the context of every call that may block until `peers` have
+    launched it too. There RuntimeError is raised, with the same message on all ranks, if they never will.
+
+    `channel`: all that must be equal on the ranks. `describe`: takes its number in the step, for messages.
+    """
+
+    def __init__(self, watch: HangWatch, channel: str, describe: Callable[[int], str], peers: list[int]) -> None:
+        self._watch, self._channel, self._describe, self._peers = watch, channel, describe, peers
+        self._number = watch.launch(channel)
+
+    def __enter__(self) -> Wait:
+        self._thread = threading.get_ident()
+        self._watch.wait = time.monotonic(), self
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        try:
+            if isinstance(error, RuntimeError):
+                raise self._watch.end(self.position(), error) from error
+        finally:
+            self._watch.wait = None
+
+    def position(self) -> Position:
+        """Returns this rank's position while it waits; from any thread."""
+        watch = self._watch
+        awaited = self._describe(self._number - watch.before.get(self._channel, 0))
+        message = f"waiting {whereabouts(self._thread)} for {awaited}{watch.step()}"
+        return Position(watch.rank, message, dict(watch.launched), self._channel, self._number, self._peers)
+
+
 class WatchedComm(WrappedComm):
     """A Comm whose waits `watch` observes. `peers`: the group's ranks, in the numbering of `watch`."""
 
@@ -332,46 +351,67 @@ class WatchedComm(WrappedComm):
         self.watch, self._peers = watch, peers
         self._among = "" if len(peers) == watch.size else f" among {named(peers)}"
 
+    # a launch can block too, not only its wait
+
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
+    ) -> Handle:
+        with self._wait("reduction", unit, full) as wait:
+            handle = self._below.reduce_scatter(full, unit, into, sizes)
+        handle.watch = wait
+        return handle
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
+        with self._wait("gather", unit, full) as wait:
+            handle = self._below.all_gather(full, unit, sizes)
+        handle.watch = wait
+        return handle
+
+    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
+        with self._wait("reduction", unit, full) as wait:
+            handle = self._below.all_reduce(full, unit)
+        handle.watch = wait
+        return handle
+
+    def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
+        with self._wait("exchange", unit, to) as wait:
+            handle = self._below.all_to_all(to, here, name, unit)
+        handle.watch = wait
+        return handle
+
+    def _wait(self, kind: str, unit: str, sent: torch.Tensor) -> Wait:
+        return Wait(
+            self.watch,
+            f"{kind} of {unit}{self._among}, {sent.nbytes} bytes",
+            lambda number: f"{kind} {number} of {unit}{self.watch.parameters(unit)}{self._among}",
+            self._peers,
+        )
+
     def broadcast(self, tensor: torch.Tensor) -> None:
-        self.call("broadcast", partial(self._below.broadcast, tensor))
+        with self._wait_for("broadcast"):
+            self._below.broadcast(tensor)
 
     def maximum(self, flags: torch.Tensor) -> None:
-        self.call(AGREEMENT, partial(self._below.maximum, flags))
+        with self._wait_for(AGREEMENT):
+            self._below.maximum(flags)
 
     def sum(self, values: torch.Tensor) -> None:
-        self.call(AGREEMENT, partial(self._below.sum, values))
+        with self._wait_for(AGREEMENT):
+            self._below.sum(values)
 
     def meet(self, what: str) -> None:
-        self.call(what, partial(self._below.meet, what))
+        with self._wait_for(what):
+            self._below.meet(what)
 
     def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
         if group is not None:
             self.watch.groups.add(group)
-        where = channel + self._among
-        result: T = self._launch(where, lambda _: f"the {where}")(run)
-        return result
+        with self._wait_for(channel):
+            return run()
 
-    def start(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
-        wait = self._launch(
-            f"{kind} of {unit}{self._among}, {sent.nbytes} bytes",
-            lambda number: f"{kind} {number} of {unit}{self.watch.parameters(unit)}{self._among}",
-        )
-        handle: Handle = wait(launch)  # a launch can block too, not only its wait
-        return Handle([], lambda: wait(handle.wait))
-
-    def _launch(self, channel: str, words: Callable[[int], str]) -> Callable[[Callable[[], Any]], Any]:
-        """Counts a collective; returns the function that runs a part of it under the watch.
-
-        `words`: takes the collective's number in the step.
-        """
-        watch, number = self.watch, self.watch.launch(channel)
-
-        def position(thread: int) -> Position:
-            awaited = f"{words(number - watch.before.get(channel, 0))}{watch.step()}"
-            waiting = f"waiting {whereabouts(thread)} for {awaited}"
-            return Position(watch.rank, waiting, dict(watch.launched), channel, number, self._peers)
-
-        return partial(watch.wait, position)
+    def _wait_for(self, control: str) -> Wait:
+        channel = control + self._among
+        return Wait(self.watch, channel, lambda _: f"the {channel}", self._peers)
 
 
 def watched(comm: Comm, whole: dist.ProcessGroup | None = None) -> Comm:

@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .backends import GroupComm, NcclComm, slice_of, slices_of
-from .base import Sizes
+from .backends import NcclComm
+from .base import GroupComm, Handle, Sizes, slice_of, slices_of
 from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, GlooComm
-from .streams import Handle, Waitable
+from .streams import Waitable
 
 TAG = 7000
 """An arbitrary tag: the fake group does not match sends with receives."""

@@ -21,8 +21,6 @@ from typing import Any, Protocol
 
 import torch
 
-from .. import labels
-
 HIGH = -1
 """Stream priority: compute waits for collectives, so their few kernels start as soon as the GPU has room for them."""
 
@@ -35,31 +33,6 @@ class Waitable(Protocol):
 
     def wait(self) -> object:
         """Makes later work of the current stream (on a CPU: the caller) wait until the collective is done."""
-
-
-class Handle:
-    """A collective in flight. `wait` completes it and releases every tensor that it kept alive. `operation`: its number
-    among the logical collectives (labels.collective); None for a handle that waits for other handles.
-    """
-
-    def __init__(
-        self, works: list[Waitable], finish: Callable[[], None] | None = None, operation: int | None = None
-    ) -> None:
-        self._works = works
-        self._finish = finish
-        self._operation = operation
-
-    def wait(self) -> None:
-        """Blocks (on CUDA: the current stream) until the collective is done. A second call does nothing."""
-        works, finish = self._works, self._finish
-        self._works, self._finish = [], None
-        for work in works:
-            work.wait()
-        if finish is not None:
-            finish()
-        if self._operation is not None:
-            labels.waited(self._operation)
-            self._operation = None
 
 
 class Threads:

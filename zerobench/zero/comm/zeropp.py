@@ -43,10 +43,9 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import Comm, Sizes, Source, WrappedComm
+from .base import Comm, Handle, Sizes, Source, WrappedComm
 from .hierarchical import Hierarchical, Hops, Nodes, connect_groups, nodes_of
 from .quantize import DTYPES, LEVELS, Codec
-from .streams import Handle
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,29 @@
     wait      oldest first, when too many are in flight, at the end of a backward, or before a second gradient
 
 The order is decided here; units/bucket.py has the buffers, and the stages allocate and free their memory.
+
+[Note: stand-ins]
+From backward to step the engine holds the gradients, and a parameter's `.grad` is a stand-in of its shape and dtype,
+without memory:
+
+    dropped     `module.zero_grad()`, also of a submodule, or `p.grad = None`: the engine drops that gradient
+    used        clip_grad_norm_, GradScaler.unscale_, p.grad.norm(), ...: an error, since there are no values
+    replaced    `p.grad = ...`: an error at the next backward or step
+
+The optimizer's first tensor has one, too, for callers that look for gradients in the optimizer.
+
+[Note: a plain backward]
+`engine.backward` begins and ends by itself. The program may also start one, as in plain torch: loss.backward() or
+torch.autograd.backward().
+
+    begin    a gradient comes to an output of the module's forward, or to a parameter, and parameters will get theirs
+    finish   called by autograd at the end of the graph task, before loss.backward() returns
+    abandon  the graph task was freed without that call: an exception has ended it
+
+torch.autograd.grad gives no parameter a gradient, and begins nothing.
+
+torch-private names, tested: `_make_wrapper_subclass`, `queue_callback` of the execution engine,
+`_will_engine_execute_node`, and `_backward_hooks` and `_post_accumulate_grad_hooks` of parameters.
 """
 
 from __future__ import annotations
@@ -17,21 +40,250 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import register_multi_grad_hook
+from torch import nn
+from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
+from torch.utils import _pytree as pytree
 
 from .. import labels
-from ..comm.streams import Handle
+from ..comm.base import Handle
 from ..engine import ShardedEngine
 from ..layout import Piece
-from ..modules.tied import ArrivalHook, TiedPlace, tied_places
-from ..modules.wrapping import tensors_that_require_grad
+from ..modules.tied import TiedPlace, tied_places
+from ..modules.wrapping import NO_TASK, graph_task, inside_backward, tensors_that_require_grad
+from ..parameters.absent import as_they_are
 from ..units.bucket import GradientBucket
 from ..units.unit import Unit
-from .placeholders import StandIn, StandIns
-from .plain_backward import PlainBackward
 
 REDUCTIONS_IN_FLIGHT = 1
 """Reductions that may run while the next unit fills, if their send buffers exist only for them."""
+
+HOW = (
+    "to read or change gradients use engine.clip_grad_norm_(), engine.full_gradient(name), engine.gradient_norms() or"
+    " engine.gradient_segments() (docs/how-to/gradients.md)"
+)
+
+GRAD_SCALER = "a GradScaler finds no gradients here; give initialize() loss_scaling=zerobench.zero.LossScaling()"
+
+SCALED = (
+    "call engine.backward(loss), not loss.backward(): the engine scales losses (loss_scaling=), and this one is not"
+    " scaled"
+)
+
+SECOND_ORDER = (
+    "loss.backward(create_graph=True): the engine's gradients have no graph; use torch.autograd.grad(create_graph=True)"
+    " for a penalty, and then loss.backward()"
+)
+
+OTHERS = (
+    "engine.backward of another engine came to this one's parameters: call loss.backward(), which trains both, or"
+    " freeze this one's model by requires_grad_(False)"
+)
+
+
+class StandIn(torch.Tensor):
+    """A stand-in for the gradient of `parameter_name`. `zeroed`: names of gradients that were set to zero. `_added`: a
+    gradient that came before the engine's backward had begun, as that of a penalty on weights does.
+    """
+
+    parameter_name: str
+    zeroed: set[str]
+    _added: torch.Tensor | None = None
+
+    @staticmethod
+    def of(tensor: torch.Tensor, name: str, zeroed: set[str]) -> StandIn:
+        """Returns a new stand-in for the gradient of `tensor`."""
+        stand_in: StandIn = torch.Tensor._make_wrapper_subclass(
+            StandIn, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        )
+        stand_in.parameter_name, stand_in.zeroed = name, zeroed
+        return stand_in
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        stand_ins = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, StandIn)]
+        name, first = func.overloadpacket.__name__, stand_ins[0]
+        if name in ("zero_", "_foreach_zero_"):
+            for stand_in in stand_ins:
+                stand_in.zeroed.add(stand_in.parameter_name)
+            return args[0] if name == "zero_" else None
+        if name == "add_" and inside_backward():
+            first._added = args[1]
+            return args[0]
+        if name == "_amp_foreach_non_finite_check_and_unscale_":
+            raise RuntimeError(f"{first.parameter_name}: {GRAD_SCALER}; {HOW}")
+        raise RuntimeError(f"{first.parameter_name}: its gradient is in the engine's shards, not in .grad; {HOW}")
+
+    def take_added(self) -> torch.Tensor | None:
+        """Returns the gradient that autograd has added, and forgets it."""
+        added, self._added = self._added, None
+        return added
+
+    def __tensor_flatten__(self) -> tuple[list[str], str]:
+        """Returns no inner tensors, so that instruments that count memory find none."""
+        return [], self.parameter_name
+
+    @staticmethod
+    def __tensor_unflatten__(_inner: Any, _name: str, *_: Any) -> StandIn:
+        raise RuntimeError("a gradient's stand-in cannot be copied")
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        name = self.parameter_name
+        return f"<the gradient of {name}, in the engine's shards: engine.full_gradient({name!r})>"
+
+
+class StandIns:
+    """The stand-ins of one engine. `drop`: drops the gradients of parameters, by number.
+
+    `_made`    by parameter number, created once
+    `_put`     those that are in `.grad` now
+    `_zeroed`  names of the gradients that have been set to zero
+    """
+
+    def __init__(self, engine: ShardedEngine, drop: Callable[[set[int]], object]) -> None:
+        self._engine, self._drop = engine, drop
+        self._made: dict[int, StandIn] = {}
+        self._put: dict[int, StandIn] = {}
+        self._zeroed: set[str] = set()
+        self._of_optimizer: StandIn | None = None
+
+    def put(self) -> None:
+        """Puts a stand-in into `.grad` for each gradient of a finished backward."""
+        engine = self._engine
+        for i in engine.update.used - self._made.keys():
+            self._made[i] = StandIn.of(engine.trainable[i], engine.names[i], self._zeroed)
+        self._zeroed.clear()
+        self._put = {i: self._made[i] for i in engine.update.used}
+        with as_they_are():
+            for i, stand_in in self._put.items():
+                engine.trainable[i].grad = stand_in
+        if not engine.update.is_running:  # behind a forward, in a thread, with gradients of its own
+            for segment in engine.update.segments[:1]:
+                if self._of_optimizer is None:
+                    self._of_optimizer = StandIn.of(segment.tensor, "optimizer", set())
+                segment.tensor.grad = self._of_optimizer
+
+    def take_away(self) -> None:
+        """Removes the stand-ins before a backward or the optimizer would find them."""
+        with as_they_are():
+            for i in self._put:
+                self._engine.trainable[i].grad = None
+        self._put = {}
+        if self._engine.update.is_running:
+            return  # in a thread, which sets and drops gradients of its own there: not even to be read meanwhile
+        for segment in self._engine.update.segments[:1]:
+            if segment.tensor.grad is self._of_optimizer:
+                segment.tensor.grad = None
+
+    def follow_edits(self) -> None:
+        """Drops gradients whose stand-ins were dropped. Raises RuntimeError for a stand-in that was replaced."""
+        dropped: set[int] = set()
+        with as_they_are():
+            for i, parameter in enumerate(self._engine.trainable):
+                grad, stand_in = parameter.grad, self._put.get(i)
+                is_zeroed = bool(self._zeroed) and self._engine.names[i] in self._zeroed
+                if grad is stand_in and not (is_zeroed and stand_in is not None):
+                    continue
+                if stand_in is None or not (grad is None or is_zeroed):
+                    raise RuntimeError(
+                        f"{self._engine.names[i]}: something was assigned to its .grad, which the engine does not read;"
+                        " use engine.set_full_gradient(name, value) after backward (docs/how-to/gradients.md)"
+                    )
+                dropped.add(i)
+                parameter.grad = None
+        if not dropped:
+            return
+        if dropped == self._put.keys():
+            self._engine.zero_grad()
+            return
+        self._put = {i: stand_in for i, stand_in in self._put.items() if i not in dropped}
+        self._zeroed.clear()
+        self._drop(dropped)
+
+
+class PlainBackward:
+    """The backward that the program has started itself, if one runs.
+
+    `_end`     autograd's call at its end, which lives as long as the graph task; None if none runs
+    `_judged`  the last graph task that came to the engine's graph
+    """
+
+    called = 0
+    """Running calls of `engine.backward`, of all engines."""
+
+    def __init__(self, engine: ShardedEngine) -> None:
+        self._engine = engine
+        self._end: weakref.ref[Callable[[], None]] | None = None
+        self._judged = NO_TASK
+
+    @property
+    def is_running(self) -> bool:
+        """True from `begin` to the end, also an early one."""
+        return self._end is not None
+
+    def begin(self) -> None:
+        """Begins a backward, if the running graph task gives parameters their gradients. Raises RuntimeError for one
+        that the engine cannot follow.
+        """
+        task, self._judged = self._judged, graph_task()
+        if task == self._judged or not will_accumulate(self._engine.trainable):
+            return
+        if self.called:
+            raise RuntimeError(OTHERS)
+        if self._engine.update.scaling.scaler.policy is not None:
+            raise RuntimeError(SCALED)
+        if torch.is_grad_enabled():
+            raise RuntimeError(SECOND_ORDER)
+        self._engine.begin_backward()
+        end = partial(self._finish)
+        self._end = weakref.ref(end, self._abandon)
+        torch.autograd.Variable._execution_engine.queue_callback(end)  # keeps it alone
+
+    def _finish(self) -> None:
+        self._end = None
+        try:
+            self._engine.finish_backward()
+        except BaseException:
+            self._engine.abandon_backward()
+            raise
+
+    def _abandon(self, end: Any) -> None:
+        if end is self._end:
+            self._end = None
+            self._engine.abandon_backward()
+
+
+def will_accumulate(parameters: Iterable[nn.Parameter]) -> bool:
+    """Returns True if the running graph task adds to the `.grad` of any of `parameters`."""
+    with as_they_are():
+        nodes = (get_gradient_edge(p).node for p in parameters if p.requires_grad)
+        try:
+            return any(torch._C._will_engine_execute_node(node) for node in nodes)
+        except RuntimeError:  # torch.autograd.grad returns the gradient of one of them
+            return False
+        except AttributeError:  # inside of a transform of torch.func, which gives parameters no gradient
+            return False
+
+
+class ArrivalHook:
+    """The engine's hook on a parameter, called when autograd has computed its gradient, after all hooks of the user."""
+
+    def __init__(self, parameter: nn.Parameter, arrive: Callable[[torch.Tensor], None]) -> None:
+        self._parameter = parameter
+        self._handle = parameter.register_post_accumulate_grad_hook(arrive)
+
+    @property
+    def is_alone(self) -> bool:
+        """True if only the engine uses the parameter's gradient."""
+        hooks: Any = self._parameter._post_accumulate_grad_hooks
+        return not self._parameter._backward_hooks and len(hooks) == 1
+
+    def go_last(self) -> None:
+        """Moves the engine's hook behind hooks that were registered later, so that they receive the gradient too."""
+        hooks: Any = self._parameter._post_accumulate_grad_hooks
+        if next(reversed(hooks)) != self._handle.id:
+            hooks[self._handle.id] = hooks.pop(self._handle.id)
 
 
 class GradientFlow:
@@ -46,7 +298,7 @@ class GradientFlow:
 
     def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
-        self._in_flight: deque[tuple[Unit, Handle, torch.Tensor | None]] = deque()  # the last: where the mean goes
+        self._in_flight: deque[tuple[GradientBucket, Handle, torch.Tensor]] = deque()  # the last: its mean
         self.stand_ins = StandIns(engine, self.drop)
         self.plain = PlainBackward(engine)
         self._is_called = False  # `engine.backward` runs
@@ -66,11 +318,14 @@ class GradientFlow:
             for piece in unit.layout.pieces:
                 self.pieces[piece.parameter].append((unit, piece))
                 unit.gradients.expected.add(piece.parameter)
-        self._hooks += [ArrivalHook(parameter, partial(_weakly(self._arrive), i)) for i, parameter in new]
+        # weakly: the garbage collector cannot see these hooks; an engine that they reference would never be freed, nor
+        # its files and threads
+        flow = weakref.ref(self)
+        self._hooks += [ArrivalHook(parameter, partial(GradientFlow._arrive, flow, i)) for i, parameter in new]
         tied = tied_places(engine.module)
         for i, parameter in new:
             for module, name in tied.get(parameter, []):
-                TiedPlace(parameter, module, name, partial(_weakly(self._take_use), i))
+                TiedPlace(parameter, module, name, partial(GradientFlow._take_use, flow, i))
 
     # -- arrive ---------------------------------------------------------------------------------------------
 
@@ -92,29 +347,39 @@ class GradientFlow:
 
     def begin_backward(self) -> None:
         """Makes way for new gradients: those that the caller has dropped go, and the engine's hooks run last."""
-        self.stand_ins.heed()
+        self.stand_ins.follow_edits()
         self.stand_ins.take_away()
         for hook in self._hooks:
             hook.go_last()
 
-    def begin_plain(self, *_: Any) -> None:
+    def begin_plain(self) -> None:
         """Called when a gradient comes to the module's output, or to a parameter: begins a backward, if none runs."""
         if not self.in_backward:
             self.plain.begin()
 
-    def hear(self, output: Any) -> None:
+    def hook_output(self, output: Any) -> None:
         """Called with the output of a forward: a backward of the program's own comes there first."""
-        if tensors := [one for one in tensors_that_require_grad(output) if one.grad_fn is not None]:
-            register_multi_grad_hook(tensors, _weakly(self.begin_plain), mode="any")
+        tensors = [tensor for tensor in tensors_that_require_grad(output) if tensor.grad_fn is not None]
+        if tensors:
+            register_multi_grad_hook(tensors, partial(GradientFlow._come_to_output, weakref.ref(self)), mode="any")
 
-    def _arrive(self, i: int, leaf: torch.Tensor) -> None:
+    @staticmethod
+    def _come_to_output(flow: weakref.ref[GradientFlow], _gradient: torch.Tensor) -> None:
+        if (self := flow()) is not None:
+            self.begin_plain()
+
+    @staticmethod
+    def _arrive(flow: weakref.ref[GradientFlow], i: int, leaf: torch.Tensor) -> None:
         """Autograd is done with a parameter; `.grad` is None if all gradients were taken, or none computed."""
+        if (self := flow()) is None:
+            return
         gradient = leaf.grad
         if isinstance(gradient, StandIn):
             gradient = gradient.take_added()
         else:
             leaf.grad = None
-        self.begin_plain()
+        if not self._is_called:
+            self.begin_plain()
         flat = None if gradient is None else self._accept(i, gradient)
         for unit, piece in self.pieces[i]:
             if flat is not None:
@@ -123,8 +388,11 @@ class GradientFlow:
             if self.synchronizing:
                 self.reduce(self._engine.due(unit))
 
-    def _take_use(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:
+    @staticmethod
+    def _take_use(flow: weakref.ref[GradientFlow], i: int, gradient: torch.Tensor) -> torch.Tensor | None:
         """Takes the gradient of one use of a tied parameter, or returns it for autograd to add to the sum."""
+        if (self := flow()) is None:
+            return gradient
         self.begin_plain()
         if not (self.in_backward and self._hooks[i].is_alone and self._engine.trainable[i].requires_grad):
             return gradient
@@ -156,34 +424,27 @@ class GradientFlow:
 
     def reduce(self, units: Iterable[Unit]) -> None:
         """Starts the reductions of `units`, in this order; waits for the oldest if too many are in flight."""
+        comm = self._engine.comm
         for unit in units:
-            if not unit.gradients.is_alone:
-                self._launch(unit)
-
-    def _launch(self, unit: Unit) -> None:
-        comm, bucket = self._engine.comm, unit.gradients
-        # two engines may share a backward: their threads would pair messages of units of the same name and size
-        last = GradientFlow._last()
-        if last is not None and last is not self:
-            last.wait_all()
-        GradientFlow._last = weakref.ref(self)
-        while not bucket.stays and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:  # before this one takes more memory
-            self._wait_oldest()
-        # 1 a bucket without gradients is sent as zeros: all ranks send the same buckets
-        if not bucket.filled:
-            bucket.open(sends=True)
-        bucket.zero_missing()
-        # 2 before memory for the mean is allocated, since the tensor that was cast may be freed first
-        bucket.wire = bucket.cast()
-        # 3 straight into the shard if the collective can write there, which saves a copy
-        target = bucket.target()
-        comm.launches.add("reduction", unit.name)
-        if bucket.all_reduces:  # as other systems do: every slice is summed, at twice the volume
-            handle = comm.all_reduce(bucket.wire, unit.name)
-        else:
-            handle = comm.reduce_scatter(bucket.wire, unit.name, target, unit.layout.sizes)
-        bucket.is_in_flight = True
-        self._in_flight.append((unit, handle, target))
+            bucket = unit.gradients
+            if bucket.is_alone:
+                continue
+            # two engines may share a backward: their threads would pair messages of units of the same name and size
+            last = GradientFlow._last()
+            if last is not None and last is not self:
+                last.wait_all()
+            GradientFlow._last = weakref.ref(self)
+            while not bucket.stays and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:  # before this one takes memory
+                self._wait_oldest()
+            # a bucket without gradients is sent as zeros: all ranks send the same buckets
+            full, into = bucket.prepare()
+            comm.launches.add("reduction", unit.name)
+            if bucket.all_reduces:  # as other systems do: every slice is summed, at twice the volume
+                handle = comm.all_reduce(full, unit.name)
+            else:
+                handle = comm.reduce_scatter(full, unit.name, into, unit.layout.sizes)
+            bucket.is_in_flight = True
+            self._in_flight.append((bucket, handle, unit.own_slice(full) if into is None else into))
 
     @property
     def reducing(self) -> bool:
@@ -198,16 +459,11 @@ class GradientFlow:
 
     def _wait_oldest(self) -> None:
         """Waits in launch order, which is equal on all ranks."""
-        unit, handle, target = self._in_flight.popleft()
+        bucket, handle, mean = self._in_flight.popleft()
         handle.wait()
-        bucket = unit.gradients
-        assert bucket.wire is not None
-        bucket.is_in_flight = False
-        mean = unit.own_slice(bucket.wire) if target is None else target
         if bucket.rest != 1:
             mean.div_(bucket.rest)
         bucket.store(mean)
-        bucket.end_round()
 
     # -- around a backward and a step -------------------------------------------------------------------------
 
@@ -225,7 +481,7 @@ class GradientFlow:
                 unit.gradients.filled.discard(piece)
         # those not yet reduced are left out when their bucket is sent (`filled`, above); the rest is zeroed in place
         update = self._engine.update
-        dropped = {one for one in update.segments if one.segment.parameter in numbers and one.bucket.is_reduced}
+        dropped = {s for s in update.segments if s.segment.parameter in numbers and s.bucket.is_reduced}
         for segment in dropped:
             segment.used = True
         for segment in update.visited(dropped.__contains__, edits=True):
@@ -241,21 +497,6 @@ class GradientFlow:
 
     def check_reduced(self, what: str) -> None:
         """Raises RuntimeError if gradients were kept back by no_sync and never reduced."""
-        self.stand_ins.heed()
+        self.stand_ins.follow_edits()
         if any(bucket.filled and not bucket.is_alone for bucket in self.buckets):
             raise RuntimeError(f"{what}: the last backward was under no_sync; run one outside it before {what}()")
-
-
-def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that calls a method as long as its object lives, and afterwards returns its last argument.
-
-    The garbage collector cannot see these hooks: an engine that they reference would never be freed, nor its files and
-    threads.
-    """
-    found = weakref.WeakMethod(method)
-
-    def call(*arguments: Any) -> Any:
-        living = found()
-        return arguments[-1] if living is None else living(*arguments)
-
-    return call

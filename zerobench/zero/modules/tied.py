@@ -78,31 +78,6 @@ class _Use(torch.autograd.Function):
         return (None if gradient is None else ctx.take(gradient)), None
 
 
-class ArrivalHook:
-    """The engine's hook on a parameter, called when autograd has computed its gradient, after all hooks of the user.
-
-    torch-private names, tested: `_backward_hooks` and `_post_accumulate_grad_hooks` of parameters.
-    """
-
-    def __init__(self, parameter: nn.Parameter, arrive: Callable[[torch.Tensor], None]) -> None:
-        self._parameter = parameter
-        self._handle = parameter.register_post_accumulate_grad_hook(arrive)
-
-    @property
-    def is_alone(self) -> bool:
-        """True if only the engine uses the parameter's gradient."""
-        return not self._parameter._backward_hooks and len(self._registered) == 1
-
-    def go_last(self) -> None:
-        """Moves the engine's hook behind hooks that were registered later, so that they receive the gradient too."""
-        if next(reversed(self._registered)) != self._handle.id:
-            self._registered[self._handle.id] = self._registered.pop(self._handle.id)
-
-    @property
-    def _registered(self) -> Any:
-        return self._parameter._post_accumulate_grad_hooks
-
-
 def tied_places(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
     """Returns trainable parameter -> (module, name) of all its places, for parameters with more than one."""
     places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}

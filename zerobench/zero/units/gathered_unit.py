@@ -24,8 +24,7 @@ import torch
 from torch import nn
 
 from .. import labels
-from ..comm.base import Comm
-from ..comm.streams import Handle
+from ..comm.base import Comm, Handle
 from ..layout import Layout, MemoryOrder
 from ..offload.placement import Placement
 from ..parameters.absent import Hiding, placeholder
@@ -112,13 +111,14 @@ class GatheredUnit(Unit):
         self.parameter_shard = self.own_slice(self.full_parameters)
         if not self.stays:
             self.parameter_shard = placement.keep_parameters(self, self.parameter_shard)
-        self.reshard(keeps=False)
+        self.free()
 
     def held_tensors(self) -> Iterator[labels.Held]:
         yield from super().held_tensors()
         yield from self.source.held_tensors(self.name)
 
-    def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
+    def views(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
+        """Returns each parameter with its view of the full buffer."""
         return zip(self.parameters, self._views, strict=True)
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
@@ -157,7 +157,7 @@ class GatheredUnit(Unit):
 
     def unshard_exactly(self) -> None:
         """-> unsharded, with the exact bits of the shards, even if training gathers quantized values."""
-        if self.comm.exact is self.comm:
+        if self._is_exact:
             self.unshard()
             return
         self.reshard()
@@ -176,43 +176,49 @@ class GatheredUnit(Unit):
             return
         self.gather.wait()
         self.gather, self.is_whole = None, True
-        self._gathered = None if self._keeps_slice else fingerprint(self.own_slice(self.full_parameters))
+        # a shard that is not on the device, or not what the slice was gathered from, cannot keep what is written to it
+        keeps = self.placement.has_parameters(self) and (self._is_exact or not self.is_from_source)
+        self._gathered = None if keeps else fingerprint(self.own_slice(self.full_parameters))
         labels.unit(labels.GATHERED, self.name, self.full_parameters.nbytes)
         for parameter, view in zip(self.parameters, self._views, strict=True):
             self._hiding.show(parameter, view)
 
-    def reshard(self, keeps: bool = True) -> None:
-        """unsharded -> sharded: frees the storage; the parameters read as NaN.
+    @property
+    def _may_go(self) -> bool:
+        """True if it is gathered, or about to be, and nobody wants it to stay."""
+        return (self.is_whole or self.gather is not None) and not (self.stays or self.held)
 
-        `keeps`: the shard is updated from this rank's slice, which a forward may have written to, equally on every
-        rank. False if the slice is older than the shard.
+    def reshard(self) -> None:
+        """unsharded -> sharded, after the shard is updated from this rank's slice, to which a forward may have written,
+        equally on every rank.
         """
-        if self.stays or self.held or not (self.is_whole or self.gather):
+        if self._may_go:
+            self.unshard()
+            self.keep_written()
+            self.free()
+
+    def free(self) -> None:
+        """unsharded -> sharded, whatever was written: frees the storage; the parameters read as NaN."""
+        if not self._may_go:
             return
         self.unshard()  # a gather that was launched ahead and not needed must still be completed
-        if keeps:
-            self.keep_written()
         for parameter, hole in zip(self.parameters, self._holes, strict=True):
             self._hiding.hide(parameter, hole)
         torch.clear_autocast_cache()  # which would keep a copy of each parameter
-        if self.is_from_source:
-            self.source.released(self.full_parameters, self.name)
         size = self.full_parameters.nbytes
-        self.full_parameters.untyped_storage().resize_(0)
+        self._release()
         labels.unit(labels.FREED, self.name, size)
         self.is_whole = self.is_from_source = False
 
-    def dissolve(self) -> None:
-        """Frees all memory: other units have taken the parameters, which are present."""
+    def _release(self) -> None:
         if self.is_from_source:
             self.source.released(self.full_parameters, self.name)
         self.full_parameters.untyped_storage().resize_(0)
-        self.placement.drop(self)
 
-    @property
-    def _keeps_slice(self) -> bool:
-        """True if the shard is on the device, and the slice has its exact values."""
-        return self.placement.has_parameters(self) and (self.comm.exact is self.comm or not self.is_from_source)
+    def dissolve(self) -> None:
+        """Frees all memory: other units have taken the parameters, which are present."""
+        self._release()
+        self.placement.drop(self)
 
     def keep_written(self) -> None:
         """Updates the shard from this rank's slice, to which a forward may have written in any way."""
@@ -228,21 +234,29 @@ class GatheredUnit(Unit):
             self.placement.keep(self, own.narrow(0, 0, self.layout.filled_numel(self.rank)))  # without the padding
 
     @property
-    def may_lose(self) -> bool:  # type: ignore[override]
-        return not (self.stays or (self.placement.has_parameters(self) and self.comm.exact is self.comm))
+    def _is_exact(self) -> bool:
+        """True if gathers have the exact bits of the shards, not the quantized values of ZeRO++."""
+        return self.comm.exact is self.comm
+
+    @property
+    def may_lose(self) -> bool:
+        """True if a forward may write values that the shard cannot keep."""
+        return not (self.stays or (self.placement.has_parameters(self) and self._is_exact))
 
     def take_lost(self) -> bool:
+        """Returns True if a forward has written values that the shard could not keep, since the last call."""
         lost, self._lost = self._lost, None
         return lost is not None and bool(lost)
 
     @property
     def lost_write(self) -> str:
-        why = "offload keeps" if self.comm.exact is self.comm else "ZeRO++ rounds"
-        way = ", or in place under torch.no_grad() (`p.clamp_()`)" if self.comm.exact is self.comm else ""
+        """The error message about such a write."""
+        why = "offload keeps" if self._is_exact else "ZeRO++ rounds"
+        way = ", or in place under torch.no_grad() (`p.clamp_()`)" if self._is_exact else ""
         return f"{self.name}: {LOST.format(why)}{way}"
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
-        if self.is_from_source and self.comm.exact is not self.comm:
+        if self.is_from_source and not self._is_exact:
             raise RuntimeError(
                 f"{self.name}: its parameters were written to while they held the quantized values of ZeRO++;"
                 " write in place inside `with engine.full_parameters()`"

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..comm.base import Comm
-from ..comm.streams import Handle
+from ..comm.base import Comm, Handle
 from ..modules.wrapping import Hook, blocks
 from ..parameters.absent import Hiding, placeholder
 from .unit import Unit

@@ -22,10 +22,10 @@ With one rank the full tensors are the shards, but for masters that are rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
-from torch import nn, optim
+from torch import optim
 
 from .. import labels
 from ..comm.base import Comm
@@ -71,25 +71,6 @@ class Unit(UnitTensors):
         gradients = getattr(self, "gradients", None)  # a frozen unit has none
         if gradients is not None:
             yield from gradients.held_tensors()
-
-    def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
-        """Returns each parameter of a unit that is not always whole, with its view of the full buffer."""
-        return ()
-
-    def keep_written(self) -> None:
-        """Updates a separate shard from the full parameters, to which a forward may have written."""
-
-    may_lose = False
-    """True if a forward may write values that the shard cannot keep."""
-
-    def take_lost(self) -> bool:
-        """Returns True if a forward has done so since the last call."""
-        return False
-
-    @property
-    def lost_write(self) -> str:
-        """The error message about such a write."""
-        return ""
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         """Updates this rank's shard and masters after the full parameters were written to, equally on every rank.
