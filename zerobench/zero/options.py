@@ -14,7 +14,7 @@ from torch import nn, optim
 
 from .comm.zeropp import Zeropp
 from .offload.policy import NvmeOffload, Offload
-from .optim.owned import OWNED
+from .optim.segments import OWNED
 from .optim.step_by_tiles import ONE_PASS, TILE_BYTES
 from .precision import DTYPES, LOOKS_ITSELF, Dtypes, LossScaling
 

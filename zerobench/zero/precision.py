@@ -74,6 +74,11 @@ class Dtypes:
         """True if a rank's part of the parameters is the master alone."""
         return self.shard != self.parameters
 
+    @property
+    def casts(self) -> bool:
+        """True if an update casts: gradients to the master's dtype, or masters to the parameters'."""
+        return {self.gradients, self.parameters} != {self.master}
+
     @staticmethod
     def of(parameter: torch.dtype, gradient: torch.dtype | None = None, wire: torch.dtype | None = None) -> Dtypes:
         """Returns the dtypes for a parameter's dtype; `gradient` applies to half parameters, `wire` not to fp64."""
@@ -293,7 +298,7 @@ class Share:
         return ""
 
 
-class Part(NamedTuple):
+class UpdatedShare(NamedTuple):
     """A share in an update by one kernel. `state`: of the optimizer; `group`: its options; `number`: of its flag."""
 
     master: torch.Tensor

@@ -31,7 +31,7 @@ from unittest import mock
 import torch
 from torch.nn import functional as F
 
-from ...zero.precision import Part
+from ...zero.precision import UpdatedShare
 from ..caching_allocator import round_up
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -98,7 +98,7 @@ class UpdateKernels:
         self.squares = torch.ops.zerobench.squares
 
     def update(
-        self, parts: Sequence[Part], factor: torch.Tensor | None, found_inf: torch.Tensor | None,
+        self, parts: Sequence[UpdatedShare], factor: torch.Tensor | None, found_inf: torch.Tensor | None,
         flags: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """Updates `parts`; the parameters are read, too, if they are compared."""

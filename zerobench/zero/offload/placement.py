@@ -17,7 +17,7 @@ device: one range per unit, and no sink. cpu.py and nvme.py implement the other 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Protocol
 
@@ -271,10 +271,6 @@ class Placement:
 
     def attach(self, optimizer: optim.Optimizer, segments: Sequence[PlacedSegment]) -> None:
         """Registers the `optimizer` whose states are placed here, and its new `segments`."""
-
-    def visit(self, tile: Sequence[PlacedSegment]) -> AbstractContextManager[None]:
-        """Makes masters, states and gradients of a tile available for an update inside."""
-        return tile[0].shard_range.visit(tile) if tile else nullcontext()
 
     def round_masters(self) -> None:
         """Sets the parameters to the rounded masters."""
