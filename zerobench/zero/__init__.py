@@ -26,7 +26,7 @@ from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import MegatronStage
 from .modules.guards import check_gradients, check_ignored, check_memory, check_module, check_units, mark
 from .modules.wrapping import in_normal_mode
-from .offload.policy import NvmeOffload, Offload
+from .offload.placement import NvmeOffload, Offload
 from .optim.muon import AdafactorWithAdamW, MuonWithAdamW
 from .optim.segments import ELEMENTWISE, check_groups, check_optimizer, check_states, check_type
 from .optim.step_by_tiles import ONE_PASS

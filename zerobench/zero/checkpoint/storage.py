@@ -57,7 +57,7 @@ from uuid import uuid4
 import torch
 
 from ..layout import MemoryOrder
-from ..offload.disk.scratch import hold, is_held
+from ..offload.disk import hold, is_held
 
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
