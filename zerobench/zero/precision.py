@@ -147,24 +147,22 @@ class LossScaler:
         if self.policy is None:
             yield False
             return
-        self.skipped = found = overflow()
+        assert isinstance(self.scale, torch.Tensor)
+        self.skipped = overflows = overflow()
         judges_itself = (
             type(optimizer) in LOOKS_ITSELF
             and is_fused(optimizer)
-            and all(p.device == found.device for group in optimizer.param_groups for p in group["params"])
+            and all(p.device == overflows.device for group in optimizer.param_groups for p in group["params"])
         )
         if judges_itself:
-            optimizer.found_inf = found  # type: ignore[attr-defined]
+            optimizer.found_inf = overflows  # type: ignore[attr-defined]
         try:
-            yield not judges_itself and bool(found)
+            yield not judges_itself and bool(overflows)
         finally:
             if judges_itself:
                 del optimizer.found_inf  # type: ignore[attr-defined]
-        self._follow(found, self.policy)
-
-    def _follow(self, found: torch.Tensor, policy: LossScaling) -> None:
-        assert isinstance(self.scale, torch.Tensor)
-        torch._amp_update_scale_(self.scale, self._since, found, policy.growth, policy.backoff, policy.interval)
+        policy = self.policy
+        torch._amp_update_scale_(self.scale, self._since, overflows, policy.growth, policy.backoff, policy.interval)
         self.scale.clamp_(min=policy.minimum)
 
     def state(self) -> dict[str, float]:
@@ -349,8 +347,8 @@ def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: t
     """Returns Σ |g|^p over all elements, 0-dim fp64; for p = inf the maximum. Sums in fp32 would have an error of 4e-4
     on ten million elements.
     """
-    there = list(gradients)
-    norms = (_norms_at_once if there and there[0].is_cuda else _norms_by_chunk)(there, norm_type)
+    tensors = list(gradients)
+    norms = (_norms_at_once if tensors and tensors[0].is_cuda else _norms_by_chunk)(tensors, norm_type)
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=device)
     stacked = torch.stack(norms)

@@ -23,7 +23,7 @@ from .. import labels
 from ..comm.streams import Handle
 from ..engine import ShardedEngine
 from ..layout import Piece
-from ..modules.tied import ArrivalHook, TiedPlace, tied_places
+from ..modules.tied import ArrivalHook, TiedName, names_of_tied
 from ..modules.wrapping import tensors_that_require_grad
 from ..units.bucket import GradientBucket
 from ..units.unit import Unit
@@ -67,10 +67,10 @@ class GradientFlow:
                 self.pieces[piece.parameter].append((unit, piece))
                 unit.gradients.expected.add(piece.parameter)
         self._hooks += [ArrivalHook(parameter, partial(_weakly(self._arrive), i)) for i, parameter in new]
-        tied = tied_places(engine.module)
+        tied = names_of_tied(engine.module)
         for i, parameter in new:
             for module, name in tied.get(parameter, []):
-                TiedPlace(parameter, module, name, partial(_weakly(self._take_use), i))
+                TiedName(parameter, module, name, partial(_weakly(self._take_use), i))
 
     # -- arrive ---------------------------------------------------------------------------------------------
 
