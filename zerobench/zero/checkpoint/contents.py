@@ -85,11 +85,8 @@ def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) 
         if saved_by.get(part.name, engine.comm.rank) == engine.comm.rank:
             add(part.name, part.start, part.tensor)
     for segment in engine.segments:
-        name, start = engine.names[segment.segment.parameter], segment.segment.start
-        for key, value in engine.optimizer.state.get(segment.tensor, {}).items():
-            block = block_of(engine.optimizer, key)
-            if isinstance(value, torch.Tensor) and (block > 1 or value.shape == segment.tensor.shape):
-                add(f"optimizer.{name}.{key}", start // block, value)
+        for part in _state_parts(engine, segment, engine.optimizer.state.get(segment.tensor, {})):
+            add(part.name, part.start, part.tensor)
     for segment, gradient in engine.schedule.pending_gradients():
         add(f"pending.{engine.names[segment.segment.parameter]}", segment.segment.start, gradient)
     if engine.comm.rank == 0:
@@ -99,13 +96,13 @@ def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) 
 
 
 class Part(NamedTuple):
-    """This rank's part of a parameter: the elements from `start` on are in `tensor`, (numel,).
-
-    `name`: of the flat tensor, as in the note
+    """This rank's part of a flat tensor `name` (see the note) of a parameter: the elements from `start` on, counted in
+    `order`, are in `tensor`, (numel,).
     """
 
     name: str
     parameter: nn.Parameter
+    order: MemoryOrder
     start: int
     tensor: torch.Tensor
 
@@ -113,9 +110,9 @@ class Part(NamedTuple):
 def parts_of(engine: ShardedEngine) -> Iterator[Part]:
     """Yields this rank's parts of all parameters: masters, frozen ones that the stage shards, frozen whole ones."""
     for segment in engine.segments:
-        number = segment.segment.parameter
-        name, master = f"master.{engine.names[number]}", flat_of(segment.tensor)
-        yield Part(name, engine.trainable[number], segment.segment.start, master)
+        name, parameter = engine.names[segment.segment.parameter], engine.trainable[segment.segment.parameter]
+        order, start = engine.orders[parameter], segment.segment.start
+        yield Part(f"master.{name}", parameter, order, start, flat_of(segment.tensor))
     names = {p: name for name, p in engine.module.named_parameters()}
     frozen = set(engine.frozen)
     for unit in engine.holders():
@@ -125,9 +122,23 @@ def parts_of(engine: ShardedEngine) -> Iterator[Part]:
             if parameter in frozen and first < last:
                 shard = unit.parameter_shard.narrow(0, first - low, last - first).view(parameter.dtype)
                 start = (first - piece.offset) * unit.dtypes.parameters.itemsize // parameter.element_size()  # of bytes
-                yield Part(f"frozen.{names[parameter]}", parameter, start, shard)
+                yield Part(f"frozen.{names[parameter]}", parameter, engine.orders[parameter], start, shard)
     for name, parameter in whole_frozen(engine).items():
-        yield Part(f"frozen.{name}", parameter, 0, engine.orders[parameter].flatten(parameter))
+        order = engine.orders[parameter]
+        yield Part(f"frozen.{name}", parameter, order, 0, order.flatten(parameter))
+
+
+def _state_parts(engine: ShardedEngine, segment: OptimizerSegment, state: Mapping[str, Any]) -> Iterator[Part]:
+    """Yields the parts of a segment's states that have an element for each of the parameter, or for each block."""
+    name, parameter = engine.names[segment.segment.parameter], engine.trainable[segment.segment.parameter]
+    order, start = engine.orders[parameter], segment.segment.start
+    for key, value in state.items():
+        block = block_of(engine.optimizer, key)
+        if block > 1:
+            blocks = row_major([-(-prod(order.shape) // block)])
+            yield Part(f"optimizer.{name}.{key}", parameter, blocks, start // block, value)
+        elif isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
+            yield Part(f"optimizer.{name}.{key}", parameter, order, start, flat_of(value))
 
 
 def tensors_in(module: nn.Module) -> int:
@@ -176,7 +187,9 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any], exclude_frozen: boo
         "world_size": engine.comm.size,
         "torch": torch.__version__,
         "parameters": {
-            name: {**_kind(p), **_dims(engine.orders[p]), "trainable": p in trainable}
+            name: _kind(p)
+            | ({} if engine.orders[p].is_row_major else {"order": list(engine.orders[p].dims)})
+            | {"trainable": p in trainable}
             for name, p in engine.module.named_parameters()
             if p in engine.orders and (p in trainable or not exclude_frozen)
         },
@@ -298,10 +311,6 @@ def states_of(name: str, segment: OptimizerSegment, optimizer: optim.Optimizer) 
 
 def _kind(tensor: torch.Tensor) -> dict[str, Any]:
     return {"shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
-
-
-def _dims(order: MemoryOrder) -> dict[str, Any]:
-    return {} if order.is_row_major else {"order": list(order.dims)}
 
 
 # -- before a load -------------------------------------------------------------------------------------------------
@@ -506,19 +515,14 @@ class CheckpointLoad:
         """Reads this rank's tensors."""
         engine = self._engine
         for part in parts_of(engine):
-            self._read(part.name, engine.orders[part.parameter], part.start, part.tensor)
+            self._read(part.name, part.order, part.start, part.tensor)
         for segment, state in zip(self._segments, self._states, strict=True):
-            number, start = segment.segment.parameter, segment.segment.start
-            name, order = engine.names[number], engine.orders[engine.trainable[number]]
-            for key, value in state.items():
-                saved = self._saved.facts["optimizer"]["states"][name][key]
-                if is_blocks(saved):
-                    whole = row_major([-(-prod(order.shape) // saved["block"])])
-                    self._read(f"optimizer.{name}.{key}", whole, start // saved["block"], value)
-                elif is_elements(saved):
-                    self._read(f"optimizer.{name}.{key}", order, start, flat_of(value))
+            for part in _state_parts(engine, segment, state):
+                self._read(part.name, part.order, part.start, part.tensor)
             if segment in self._pending:
-                self._read(f"pending.{name}", order, start, self._pending[segment])
+                number = segment.segment.parameter
+                order = engine.orders[engine.trainable[number]]
+                self._read(f"pending.{engine.names[number]}", order, segment.segment.start, self._pending[segment])
         for name, buffer in buffers_of(engine.module).items():
             self._read(f"buffer.{name}", row_major(buffer.shape), 0, buffer.detach())
 
@@ -537,10 +541,16 @@ class CheckpointLoad:
         for segment, state in zip(self._segments, self._states, strict=True):
             group = group_of.get(id(segment.tensor), {})
             optimizer.state.pop(segment.tensor, None)
+            for key, value in state.items():
+                if (
+                    isinstance(value, torch.Tensor) and not value.dim()
+                ):  # `step` is on the CPU in torch, or where the kernel reads it
+                    if key != "step":
+                        state[key] = value.to(segment.tensor.device)
+                    elif group.get("capturable") or group.get("fused"):
+                        state[key] = value.to(segment.tensor.device, torch.float32)
             if state:
-                optimizer.state[segment.tensor] = {
-                    key: _placed(key, value, segment.tensor, group) for key, value in state.items()
-                }
+                optimizer.state[segment.tensor] = state
         for group, options in zip(optimizer.param_groups, self._options, strict=True):
             for key, value in options.items():
                 if isinstance(group.get(key), torch.Tensor):
@@ -554,14 +564,3 @@ class CheckpointLoad:
         engine.after_load()
         user: dict[str, Any] = facts["user"]
         return user
-
-
-def _placed(key: str, value: Any, tensor: torch.Tensor, group: Mapping[str, Any]) -> Any:
-    """Moves a scalar state to the device that torch expects: `step` on the CPU, unless capturable or fused."""
-    if not isinstance(value, torch.Tensor) or value.dim():
-        return value
-    if key != "step":
-        return value.to(tensor.device)
-    if group.get("capturable") or group.get("fused"):
-        return value.to(tensor.device, torch.float32)
-    return value

@@ -384,8 +384,8 @@ def _match(engine: ShardedEngine, files: WeightFiles, strict: bool) -> tuple[Key
 def _read(engine: ShardedEngine, chosen: dict[torch.Tensor, StoredTensor]) -> None:
     for part in contents.parts_of(engine):
         if part.parameter in chosen and part.tensor.numel():
-            order, stop = engine.orders[part.parameter], part.start + part.tensor.numel()
-            part.tensor.copy_(chosen[part.parameter].part(order, part.start, stop))
+            stop = part.start + part.tensor.numel()
+            part.tensor.copy_(chosen[part.parameter].part(part.order, part.start, stop))
     for buffer in engine.module.buffers():
         if buffer in chosen and buffer.numel():
             values = chosen[buffer].part(storage.row_major(buffer.shape), 0, buffer.numel())
