@@ -9,7 +9,7 @@ import torch
 from zerobench.zero import writes
 from zerobench.zero.optim import one_pass
 from zerobench.zero.optim.one_pass import Kernels
-from zerobench.zero.precision import Part
+from zerobench.zero.precision import UpdatedShare
 
 
 class PlainKernels:
@@ -19,7 +19,7 @@ class PlainKernels:
         self.device = device
 
     def update(
-        self, parts: Sequence[Part], factor: torch.Tensor | None, found_inf: torch.Tensor | None,
+        self, parts: Sequence[UpdatedShare], factor: torch.Tensor | None, found_inf: torch.Tensor | None,
         flags: torch.Tensor | None,
     ) -> None:  # fmt: skip
         for part in parts:

@@ -53,7 +53,7 @@ def run(_: argparse.Namespace) -> int:
 def _row(name: str, **options: float) -> UlpsRow:
     from zerobench.zero.optim import adam_kernel
     from zerobench.zero.optim.one_pass import new_state
-    from zerobench.zero.precision import Part
+    from zerobench.zero.precision import UpdatedShare
 
     model = zoo.build("tied").bfloat16()
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -61,7 +61,8 @@ def _row(name: str, **options: float) -> UlpsRow:
     other = torch.nn.Parameter(flat.float())
     optimizer = getattr(torch.optim, name)([other], lr=LR, fused=True, **options)
     masters = [flat.float(), flat.float()]  # set to torch's after each step, and not
-    parts = [Part(one, flat.clone(), None, new_state(one, False), optimizer.param_groups[0], 0) for one in masters]
+    group = optimizer.param_groups[0]
+    parts = [UpdatedShare(m, flat.clone(), None, new_state(m, False), group, 0) for m in masters]
     counts = torch.zeros(2**16, dtype=torch.int64)  # of differences, the last of larger ones too
     for number in range(STEPS):
         loss = model(*zoo.tokens(0, 1, number))

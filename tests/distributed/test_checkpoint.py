@@ -19,9 +19,8 @@ from zerobench.results.tables import Results, load
 from zerobench.sweep.cell import run_cell
 from zerobench.zero import STAGES, LossScaling, initialize
 from zerobench.zero.checkpoint import storage
-from zerobench.zero.checkpoint.consensus import ranks_of
-from zerobench.zero.checkpoint.contents import tensors_of
-from zerobench.zero.checkpoint.facts import facts_of, merge
+from zerobench.zero.checkpoint.contents import facts_of, merge, tensors_of
+from zerobench.zero.checkpoint.save_load import ranks_of
 
 BATCH = 6
 BUCKETS = {"zero1": 4096, "zero2": 2048, "zero3": 4096, "megatron": 8192}

@@ -77,7 +77,7 @@ def train(rank: int, n: int, config: CellConfig, folder: str) -> Outcome:
         engine.step()
     if isinstance(engine.placement, FilePlacement):
         engine.placement.settle()
-        assert engine.placement.swapper.pool.taken == 0, "buffers of the pool did not come back"
+        assert engine.placement.pool.taken == 0, "buffers of the pool did not come back"
     return heard, engine.full_state_dict()
 
 

@@ -42,8 +42,7 @@ from zerobench.zero import labels, stage1
 from zerobench.zero.gradients.flow import GradientFlow
 from zerobench.zero.layout import Layout
 from zerobench.zero.offload.cpu import Upload
-from zerobench.zero.offload.disk.direct_io import Pool
-from zerobench.zero.offload.disk.file_store import Region
+from zerobench.zero.offload.disk import Pool, Region
 from zerobench.zero.stage1 import Stage1
 from zerobench.zero.stage2 import ShardedBucket
 from zerobench.zero.strategy import Strategy

@@ -17,7 +17,7 @@ from tests.unit.test_update_on_gpu import ALONE, engine_of, masters, rounded, st
 from zerobench.zero import optim
 from zerobench.zero.optim import adam_kernel, one_pass
 from zerobench.zero.optim.one_pass import OnePass, new_state, triton_kernels
-from zerobench.zero.precision import Part
+from zerobench.zero.precision import UpdatedShare
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,9 @@ def interpreted(_: torch.device) -> Any:
     return adam_kernel
 
 
-def parts_of(optimizer: Any, shift: int, gradient: torch.dtype, parameter: torch.dtype | None) -> Iterator[Part]:
+def parts_of(
+    optimizer: Any, shift: int, gradient: torch.dtype, parameter: torch.dtype | None
+) -> Iterator[UpdatedShare]:
     """Segments of the optimizer's parameters, each `shift` elements behind an aligned address."""
     torch.manual_seed(1)
     for group in optimizer.param_groups:
@@ -37,7 +39,7 @@ def parts_of(optimizer: Any, shift: int, gradient: torch.dtype, parameter: torch
             master = torch.empty(p.numel() + shift)[shift:].copy_(p.detach())
             grad = torch.empty(p.numel() + shift, dtype=gradient)[shift:]
             half = None if parameter is None else torch.empty(p.numel() + shift, dtype=parameter)[shift:].copy_(master)
-            yield Part(master, grad, half, new_state(master, group["amsgrad"]), group, number)
+            yield UpdatedShare(master, grad, half, new_state(master, group["amsgrad"]), group, number)
 
 
 LR = 1e-3

@@ -18,7 +18,7 @@ from torch import nn
 import zerobench
 from tests import zoo
 from zerobench.zero.checkpoint import storage
-from zerobench.zero.checkpoint.safetensors import StoredChunk, StoredTensor, bytes_of, layout, read_header, row_major
+from zerobench.zero.checkpoint.storage import StoredChunk, StoredTensor, bytes_of, layout, read_header, row_major
 
 
 def engine_of(model: nn.Module, optimizer: str = "adamw", strategy: str = "zero2"):

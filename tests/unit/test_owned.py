@@ -15,7 +15,7 @@ from zerobench.theory.shapes import OptimizerShape, owners_of
 from zerobench.zero import MuonWithAdamW, initialize
 from zerobench.zero.layout import buckets, one_unit
 from zerobench.zero.optim.muon import split
-from zerobench.zero.optim.owned import assign, cost_of
+from zerobench.zero.optim.segments import assign, cost_of
 
 
 class Tiny(nn.Module):

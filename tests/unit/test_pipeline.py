@@ -12,7 +12,7 @@ from torch import nn
 
 import zerobench
 from zerobench.zero import NvmeOffload
-from zerobench.zero.offload.disk.direct_io import Channel, DiskError
+from zerobench.zero.offload.disk import Channel, DiskError
 from zerobench.zero.offload.nvme import MASTER
 
 CUTS, BLOCK = 5, 4096
@@ -82,7 +82,7 @@ def test_reads_and_writes_go_on_while_a_cut_is_updated(
         if step == 2:  # masters and states are there
             runs = engine.placement.ranges[engine.units[0]]
             assert len(runs) == CUTS
-            disk.masters = {run.kept[MASTER]._regions[cut].offset: cut for cut, run in enumerate(runs)}
+            disk.masters = {run.paged[MASTER]._regions[cut].offset: cut for cut, run in enumerate(runs)}
             disk.reads.clear()
         disk.updated = 0
         engine.step()

@@ -13,7 +13,7 @@ from torch import nn, optim
 from zerobench.zero import NvmeOffload, Offload, initialize
 from zerobench.zero.precision import (
     LOOKS_ITSELF,
-    LossScaler,
+    GradientScaling,
     LossScaling,
     clip_coefficient,
     is_fused,
@@ -111,21 +111,23 @@ def test_a_step_that_overflows_changes_nothing(who: str) -> None:
 
 
 def test_the_scale_is_that_of_torchs_own_scaler() -> None:
-    found = [0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0]
+    overflows = [0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0]
+    norms = iter([math.inf if overflowed else 1.0 for overflowed in overflows])
     policy = LossScaling(initial=1024.0, interval=3, minimum=2.0**-10)
-    ours = LossScaler(policy, torch.device("cpu"))
+    ours = GradientScaling(policy, torch.device("cpu"), lambda _: torch.tensor(next(norms)))
     theirs = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     parameter = nn.Parameter(torch.zeros(1))
-    for overflowed in found:
-        with ours.judging(optim.SGD([parameter]), lambda value=float(overflowed): torch.tensor(value)) as skips:
+    for overflowed in overflows:
+        with ours.judging(optim.SGD([parameter])) as skips:
             assert skips == bool(overflowed)
+        ours.forget()
         optimizer = optim.SGD([parameter])
         theirs.scale(parameter.sum() * 1.0).backward()
         parameter.grad.fill_(math.inf if overflowed else 1.0)
         theirs.step(optimizer)
         theirs.update()
         parameter.grad = None
-        assert ours.scale == theirs.get_scale()
+        assert ours.scaler.scale == theirs.get_scale()
 
 
 MICRO_BATCHES, STEPS = 3, 2

@@ -16,7 +16,7 @@ from zerobench.commands.predict import costs_of
 from zerobench.config.cell import Cell
 from zerobench.timing.costs import BLOCK, GpuCosts
 from zerobench.zero.optim.one_pass import KERNELS, new_state
-from zerobench.zero.precision import Part
+from zerobench.zero.precision import UpdatedShare
 
 from .suite import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask
 from .training import SMALL_GPT, speed_table
@@ -60,7 +60,7 @@ def _of_set(numel: int, device: torch.device) -> dict[str, Callable[[], object]]
     ]  # fmt: skip
     calls = dict(zip(LISTS, in_tiles, strict=True)) | {SEQUENCE: lambda: [call() for call in in_tiles]}
     if device.type in KERNELS and (kernels := KERNELS[device.type](device)) is not None:
-        part = Part(master, gradient, parameter, new_state(master, False), optimizer.param_groups[0], 0)
+        part = UpdatedShare(master, gradient, parameter, new_state(master, False), optimizer.param_groups[0], 0)
         own = (lambda: kernels.update([part], None, None, None)), (lambda: kernels.squares([gradient]))
         calls |= dict(zip(OWN, own, strict=True))
     return calls

@@ -2,7 +2,7 @@
 words of options.
 
 Elementwise: the update of an element depends only on that element, or on its block of elements, which no shard cuts, so
-that a shard can be updated separately. Each of Muon's matrices is owned by one rank (zero/optim/owned.py). Defaults
+that a shard can be updated separately. Each of Muon's matrices is owned by one rank (zero/optim/segments.py). Defaults
 that differ from torch's suit a small GPT.
 """
 
@@ -22,7 +22,7 @@ from ..strategies import names_with, spec_of, specs
 from ..theory.shapes import OptimizerShape, PrecisionShape
 from ..zero.low_bit import AdamW8bit, AdamWBf16, block_numel
 from ..zero.optim.muon import REST, MuonWithAdamW, split
-from ..zero.optim.owned import OWNED
+from ..zero.optim.segments import OWNED
 from ..zero.options import ONE_PASS, usual_tile_bytes
 from ..zero.precision import DTYPES, LossScaling
 from .axis import Axis, CellKeys

@@ -1,6 +1,6 @@
 """Parts of a run that a fake world replaces: files, threads, masks of packed sequences.
 
-files     the file tier (zero/offload/disk): regions and transfers have sizes, but no byte moves. A channel counts
+files     the file tier (zero/offload/disk.py): regions and transfers have sizes, but no byte moves. A channel counts
           reserved bytes and reports each transfer with the size that the disk would transfer; carriers run every
           request immediately in the calling thread, so a read is complete once launched. A pool is a fake tensor with
           a made-up address, so it gets no page advice
@@ -27,10 +27,8 @@ from torch import _meta_registrations as registrations
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..zero import labels
-from ..zero.offload import paged_tensor
-from ..zero.offload.disk import file_store
-from ..zero.offload.disk.direct_io import aligned
-from ..zero.offload.disk.io_threads import Act
+from ..zero.offload import disk, nvme
+from ..zero.offload.disk import Act, aligned
 from ..zero.optim import delayed_update
 
 
@@ -87,10 +85,10 @@ def _bytes_of(tensor: torch.Tensor) -> range:
 
 
 ROWS: list[tuple[Any, str, Any]] = [
-    (file_store, "Channel", NoFile),
-    (file_store, "Carriers", CarriersAtOnce),
-    (file_store, "memory_of", _bytes_of),
-    (paged_tensor, "Scratch", NoFolder),
+    (disk, "Channel", NoFile),
+    (disk, "Carriers", CarriersAtOnce),
+    (disk, "memory_of", _bytes_of),
+    (nvme, "Scratch", NoFolder),
 ]
 """(module, name, replacement)."""
 

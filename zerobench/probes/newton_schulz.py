@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch.optim import _muon
 
-from ..zero.optim.owned import cost_of
+from ..zero.optim.segments import cost_of
 
 
 class NewtonSchulz:

@@ -56,7 +56,7 @@ THREAD = "thread "
 """Prefix of the unit of an operation that another thread has issued."""
 
 SAVER = f"{THREAD}checkpoint"
-"""Prefix for the thread of an asynchronous save (zero/checkpoint/consensus.py)."""
+"""Prefix for the thread of an asynchronous save (zero/checkpoint/save_load.py)."""
 
 SUMMED = ("elements", "payload_bytes", "wire_bytes", "within_bytes", "between_bytes", "volume_elements")
 """Fields of an operation that are summed over equal operations."""

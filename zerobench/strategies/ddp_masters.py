@@ -22,8 +22,7 @@ from torch import nn, optim
 from ..zero import labels
 from ..zero.layout import MemoryOrder, Segment
 from ..zero.optim.one_pass import OnePass
-from ..zero.optim.owned import owned_by, owners_of
-from ..zero.optim.segments import set_aside, swap_parameters
+from ..zero.optim.segments import owned_by, owners_of, set_aside, swap_parameters
 from ..zero.optim.step_by_tiles import ONE_PASS, TILE_BYTES, TileBuffers, update_tiles
 from ..zero.precision import HALF, GradientScaling, LossScaling, Share, flat_of, norm_of, sum_of_powers, tiles_of
 from ..zero.units.unit import align_numel

@@ -26,7 +26,7 @@ from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import MegatronStage
 from .modules.guards import check_gradients, check_ignored, check_memory, check_module, check_units, mark
 from .modules.wrapping import in_normal_mode
-from .offload.policy import NvmeOffload, Offload
+from .offload.placement import NvmeOffload, Offload
 from .optim.muon import AdafactorWithAdamW, MuonWithAdamW
 from .optim.segments import ELEMENTWISE, check_groups, check_optimizer, check_states, check_type
 from .optim.step_by_tiles import ONE_PASS
@@ -87,7 +87,7 @@ def initialize(
     """Puts `model` and `optimizer` under a ZeRO stage and returns the engine. Collective over the group.
 
     `optimizer`: an elementwise torch.optim optimizer over `model.parameters()`, MuonWithAdamW, or one whose groups say
-    if their matrices are owned whole (optim/owned.py). The engine replaces its parameters with this rank's shards in
+    if their matrices are owned whole (optim/segments.py). The engine replaces its parameters with this rank's shards in
     place, so schedulers that reference it keep working; the states of one that has stepped, equal on all ranks, are cut
     to the shards.
     `group`: by default the default process group; without one, a world of one rank.

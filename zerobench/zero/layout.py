@@ -13,8 +13,9 @@ Every rank owns one shard of `shard_numel = padded_numel / N` elements of *every
 parameters' boundaries. A rank's part of a parameter is a *segment*: piece ∩ shard.
 
 [Note: owned]
-An optimizer that mixes a whole matrix (optim/owned.py) needs it on one rank. In a unit of owned parameters the pieces
-are in the order of their owners, and a rank's shard is all that it owns: the shards' `sizes` differ, and may be 0.
+An optimizer that mixes a whole matrix (optim/segments.py) needs it on one rank. In a unit of owned parameters the
+pieces are in the order of their owners, and a rank's shard is all that it owns: the shards' `sizes` differ, and may be
+0.
 
 [Note: alignment]
 Parameters start, and shards and buckets end, at multiples of `align` elements (64 bytes). A fused optimizer updates

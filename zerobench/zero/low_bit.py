@@ -67,8 +67,10 @@ class LowBitAdamW(optim.Optimizer):
     ) -> None:  # fmt: skip
         right = {"lr": lr >= 0, "betas": all(0 <= beta < 1 for beta in betas), "eps": eps >= 0, "foreach": not foreach}
         if wrong := [name for name, fits in right.items() if not fits]:
-            words = "lr, eps: at least 0; betas: at least 0 and below 1; foreach: it has a loop only"
-            raise ValueError(f"{type(self).__name__}: {wrong[0]} is out of range ({words})")
+            raise ValueError(
+                f"{type(self).__name__}: {wrong[0]} is out of range (lr, eps: at least 0; betas: at least 0 and below"
+                " 1; foreach: it has a loop only)"
+            )
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -204,11 +206,11 @@ def _levels(first: int, bits: int) -> list[float]:
     """The levels above 0 of a dynamic map, up to 1: number n, from `first` to 2^bits - 1, is the middle of one of
     2^e equal parts of [0.1, 1], times 10^(e - bits + 1), where 2^e is n's highest bit.
     """
-    found = []
+    levels = []
     for n in range(first, 2**bits):
         parts = 2 ** (n.bit_length() - 1)
-        found.append(10.0 ** (n.bit_length() - bits) * (0.1 + 0.9 * (n - parts + 0.5) / parts))
-    return [*found, 1.0]
+        levels.append(10.0 ** (n.bit_length() - bits) * (0.1 + 0.9 * (n - parts + 0.5) / parts))
+    return [*levels, 1.0]
 
 
 _POSITIVE = _levels(1, 7)

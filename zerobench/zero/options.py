@@ -13,8 +13,8 @@ import torch
 from torch import nn, optim
 
 from .comm.zeropp import Zeropp
-from .offload.policy import NvmeOffload, Offload
-from .optim.owned import OWNED
+from .offload.placement import NvmeOffload, Offload
+from .optim.segments import OWNED
 from .optim.step_by_tiles import ONE_PASS, TILE_BYTES
 from .precision import DTYPES, LOOKS_ITSELF, Dtypes, LossScaling
 
@@ -105,7 +105,7 @@ class Options:
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
     `elementwise`        declares an optimizer from outside torch elementwise; it may use p.ndim, but not sizes: it
                          gets segments, which have their parameter's number of dimensions, all except the last of size 1
-    `offload`            the states that leave the device, and their tier: offload.policy.Offload
+    `offload`            the states that leave the device, and their tier: offload.placement.Offload
     `node_size`          ranks per node: gathers and reductions run in two hops (comm/hierarchical.py)
     `shard_group`        ranks per shard group; the groups are replicas; default: all (comm/hierarchical.py)
     `ignored_parameters`  parameters that are left as they are: neither sent, divided, reduced, updated nor saved

@@ -74,6 +74,11 @@ class Dtypes:
         """True if a rank's part of the parameters is the master alone."""
         return self.shard != self.parameters
 
+    @property
+    def casts(self) -> bool:
+        """True if an update casts: gradients to the master's dtype, or masters to the parameters'."""
+        return {self.gradients, self.parameters} != {self.master}
+
     @staticmethod
     def of(parameter: torch.dtype, gradient: torch.dtype | None = None, wire: torch.dtype | None = None) -> Dtypes:
         """Returns the dtypes for a parameter's dtype; `gradient` applies to half parameters, `wire` not to fp64."""
@@ -132,34 +137,10 @@ class LossScaler:
         """Returns the loss to backpropagate in place of `loss`."""
         return loss if self.policy is None else loss * self.scale
 
-    @contextmanager
-    def judging(self, optimizer: optim.Optimizer, overflow: Callable[[], torch.Tensor]) -> Iterator[bool]:
-        """Wraps an optimizer's step and updates the scale afterwards.
-
-        Yields True if the step must be skipped. An optimizer that reads `found_inf` on the device always runs: it
-        changes nothing if gradients overflowed, and the host does not wait for the device.
-        """
-        if self.policy is None:
-            yield False
-            return
-        self.skipped = found = overflow()
-        judges_itself = (
-            type(optimizer) in LOOKS_ITSELF
-            and is_fused(optimizer)
-            and all(p.device == found.device for group in optimizer.param_groups for p in group["params"])
-        )
-        if judges_itself:
-            optimizer.found_inf = found  # type: ignore[attr-defined]
-        try:
-            yield not judges_itself and bool(found)
-        finally:
-            if judges_itself:
-                del optimizer.found_inf  # type: ignore[attr-defined]
-        self._follow(found, self.policy)
-
-    def _follow(self, found: torch.Tensor, policy: LossScaling) -> None:
+    def follow(self, overflows: torch.Tensor, policy: LossScaling) -> None:
+        """Changes the scale after a step whose gradients overflowed (1) or not (0)."""
         assert isinstance(self.scale, torch.Tensor)
-        torch._amp_update_scale_(self.scale, self._since, found, policy.growth, policy.backoff, policy.interval)
+        torch._amp_update_scale_(self.scale, self._since, overflows, policy.growth, policy.backoff, policy.interval)
         self.scale.clamp_(min=policy.minimum)
 
     def state(self) -> dict[str, float]:
@@ -215,19 +196,36 @@ class GradientScaling:
 
     @contextmanager
     def judging(self, optimizer: optim.Optimizer) -> Iterator[bool]:
-        """Wraps the optimizer's step like LossScaler.judging, and sets the coefficient for the step."""
-        if self.coefficient is None and self.scaler.policy is not None:
+        """Wraps an optimizer's step: sets the coefficient for it, and changes the loss scale afterwards.
+
+        Yields True if the step must be skipped. An optimizer that reads `found_inf` on the device always runs: it
+        changes nothing if gradients overflowed, and the host does not wait for the device.
+        """
+        policy = self.scaler.policy
+        if policy is None:
+            yield False
+            return
+        if self.coefficient is None:
             self.coefficient = self.scaler.unscaling
-        with self.scaler.judging(optimizer, self._overflow) as skips:
-            yield skips
+        overflows = _is_not_finite(self._norm(2.0).float()) if self._overflows is None else self._overflows
+        self.scaler.skipped = overflows  # 1 if a gradient overflowed on any rank, else 0
+        judges_itself = (
+            type(optimizer) in LOOKS_ITSELF
+            and is_fused(optimizer)
+            and all(p.device == overflows.device for group in optimizer.param_groups for p in group["params"])
+        )
+        if judges_itself:
+            optimizer.found_inf = overflows  # type: ignore[attr-defined]
+        try:
+            yield not judges_itself and bool(overflows)
+        finally:
+            if judges_itself:
+                del optimizer.found_inf  # type: ignore[attr-defined]
+        self.scaler.follow(overflows, policy)
 
     def forget(self) -> None:
         """Forgets what is known of the gradients."""
         self.coefficient = self._overflows = None
-
-    def _overflow(self) -> torch.Tensor:
-        """Returns 1 if a gradient overflowed anywhere, otherwise 0; 0-dim fp32."""
-        return _is_not_finite(self._norm(2.0).float()) if self._overflows is None else self._overflows
 
 
 def _is_not_finite(norm: torch.Tensor) -> torch.Tensor:
@@ -293,7 +291,7 @@ class Share:
         return ""
 
 
-class Part(NamedTuple):
+class UpdatedShare(NamedTuple):
     """A share in an update by one kernel. `state`: of the optimizer; `group`: its options; `number`: of its flag."""
 
     master: torch.Tensor
@@ -344,8 +342,8 @@ def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: t
     """Returns Σ |g|^p over all elements, 0-dim fp64; for p = inf the maximum. Sums in fp32 would have an error of 4e-4
     on ten million elements.
     """
-    there = list(gradients)
-    norms = (_norms_at_once if there and there[0].is_cuda else _norms_by_chunk)(there, norm_type)
+    tensors = list(gradients)
+    norms = (_norms_at_once if tensors and tensors[0].is_cuda else _norms_by_chunk)(tensors, norm_type)
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=device)
     stacked = torch.stack(norms)

@@ -30,10 +30,10 @@ from torch.utils import _pytree as pytree
 
 from . import labels
 from .layout import one_unit
-from .modules.order import UnitOrder
 from .modules.wrapping import (
     ROOT,
     Hook,
+    UnitOrder,
     check_visible,
     default_units,
     inside_backward,

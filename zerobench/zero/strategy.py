@@ -37,8 +37,7 @@ from .gradients.flow import GradientFlow
 from .modules.wrapping import Hook, in_normal_mode
 from .offload import placement_for
 from .optim.delayed_update import UpdateSchedule
-from .optim.owned import OWNED, owned_by, owners_of
-from .optim.segments import step_by
+from .optim.segments import OWNED, owned_by, owners_of, step_by
 from .optim.update import Update
 from .options import Options
 from .parameters import meta_init

@@ -15,6 +15,7 @@ that would be kept longer because of the order of another rank's messages.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
@@ -55,57 +56,45 @@ class Allocations:
     """Events, each with the number of the current stream."""
     _streams: dict[object, int] = field(default_factory=dict)
 
-    def hear(self, heard: Growth | IntervalMark) -> None:
+    def record(self, event: Growth | IntervalMark) -> None:
         """Logs a change or a mark, and the current stream according to torch.cpu's placeholders."""
-        self.log.append((heard, self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))))
+        self.log.append((event, self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))))
 
     def memory(self) -> DeviceMemory:
         """Returns the device's memory according to the log."""
-        default, expandable = (AllocatorReplay(self, CachingAllocator(expandable=way)).run() for way in (False, True))
-        return DeviceMemory(default.peak_allocated, default.peak_reserved, expandable.peak_reserved)
+        (allocated, default), (_, expandable) = (self._replay(CachingAllocator(expandable=e)) for e in (False, True))
+        return DeviceMemory(allocated, default, expandable)
 
-
-class AllocatorReplay:
-    """One pass over a log. `peak_allocated`, `peak_reserved`: maxima in measured steps."""
-
-    def __init__(self, allocations: Allocations, allocator: CachingAllocator) -> None:
-        self._noted, self._allocator = allocations, allocator
-        self._blocks: dict[int, MemoryBlock] = {}
-        self._sizes: dict[int, int] = {}
-        self._phase, self._handles = "", set[bool]()
-        self.peak_allocated = self.peak_reserved = 0
-
-    def run(self) -> AllocatorReplay:
-        """Replays the whole log."""
-        for heard, stream in self._noted.log:
-            if isinstance(heard, IntervalMark):
-                self._mark(heard)
-            elif heard.stored.tier == labels.DEVICE:
-                self._grow(heard, stream)
-        return self
-
-    def _grow(self, growth: Growth, stream: int) -> None:
-        """Allocates, resizes or frees a storage; a resize allocates the new block before it frees the old one."""
-        key = id(growth.stored)  # the log keeps it alive
-        before = self._blocks.pop(key, None)
-        self._sizes[key] = size = self._sizes.get(key, 0) + growth.grown
-        if size > 0:
-            self._blocks[key] = self._allocator.allocate(size, stream)
-        if before is not None:
-            self._allocator.free(before)
-
-    def _mark(self, mark: IntervalMark) -> None:
-        allocator = self._allocator
-        if mark.what == "phase":
-            self._phase = mark.name
-        elif mark.what == "matmul":
-            if (in_backward := self._phase == "backward") not in self._handles and self._noted.workspace_bytes:
-                allocator.allocate(self._noted.workspace_bytes, COMPUTE)
-            self._handles.add(in_backward)
-        elif mark == IntervalMark("end", "init"):
-            allocator.empty_cache()  # as a run on a GPU does when all is built
-        elif mark.what == "begin":
-            allocator.reset_peaks()
-        elif mark == IntervalMark("end", "step"):
-            self.peak_allocated = max(self.peak_allocated, allocator.peak_allocated)
-            self.peak_reserved = max(self.peak_reserved, allocator.peak_reserved)
+    def _replay(self, allocator: CachingAllocator) -> tuple[int, int]:
+        """Replays the log; returns the largest allocated and reserved bytes in measured steps."""
+        blocks: dict[int, MemoryBlock] = {}  # by id of a storage, which the log keeps alive
+        sizes: Counter[int] = Counter()
+        phase, threads_with_workspace = "", set[str]()
+        allocated = reserved = 0
+        for event, stream in self.log:
+            if isinstance(event, Growth):
+                if event.stored.tier != labels.DEVICE:
+                    continue
+                # allocates, resizes or frees a storage; a resize allocates the new block before it frees the old one
+                key = id(event.stored)
+                before = blocks.pop(key, None)
+                sizes[key] += event.grown
+                if sizes[key] > 0:
+                    blocks[key] = allocator.allocate(sizes[key], stream)
+                if before is not None:
+                    allocator.free(before)
+            elif event.what == "phase":
+                phase = event.name
+            elif event.what == "matmul":
+                thread = "autograd" if phase == "backward" else "script"
+                if thread not in threads_with_workspace and self.workspace_bytes:
+                    allocator.allocate(self.workspace_bytes, COMPUTE)
+                threads_with_workspace.add(thread)
+            elif event == IntervalMark("end", "init"):
+                allocator.empty_cache()  # as a run on a GPU does when all is built
+            elif event.what == "begin":
+                allocator.reset_peaks()
+            elif event == IntervalMark("end", "step"):
+                allocated = max(allocated, allocator.peak_allocated)
+                reserved = max(reserved, allocator.peak_reserved)
+        return allocated, reserved

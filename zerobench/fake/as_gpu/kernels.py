@@ -31,7 +31,7 @@ from unittest import mock
 import torch
 from torch.nn import functional as F
 
-from ...zero.precision import Part
+from ...zero.precision import UpdatedShare
 from ..caching_allocator import round_up
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -84,7 +84,7 @@ SUMMED = 2**12
 
 
 def _sums(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    return gradients[0].new_empty(sum(-(-one.numel() // SUMMED) for one in gradients), dtype=torch.float64)
+    return gradients[0].new_empty(sum(-(-gradient.numel() // SUMMED) for gradient in gradients), dtype=torch.float64)
 
 
 torch.library.register_fake("zerobench::adam_", lambda *_: None, lib=LIBRARY)
@@ -98,7 +98,7 @@ class UpdateKernels:
         self.squares = torch.ops.zerobench.squares
 
     def update(
-        self, parts: Sequence[Part], factor: torch.Tensor | None, found_inf: torch.Tensor | None,
+        self, parts: Sequence[UpdatedShare], factor: torch.Tensor | None, found_inf: torch.Tensor | None,
         flags: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """Updates `parts`; the parameters are read, too, if they are compared."""
@@ -217,8 +217,8 @@ def _refused_by_flash(call: Call) -> str:
 
 
 def _refused_by_efficient(call: Call) -> str:
-    if words := _refused_by_both(call):
-        return words
+    if refusal := _refused_by_both(call):
+        return refusal
     unit = 8 if call.query.dtype in HALVES else 4
     if any(x.size(-1) % unit for x in (call.query, call.key, call.value)):
         return f"takes heads of a multiple of {unit}, and they have {call.query.size(-1)} here"
@@ -292,7 +292,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         given = ctx.saved_tensors[:3]
         wanted = zip(given, ctx.needs_input_grad, strict=False)
-        made = [torch.empty_like(one) if one is not None and needed else None for one, needed in wanted]
+        made = [torch.empty_like(x) if x is not None and needed else None for x, needed in wanted]
         if made[0] is not None:
             torch.add(gradients[0], given[0], out=made[0])  # reads and writes what the kernel does
         return *made, None, None

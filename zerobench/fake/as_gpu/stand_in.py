@@ -100,7 +100,7 @@ def as_gpu(attention: str | None, workspace_bytes: int) -> Iterator[Allocations]
         return attend(attention, *arguments, **named)
 
     with ExitStack() as stack:
-        stack.enter_context(observers.listening(allocations.hear))
+        stack.enter_context(observers.listening(allocations.record))
         for row in ROWS.values():
             stack.enter_context(mock.patch.dict(row["table"], {"cpu": row["cpu"]}))
         for module, name, replacement in NAMES.values():

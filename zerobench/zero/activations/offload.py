@@ -193,7 +193,7 @@ class UnitForward:
 
     def storages(self) -> list[OffloadedStorage]:
         """Returns the storages that autograd still holds."""
-        return [moved for one in self._storages if (moved := one()) is not None]
+        return [moved for reference in self._storages if (moved := reference()) is not None]
 
     def fetch_before(self, _gradient: torch.Tensor) -> None:
         """Prefetches the previous unit's storages, last saved first, when backward reaches this unit."""
@@ -289,8 +289,8 @@ def stays_put(unit: nn.Module, tensor: torch.Tensor, least_bytes: int) -> bool:
     """
     if not _is_plain(tensor) or tensor.untyped_storage().nbytes() < least_bytes:
         return True
-    owned = (one for one in (*unit.parameters(), *unit.buffers()) if _is_plain(one))
-    return tensor.untyped_storage().data_ptr() in {one.untyped_storage().data_ptr() for one in owned}
+    owned = (own for own in (*unit.parameters(), *unit.buffers()) if _is_plain(own))
+    return tensor.untyped_storage().data_ptr() in {own.untyped_storage().data_ptr() for own in owned}
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -33,7 +33,6 @@ section 5, recompute only attention's core, which fused kernels already do.)
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -60,25 +59,16 @@ ATTENTION = (
 KEPT = frozenset(getattr(torch.ops.aten, name).default for name in ATTENTION)
 
 
-class _Choice:
-    """The decision for each operator of one forward, repeated for the same operators in backward."""
+def contexts() -> Any:
+    """Returns the contexts of a unit's forward and of its recomputation, for torch.utils.checkpoint."""
+    products = {False: 0, True: 0}  # so far in the forward, and in its recomputation, which repeats the decisions
 
-    def __init__(self) -> None:
-        self._products = {False: 0, True: 0}
-
-    def __call__(self, context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        if operator in PRODUCTS:
-            self._products[context.is_recompute] += 1
-            keeps = self._products[context.is_recompute] % 2 == 1
-        else:
-            keeps = operator in KEPT
+    def decide(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        products[context.is_recompute] += operator in PRODUCTS
+        keeps = products[context.is_recompute] % 2 == 1 if operator in PRODUCTS else operator in KEPT
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
-
-def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Returns the contexts of a unit's forward and of its recomputation, for torch.utils.checkpoint."""
-    forward, again = create_selective_checkpoint_contexts(_Choice())
-    return forward, again
+    return create_selective_checkpoint_contexts(decide)
 
 
 Forward = Callable[..., Any]

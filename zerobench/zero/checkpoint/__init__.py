@@ -8,8 +8,9 @@
     engine.export_safetensors("model.safetensors")                    the plain module's state, from rank 0
     engine.load_weights("pretrained/")                                weights alone: safetensors, or a checkpoint
 
-All are collective, and the folder must be visible to all ranks. contents.py lists the saved tensors, facts.py the JSON,
-storage.py defines the files on disk and why an interrupted save harms nothing. save_load.py has both on one page.
+All are collective, and the folder must be visible to all ranks. contents.py lists the saved tensors and the JSON next
+to them, storage.py defines the files on disk and why an interrupted save harms nothing. save_load.py has both on one
+page.
 
 [Note: continuing]
 Masters, optimizer states, frozen parameters and buffers are restored bit for bit, at any stage and N. Training then

@@ -1,4 +1,5 @@
-"""The tensors of a checkpoint: what saving reads from an engine, and what loading fills.
+"""The content of a checkpoint: tensors, and facts, the JSON next to them. Saving reads both from an engine; loading
+compares the facts with an engine's, and fills its tensors.
 
 [Note: the tensors of a checkpoint]
     master.<parameter>              what the optimizer updates; each rank's segments are its chunks
@@ -7,31 +8,60 @@
     pending.<parameter>             gradients of a delayed update (optim/delayed_update.py), in the same chunks
     buffer.<name>                   the module's persistent buffers, from rank 0
 
-All are flat. A parameter's elements are in the order of its memory (see facts.py), and a chunk is identified by its
+All are flat. A parameter's elements are in the order of its memory (see the facts), and a chunk is identified by its
 first element in the whole parameter, so it does not depend on stage, N or bucket size. Tied parameters are saved once,
 under their first name. If the loading engine has a parameter in another memory order, each rank reads all of it and
 picks its elements.
+
+[Note: the facts]
+    stage, world_size, torch    how it was saved; the loading engine may differ in stage and N
+    parameters                  {name: {"shape": [2, 3], "dtype": "float32", "trainable": true}}, tied ones once; with
+                                "order": [1, 0], the dimensions from the slowest to the fastest, unless row-major: the
+                                order of the elements in every flat tensor of the parameter
+    buffers                     {name: {"shape": [], "dtype": "int64"}}
+    optimizer                   "class"    its name
+                                "options"  [{"lr": 0.1, ...}, ...], one per group
+                                "groups"   {name: number of the parameter's group, or null}
+                                "states"   {name: {state: value}}; {"elements": dtype} denotes a tensor of the
+                                           parameter's size, and with "block": 256 one with an element for each
+                                           256; parameters that were never updated have none
+    extra, user                 further values of the engine and of the caller
+
+A rank knows the groups and states of the parameters of its own segments; `merge` combines those from all ranks. Before
+a load, `problems_of_step` takes a step of the optimizer on tensors of one element, with the checkpoint's options and
+states: whether it would raise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import nn, optim
 
 from .. import labels
 from ..engine import ShardedEngine
 from ..layout import MemoryOrder
-from ..low_bit import block_of
-from ..optim.segments import OptimizerSegment
+from ..low_bit import block_numel, block_of
+from ..optim.segments import ELEMENTWISE, OptimizerSegment
+from ..optim.step_by_tiles import raw_step, stand_in
 from ..precision import flat_of
-from .consensus import ranks_of
-from .facts import IMPLEMENTATION, buffers_of, decode, is_blocks, is_elements, states_of
-from .safetensors import DTYPES, row_major
-from .storage import Checkpoint, Chunks
+from .storage import (
+    DTYPES,
+    FLOATS,
+    MOST_USER_BYTES,
+    Checkpoint,
+    Chunks,
+    StoredTensor,
+    is_blocks,
+    is_elements,
+    row_major,
+    saved_order,
+)
 
 
 def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) -> Chunks:
@@ -55,11 +85,8 @@ def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) 
         if saved_by.get(part.name, engine.comm.rank) == engine.comm.rank:
             add(part.name, part.start, part.tensor)
     for segment in engine.segments:
-        name, start = engine.names[segment.segment.parameter], segment.segment.start
-        for key, value in engine.optimizer.state.get(segment.tensor, {}).items():
-            block = block_of(engine.optimizer, key)
-            if isinstance(value, torch.Tensor) and (block > 1 or value.shape == segment.tensor.shape):
-                add(f"optimizer.{name}.{key}", start // block, value)
+        for part in _state_parts(engine, segment, engine.optimizer.state.get(segment.tensor, {})):
+            add(part.name, part.start, part.tensor)
     for segment, gradient in engine.schedule.pending_gradients():
         add(f"pending.{engine.names[segment.segment.parameter]}", segment.segment.start, gradient)
     if engine.comm.rank == 0:
@@ -69,13 +96,13 @@ def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) 
 
 
 class Part(NamedTuple):
-    """This rank's part of a parameter: the elements from `start` on are in `tensor`, (numel,).
-
-    `name`: of the flat tensor, as in the note
+    """This rank's part of a flat tensor `name` (see the note) of a parameter: the elements from `start` on, counted in
+    `order`, are in `tensor`, (numel,).
     """
 
     name: str
     parameter: nn.Parameter
+    order: MemoryOrder
     start: int
     tensor: torch.Tensor
 
@@ -83,9 +110,9 @@ class Part(NamedTuple):
 def parts_of(engine: ShardedEngine) -> Iterator[Part]:
     """Yields this rank's parts of all parameters: masters, frozen ones that the stage shards, frozen whole ones."""
     for segment in engine.segments:
-        number = segment.segment.parameter
-        name, master = f"master.{engine.names[number]}", flat_of(segment.tensor)
-        yield Part(name, engine.trainable[number], segment.segment.start, master)
+        name, parameter = engine.names[segment.segment.parameter], engine.trainable[segment.segment.parameter]
+        order, start = engine.orders[parameter], segment.segment.start
+        yield Part(f"master.{name}", parameter, order, start, flat_of(segment.tensor))
     names = {p: name for name, p in engine.module.named_parameters()}
     frozen = set(engine.frozen)
     for unit in engine.holders():
@@ -95,31 +122,23 @@ def parts_of(engine: ShardedEngine) -> Iterator[Part]:
             if parameter in frozen and first < last:
                 shard = unit.parameter_shard.narrow(0, first - low, last - first).view(parameter.dtype)
                 start = (first - piece.offset) * unit.dtypes.parameters.itemsize // parameter.element_size()  # of bytes
-                yield Part(f"frozen.{names[parameter]}", parameter, start, shard)
+                yield Part(f"frozen.{names[parameter]}", parameter, engine.orders[parameter], start, shard)
     for name, parameter in whole_frozen(engine).items():
-        yield Part(f"frozen.{name}", parameter, 0, engine.orders[parameter].flatten(parameter))
+        order = engine.orders[parameter]
+        yield Part(f"frozen.{name}", parameter, order, 0, order.flatten(parameter))
 
 
-def whole_state(engine: ShardedEngine, number: int) -> dict[str, Any]:
-    """Returns the optimizer's whole state of a parameter, equal on all ranks; collective."""
-    name, parameter, optimizer = engine.names[number], engine.trainable[number], engine.optimizer
-    segments = [one for one in engine.segments if one.segment.parameter == number]
-    engine.comm.meet(f"full_optimizer_state, {name}")
-    with labels.collective("control"):
-        facts = ranks_of(engine).each(lambda: [states_of(name, one, optimizer) for one in segments[:1]])
-    state = {key: fact for rank in facts for one in rank for key, fact in one.items()}
-    for key, fact in state.items():
-        if not is_elements(fact):
-            state[key] = decode(fact)
-            continue
-        block = fact.get("block", 1)
-        flat = torch.zeros(-(-parameter.numel() // block), dtype=DTYPES[fact["elements"]], device=parameter.device)
-        for one in segments:
-            part, start = flat_of(optimizer.state[one.tensor][key]), one.segment.start // block
-            flat[start : start + part.numel()].copy_(part)
-        engine.comm.sum(flat.view(torch.uint8))  # all other ranks' bytes are zero
-        state[key] = flat if block > 1 else engine.orders[parameter].view(flat)
-    return state
+def _state_parts(engine: ShardedEngine, segment: OptimizerSegment, state: Mapping[str, Any]) -> Iterator[Part]:
+    """Yields the parts of a segment's states that have an element for each of the parameter, or for each block."""
+    name, parameter = engine.names[segment.segment.parameter], engine.trainable[segment.segment.parameter]
+    order, start = engine.orders[parameter], segment.segment.start
+    for key, value in state.items():
+        block = block_of(engine.optimizer, key)
+        if block > 1:
+            blocks = row_major([-(-prod(order.shape) // block)])
+            yield Part(f"optimizer.{name}.{key}", parameter, blocks, start // block, value)
+        elif isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
+            yield Part(f"optimizer.{name}.{key}", parameter, order, start, flat_of(value))
 
 
 def tensors_in(module: nn.Module) -> int:
@@ -146,14 +165,324 @@ def put(target: torch.Tensor, values: torch.Tensor) -> None:
         target.copy_(values)
 
 
+# -- facts ---------------------------------------------------------------------------------------------------------
+
+
+IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+"""Options that choose an implementation of the update and do not change its result: each engine keeps its own."""
+
+
+def facts_of(engine: ShardedEngine, user: Mapping[str, Any], exclude_frozen: bool = False) -> dict[str, Any]:
+    """Returns this rank's facts. Raises ValueError for a value that JSON cannot hold."""
+    number_of = {id(p): number for number, group in enumerate(engine.optimizer.param_groups) for p in group["params"]}
+    groups: dict[str, int] = {}
+    states: dict[str, Any] = {}
+    for segment in engine.segments:
+        name = engine.names[segment.segment.parameter]
+        _add(groups, name, number_of.get(id(segment.tensor)), "its group")
+        _add(states, name, states_of(name, segment, engine.optimizer), "its state")
+    trainable = set(engine.trainable)
+    return {
+        "stage": engine.stage,
+        "world_size": engine.comm.size,
+        "torch": torch.__version__,
+        "parameters": {
+            name: _kind(p)
+            | ({} if engine.orders[p].is_row_major else {"order": list(engine.orders[p].dims)})
+            | {"trainable": p in trainable}
+            for name, p in engine.module.named_parameters()
+            if p in engine.orders and (p in trainable or not exclude_frozen)
+        },
+        "buffers": {name: _kind(buffer) for name, buffer in buffers_of(engine.module).items()},
+        "optimizer": {
+            "class": type(engine.optimizer).__name__,
+            "options": [
+                {
+                    key: encode(value, f"optimizer: its option {key}")
+                    for key, value in group.items()
+                    if key not in IMPLEMENTATION
+                }
+                for group in engine.optimizer.param_groups
+            ],
+            "groups": groups,
+            "states": states,
+        },
+        "extra": check_json(engine.extra_state(), "extra state"),
+        "user": _user_state(user),
+    }
+
+
+def _user_state(user: Mapping[str, Any]) -> Any:
+    """Returns a copy: the caller may change its lists and dicts while a thread writes them."""
+    text = json.dumps(check_json(dict(user), "user_state"))
+    if len(text) > MOST_USER_BYTES:
+        raise ValueError(
+            f"user_state: it has {len(text):,} bytes as JSON; an index holds at most {MOST_USER_BYTES:,}; write it into"
+            " a file of its own"
+        )
+    return json.loads(text)
+
+
+def merge(facts_of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns rank 0's facts with the groups and states of all ranks. Raises ValueError if they disagree."""
+    merged = facts_of_ranks[0]
+    for facts in facts_of_ranks[1:]:
+        for key, what in (("groups", "its group"), ("states", "its state")):
+            for name, value in facts["optimizer"][key].items():
+                _add(merged["optimizer"][key], name, value, what)
+    return merged
+
+
+def _add(values: dict[str, Any], name: str, value: Any, what: str) -> None:
+    if values.setdefault(name, value) != value:
+        raise ValueError(f"optimizer: {what} for {name} is {values[name]} in one place and {value} in another")
+
+
+def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the persistent buffers, by name. Raises ValueError for a module's extra state."""
+    state = module.state_dict(keep_vars=True)
+    for name in state:
+        if name.rpartition(".")[2] == "_extra_state":
+            raise ValueError(f"{name}: a checkpoint does not hold a module's extra state; keep it in user_state")
+    return {name: buffer for name, buffer in module.named_buffers() if name in state}
+
+
+def check_json(value: Any, where: str) -> Any:
+    """Returns `value`. Raises ValueError if JSON would change it (except a tuple, which may become a list)."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{where}: its key {key!r} is not a string, the only kind of key in JSON")
+            check_json(item, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            check_json(item, f"{where}[{number}]")
+    elif value is not None and type(value) not in (bool, int, float, str):
+        raise ValueError(f"{where}: it is a {type(value).__name__}; use JSON's dicts, lists, strings, numbers and None")
+    return value
+
+
+def encode(value: Any, where: str) -> Any:
+    """Encodes an option or a scalar state as JSON; `decode` restores its type and bits."""
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
+        return {"tensor": value.item(), "dtype": dtype_name(value.dtype)}
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item, where) for item in value]}
+    if isinstance(value, list):
+        return [encode(item, where) for item in value]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise ValueError(f"{where}: it is a {type(value).__name__}, which a checkpoint does not hold")
+
+
+def decode(value: Any) -> Any:
+    """Restores the argument of `encode`; tensors are on the CPU."""
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if isinstance(value, dict):
+        if "tuple" in value:
+            return tuple(decode(item) for item in value["tuple"])
+        try:
+            return torch.tensor(value["tensor"], dtype=DTYPES[value["dtype"]]).reshape(())
+        except (RuntimeError, ValueError) as error:  # torch's words for what is no number, or a too large one
+            raise TypeError(str(error)) from None
+    return value
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns a dtype's short name: `float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def states_of(name: str, segment: OptimizerSegment, optimizer: optim.Optimizer) -> dict[str, Any]:
+    """Returns the states of a segment as facts, by key. Raises ValueError for one that a checkpoint cannot hold."""
+
+    def fact(key: str, value: Any) -> Any:
+        if (block := block_of(optimizer, key)) > 1:
+            return {"elements": dtype_name(value.dtype), "block": block}
+        if isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
+            return {"elements": dtype_name(value.dtype)}
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            raise ValueError(f"optimizer: its state {key} of {name} is neither a scalar nor of the parameter's shape")
+        return encode(value, f"optimizer: its state {key} of {name}")
+
+    return {key: fact(key, value) for key, value in optimizer.state.get(segment.tensor, {}).items()}
+
+
+def _kind(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
+
+
+# -- before a load -------------------------------------------------------------------------------------------------
+
+
+def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """Yields the reasons why `engine` cannot load what it has in common with a checkpoint of these facts, the most
+    specific first.
+    """
+    current = facts_of(engine, {})
+    # 1 parameters and buffers: shape, training, dtype
+    for kind in ("parameters", "buffers"):
+        for name, saved in facts[kind].items():
+            if (own := current[kind].get(name)) is None:
+                continue
+            dtypes = {DTYPES[saved["dtype"]], DTYPES[own["dtype"]]}
+            if saved["shape"] != own["shape"]:
+                yield f"{name}: its shape is {saved['shape']} in the checkpoint, {own['shape']} here"
+            elif saved.get("trainable") != own.get("trainable"):
+                there, here = ("trainable" if entry["trainable"] else "frozen" for entry in (saved, own))
+                yield f"{name}: it is {there} in the checkpoint, {here} here"
+            elif len(dtypes) > 1 and not dtypes <= FLOATS:
+                yield f"{name}: its dtype is {saved['dtype']} in the checkpoint, {own['dtype']} here"
+    # 2 the optimizer: class and options
+    saved, own = facts["optimizer"], current["optimizer"]
+    if saved["class"] != own["class"]:
+        yield f"optimizer: {saved['class']} in the checkpoint, {own['class']} here"
+    yield from _of_options("optimizer", saved["options"], own["options"])
+    # 3 the engine's further values, and a pending update
+    saved_extra, own_extra = facts["extra"], current["extra"]
+    if not _can_replace(saved_extra, own_extra):
+        yield f"extra: {saved_extra!r:.60} in the checkpoint cannot stand for {own_extra!r:.60}"
+    numbers = {"steps": saved_extra.get("steps", 0)}
+    if "loss_scaler" in saved_extra:
+        numbers |= {key: saved_extra["loss_scaler"][key] for key in own_extra.get("loss_scaler", {})}
+    for key, number in numbers.items():
+        if type(number) not in (int, float):
+            yield f"extra: {key} is {number!r:.60} in the checkpoint"
+    if any(name.startswith("pending.") for name in tensors):
+        pending = saved_extra["pending"]
+        if not _can_replace(pending["coefficient"], 1.0):
+            yield f"extra: the coefficient of its pending update is {pending['coefficient']!r:.60} in the checkpoint"
+        yield from _of_options("pending update", pending["options"], own["options"])
+    # 4 groups of parameters; blocks of states, and dtypes of masters
+    common = facts["parameters"].keys() & current["parameters"].keys()
+    for name, number in own["groups"].items():
+        if name in common and saved["groups"].get(name) != number:
+            yield f"optimizer: {name} is in group {saved['groups'].get(name)} in the checkpoint, in group {number} here"
+    for segment in engine.segments:
+        name = engine.names[segment.segment.parameter]
+        if name not in common:
+            continue
+        agrees = engine.orders[engine.trainable[segment.segment.parameter]].agrees(saved_order(facts, name))
+        for key, state in saved["states"].get(name, {}).items():
+            if is_blocks(state) and state["block"] != (block := block_numel(engine.optimizer)):
+                blocks = f"{state['block']} elements in the checkpoint, of {block} here"
+                yield f"{name}: its state {key} has blocks of {blocks}"
+            if is_blocks(state) and not agrees:
+                order = "elements in the parameter's memory order, which is another one here"
+                yield f"{name}: its state {key} has blocks of {order}"
+        master = tensors.get(f"master.{name}")
+        if master and master.dtype != segment.tensor.dtype:
+            there, here = dtype_name(master.dtype), dtype_name(segment.tensor.dtype)
+            yield f"{name}: the optimizer updates it in {there} in the checkpoint, in {here} here"
+
+
+def _of_options(what: str, saved: Sequence[Any], own: Sequence[Any]) -> Iterator[str]:
+    """Yields the differences between options of groups."""
+    if len(saved) != len(own):
+        yield f"{what}: {len(saved)} parameter groups in the checkpoint, {len(own)} here"
+    for number, (saved_group, own_group) in enumerate(zip(saved, own, strict=False)):
+        for key in sorted(own_group.keys() & saved_group.keys()):
+            values = decode(saved_group[key]), decode(own_group[key])
+            there, here = (value.item() if isinstance(value, torch.Tensor) else value for value in values)
+            is_lost = there is None and here is not None
+            if is_lost or not _can_replace(there, here):
+                yield f"{what}: {key} of group {number} is {there!r:.60} in the checkpoint and {here!r:.60} here"
+
+
+def _can_replace(saved: Any, own: Any) -> bool:
+    """Returns True if a saved value has a type that can replace this engine's `own`; a dict may lack keys, and have
+    more.
+    """
+    if isinstance(own, dict):
+        return isinstance(saved, dict) and all(_can_replace(saved[key], own[key]) for key in own.keys() & saved.keys())
+    if own is None or saved is None:
+        return True
+    if isinstance(own, list | tuple):  # JSON has lists alone
+        return isinstance(saved, list | tuple) and all(map(_can_replace, saved, own))
+    if isinstance(own, bool) or isinstance(saved, bool):  # a bool is an int in Python
+        return isinstance(own, bool) and isinstance(saved, bool)
+    return isinstance(saved, int | float if isinstance(own, float) else type(own))
+
+
+def names_of_one(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the parameters and buffers that only the model or only the checkpoint has."""
+    current = facts_of(engine, {})
+    for kind in ("parameters", "buffers"):
+        for name in [name for name in current[kind] if name not in facts[kind]]:
+            yield f"{name}: the model has this {kind[:-1]}, the checkpoint has not; strict=False keeps its values"
+        for name in [name for name in facts[kind] if name not in current[kind]]:
+            yield f"{name}: the checkpoint has this {kind[:-1]}, the model has not; strict=False leaves it out"
+
+
+def problems_of_step(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields why a step after the load would raise, or would not continue that of the checkpoint: with the options of
+    the groups, and of a pending update.
+
+    A user's own optimizer is not tried: its step may have effects elsewhere.
+    """
+    if type(engine.optimizer) in ELEMENTWISE:
+        pending = facts["extra"].get("pending") or {}
+        for options in (facts["optimizer"]["options"], pending.get("options")):
+            if options is not None:
+                yield from _problems_with(engine, facts["optimizer"]["states"], options)
+
+
+def _problems_with(engine: ShardedEngine, states: Mapping[str, Any], options: Sequence[Any]) -> Iterator[str]:
+    optimizer, tried = engine.optimizer, set[str]()
+    group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    for segment in engine.segments:
+        name, number = engine.names[segment.segment.parameter], group_of.get(id(segment.tensor))
+        state = states.get(name, {})
+        if number is None or (key := json.dumps([number, str(segment.tensor.dtype), state])) in tried:
+            continue
+        tried.add(key)
+        group = optimizer.param_groups[number] | {
+            key: decode(value) for key, value in options[number].items() if key not in IMPLEMENTATION
+        }
+        saved = {
+            key: torch.zeros(1, dtype=DTYPES[value["elements"]]) if is_elements(value) else decode(value)
+            for key, value in state.items()
+        }
+        try:
+            fresh = _step(optimizer, group, segment.tensor.dtype, {})
+        except Exception:  # such as Adagrad's, whose states are made with it
+            fresh = {}
+        try:
+            _step(optimizer, group, segment.tensor.dtype, saved)
+        except Exception as error:
+            yield f"optimizer: a step with the options and states of {name} in the checkpoint raises {error!r:.200}"
+        for key, value in saved.items():
+            here = fresh.get(key)
+            if is_elements(state[key]) and isinstance(here, torch.Tensor) and here.dtype != value.dtype:
+                there = dtype_name(value.dtype)
+                yield f"{name}: its state {key} is {there} in the checkpoint, {dtype_name(here.dtype)} here"
+
+
+def _step(
+    optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.dtype, state: dict[str, Any]
+) -> dict[str, Any]:
+    """Takes a step on the CPU, in a copy of the optimizer; returns the states after it."""
+    tensor = torch.zeros(1, dtype=dtype)
+    tensor.grad = torch.zeros(1, dtype=dtype)
+    options = {key: value.cpu().clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
+    copy = stand_in(optimizer, [options | {"params": [tensor], "capturable": False}])
+    copy.state = defaultdict(dict, {tensor: dict(state)} if state else {})
+    raw_step(copy)
+    return copy.state[tensor]
+
+
+# -- a load --------------------------------------------------------------------------------------------------------
+
+
 class CheckpointLoad:
     """The load of a checkpoint into an engine: this rank's tensors, which are read, and then everything else."""
 
     def __init__(self, engine: ShardedEngine, saved: Checkpoint) -> None:
         """Allocates the tensors that the engine does not have yet."""
         self._engine, self._saved, self.files = engine, saved, saved.files
-        known = saved.facts["parameters"]  # others keep their values and states
-        self._segments = [one for one in engine.segments if engine.names[one.segment.parameter] in known]
+        listed = saved.facts["parameters"]  # others keep their values and states
+        self._segments = [s for s in engine.segments if engine.names[s.segment.parameter] in listed]
         self._pending: dict[OptimizerSegment, torch.Tensor] = {}
         self._states = [self._new_state(segment) for segment in self._segments]
         self._options = [
@@ -186,19 +515,14 @@ class CheckpointLoad:
         """Reads this rank's tensors."""
         engine = self._engine
         for part in parts_of(engine):
-            self._read(part.name, engine.orders[part.parameter], part.start, part.tensor)
+            self._read(part.name, part.order, part.start, part.tensor)
         for segment, state in zip(self._segments, self._states, strict=True):
-            number, start = segment.segment.parameter, segment.segment.start
-            name, order = engine.names[number], engine.orders[engine.trainable[number]]
-            for key, value in state.items():
-                saved = self._saved.facts["optimizer"]["states"][name][key]
-                if is_blocks(saved):
-                    whole = row_major([-(-prod(order.shape) // saved["block"])])
-                    self._read(f"optimizer.{name}.{key}", whole, start // saved["block"], value)
-                elif is_elements(saved):
-                    self._read(f"optimizer.{name}.{key}", order, start, flat_of(value))
+            for part in _state_parts(engine, segment, state):
+                self._read(part.name, part.order, part.start, part.tensor)
             if segment in self._pending:
-                self._read(f"pending.{name}", order, start, self._pending[segment])
+                number = segment.segment.parameter
+                order = engine.orders[engine.trainable[number]]
+                self._read(f"pending.{engine.names[number]}", order, segment.segment.start, self._pending[segment])
         for name, buffer in buffers_of(engine.module).items():
             self._read(f"buffer.{name}", row_major(buffer.shape), 0, buffer.detach())
 
@@ -217,16 +541,20 @@ class CheckpointLoad:
         for segment, state in zip(self._segments, self._states, strict=True):
             group = group_of.get(id(segment.tensor), {})
             optimizer.state.pop(segment.tensor, None)
+            for key, value in state.items():
+                if (
+                    isinstance(value, torch.Tensor) and not value.dim()
+                ):  # `step` is on the CPU in torch, or where the kernel reads it
+                    if key != "step":
+                        state[key] = value.to(segment.tensor.device)
+                    elif group.get("capturable") or group.get("fused"):
+                        state[key] = value.to(segment.tensor.device, torch.float32)
             if state:
-                optimizer.state[segment.tensor] = {
-                    key: _placed(key, value, segment.tensor, group) for key, value in state.items()
-                }
+                optimizer.state[segment.tensor] = state
         for group, options in zip(optimizer.param_groups, self._options, strict=True):
             for key, value in options.items():
-                if isinstance(
-                    group.get(key), torch.Tensor
-                ):  # a tensor learning rate: in place, other references see it
-                    group[key].fill_(value)
+                if isinstance(group.get(key), torch.Tensor):
+                    group[key].fill_(value)  # a learning rate: in place, so that other references see it
                 else:
                     group[key] = value
         engine.load_extra_state(facts["extra"])
@@ -236,14 +564,3 @@ class CheckpointLoad:
         engine.after_load()
         user: dict[str, Any] = facts["user"]
         return user
-
-
-def _placed(key: str, value: Any, tensor: torch.Tensor, group: Mapping[str, Any]) -> Any:
-    """Moves a scalar state to the device that torch expects: `step` on the CPU, unless capturable or fused."""
-    if not isinstance(value, torch.Tensor) or value.dim():
-        return value
-    if key != "step":
-        return value.to(tensor.device)
-    if group.get("capturable") or group.get("fused"):
-        return value.to(tensor.device, torch.float32)
-    return value

@@ -1,5 +1,9 @@
 """Saves and loads an engine's checkpoint, over all of its ranks.
 
+The ranks agree on each operation before anything is changed. They use their own gloo group, so that a save can run in a
+thread during the training's collectives. Only one thread at a time uses it: a second operation waits for the save in
+flight.
+
 `export_safetensors` writes the plain module's state as one safetensors file, on rank 0, unit by unit.
 
 [Note: weights alone]
@@ -19,112 +23,170 @@ ValueError with a message that names the path.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from .. import labels
+from ..comm.hierarchical import new_group_of_hosts
 from ..engine import ShardedEngine
-from . import storage
-from .consensus import Ranks, SaveHandle, ranks_of
-from .contents import CheckpointLoad, before_load, parts_of, put, tensors_in, tensors_of
-from .facts import buffers_of, differences, facts_of, merge, names_of_one, problems_of_step
-from .safetensors import (
-    FLOATS,
-    StoredTensor,
-    bytes_of,
-    layout,
-    read_header,
-    read_index,
-    row_major,
-    sync,
-    without_collector,
-)
-from .storage import INDEX, Chunks, read_checkpoint, wanting_facts
+from . import contents, storage
+from .storage import FLOATS, INDEX, Chunks, StoredTensor, bytes_of, layout, read_checkpoint, read_header
+
+T = TypeVar("T")
 
 
-def export_safetensors(engine: ShardedEngine, path: str | os.PathLike[str]) -> None:
-    """Writes one safetensors file, as `Strategy.export_safetensors` specifies."""
-    engine.settle()
-    ranks, target = ranks_of(engine), Path(path).absolute()
-    file = ranks.agree(lambda: _ExportFile(engine.module, target) if ranks.rank == 0 else None)
-    with torch.no_grad():
-        for unit in engine.holders():
-            with engine.whole(unit):
-                if file is not None:
-                    file.put(engine.parameters_of(unit))
-    ranks.agree(lambda: file.finish() if file is not None else None)
+# -- the ranks ------------------------------------------------------------------------------------------------------
 
 
-class _ExportFile:
-    """An export that is being written: under another name until it is complete."""
+class SaveHandle:
+    """A save that runs in a thread."""
 
-    def __init__(self, module: torch.nn.Module, path: Path) -> None:
-        buffers_of(module)  # refuses extra state
-        self._path = path
-        self._partial = path.with_name(f"{path.name}.partial-{uuid4().hex[:8]}")
-        self._values: dict[str, Any] = module.state_dict(keep_vars=True)
-        head, self._begins = layout(self._values)
-        self._left = dict.fromkeys(self._values.values())  # not yet written
-        self._names: dict[torch.Tensor, list[str]] = {}
-        for name, tensor in self._values.items():
-            self._names.setdefault(tensor, []).append(name)
-        self._error: OSError | None = None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._partial.open("wb")
-        self._file.write(head)
+    def __init__(self, write: Callable[[], None]) -> None:
+        self.seen = False
+        self.ended = 0.0
+        """`time.perf_counter()` at which the save ended, successfully or not; 0 while it runs."""
+        threads = ThreadPoolExecutor(1, "checkpoint")
+        self._written = threads.submit(self._run, write)
+        threads.shutdown(wait=False)  # the thread ends with this save
 
-    def put(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Writes tensors at their offsets. An error is raised in `finish`: other ranks are still gathering units."""
+    def _run(self, write: Callable[[], None]) -> None:
         try:
-            for tensor in tensors if self._error is None else ():
-                self._left.pop(tensor, None)
-                for name in self._names.get(tensor, ()):  # tied: under each of its names
-                    self._file.seek(self._begins[name])
-                    self._file.write(bytes_of(tensor))
-        except OSError as error:
-            self._error = error
+            write()
+        finally:
+            self.ended = time.perf_counter()
 
-    def finish(self) -> None:
-        """Writes the tensors that belong to no unit and gives the file its name."""
-        self.put(list(self._left))
+    def done(self) -> bool:
+        """Returns True once the save has ended, successfully or not."""
+        return self._written.done()
+
+    def wait(self) -> None:
+        """Returns when the checkpoint is complete and on the disk. Raises RuntimeError if it was not written."""
+        error = self._written.exception()
+        self.seen = True
+        if error is not None:
+            raise error
+
+
+class Ranks:
+    """The ranks that save and load together, and the save in flight. `group`: None for one rank."""
+
+    def __init__(self, engine: ShardedEngine) -> None:
+        self.in_flight: SaveHandle | None = None
+        self._comm = comm = engine.comm
+        if comm.group is not None and comm.group not in _groups:
+            comm.meet("first checkpoint")
+            _groups[comm.group] = new_group_of_hosts(comm)
+        self.group = None if comm.group is None else _groups[comm.group]
+        self.rank, self.size = (0, 1) if self.group is None else (dist.get_rank(self.group), comm.ranks)
+
+    def agree(self, what: Callable[[], T], files: Callable[[T], Sequence[str]] = lambda value: ()) -> T:
+        """Runs `what` on each rank. If it raises on one, all raise its message, as RuntimeError or ValueError.
+
+        `files`: names of the files that a rank's value was read from. If the ranks' names differ, all raise ValueError.
+        """
+        error_type, text, value, names = "", "", None, []
         try:
-            self._file.close()
-            if self._error is not None:
-                raise self._error
-            sync([self._partial])
-            os.replace(self._partial, self._path)
-            sync([self._path.parent])
-        except OSError as error:
-            self._partial.unlink(missing_ok=True)
-            raise RuntimeError(f"export: {self._path} was not written: {error}") from error
+            handle, self.in_flight = self.in_flight, None
+            if handle is not None and not handle.seen:
+                handle.wait()
+            value = what()
+            names = list(files(value))
+        except Exception as error:  # of any kind: without the message the other ranks would wait for ever
+            error_type = "runtime" if isinstance(error, RuntimeError) else "value"
+            text = str(error) if isinstance(error, RuntimeError | ValueError | OSError) else repr(error)
+        request = json.dumps([error_type, text, names])
+        with labels.collective("control"):
+            answers = self._comm.call("checkpoint", lambda: self._exchange(request), self.group)
+        for error_type, text, _ in answers:
+            if error_type:
+                raise (RuntimeError if error_type == "runtime" else ValueError)(text)
+        if any(others != names for _, _, others in answers):
+            raise ValueError(
+                "load: the ranks read different saves; was the checkpoint replaced meanwhile? Load it again"
+            )
+        return cast(T, value)
+
+    def each(self, what: Callable[[], Any]) -> list[Any]:
+        """Runs `what` on each rank; returns all ranks' values, which must be JSON values. If it raises on some ranks,
+        all raise the first one's message with its rank, as RuntimeError.
+        """
+        why = None
+        try:
+            text = json.dumps([what(), None])
+        except BaseException as error:  # of any kind: without the message the other ranks would wait for ever
+            why = error
+            text = json.dumps([None, str(error) or repr(error)])
+        answers = self._exchange(text)
+        for rank, (_, sentence) in enumerate(answers):
+            if sentence is not None:
+                raise RuntimeError(f"rank {rank}: {sentence}") from (why if rank == self.rank else None)
+        return [value for value, _ in answers]
+
+    def _exchange(self, value: str) -> list[Any]:
+        """Returns the values of all ranks, which send JSON, in rank order. Nothing is unpickled."""
+        text = value.encode()
+        if self.group is None:
+            return [json.loads(text)]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(text)]), group=self.group)
+        most = max(int(size) for size in sizes)
+        texts = [torch.zeros(most, dtype=torch.uint8) for _ in range(self.size)]
+        padded = torch.frombuffer(bytearray(text.ljust(most)), dtype=torch.uint8)
+        dist.all_gather(texts, padded, group=self.group)
+        return [json.loads(bytes(bytes_of(text))) for text in texts]  # JSON may end with spaces
 
 
-class Chosen(NamedTuple):
-    """The choices of a save: see `Strategy.save`."""
-
-    user_state: Mapping[str, Any]
-    exclude_frozen: bool
-    without_gradients: bool
+_ranks: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
+_groups: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
+"""An engine's group -> the same ranks' group of hosts for checkpoints."""
 
 
-def save(engine: ShardedEngine, path: str | os.PathLike[str], asynchronous: bool, chosen: Chosen) -> SaveHandle | None:
+def ranks_of(engine: ShardedEngine) -> Ranks:
+    """Returns the engine's ranks; the first call creates their group and is collective."""
+    if engine not in _ranks:
+        _ranks[engine] = Ranks(engine)
+    return _ranks[engine]
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+def save(
+    engine: ShardedEngine, path: str | os.PathLike[str], asynchronous: bool, user_state: Mapping[str, Any],
+    exclude_frozen: bool, without_gradients: bool,
+) -> SaveHandle | None:  # fmt: skip
     """Writes a checkpoint, as `Strategy.save` specifies."""
     engine.settle()
     ranks, folder = ranks_of(engine), Path(path).absolute()
-    tensors, facts = ranks.agree(lambda: _take(engine, asynchronous, chosen))
-    write = partial(_write, ranks, folder, tensors, facts)
+
+    def take() -> tuple[Chunks, dict[str, Any]]:
+        if engine.update.used and not without_gradients:
+            raise ValueError(
+                "save: there are gradients, which a checkpoint does not hold; save after step(), or with"
+                " without_gradients=True, which leaves them in the engine and out of the checkpoint"
+            )
+        engine.schedule.check_saveable()
+        tensors = contents.tensors_of(engine, asynchronous, exclude_frozen)
+        return tensors, contents.facts_of(engine, user_state, exclude_frozen)
+
+    write = partial(_write, ranks, folder, *ranks.agree(take))
     if asynchronous:
         ranks.in_flight = SaveHandle(write)
         return ranks.in_flight
@@ -133,51 +195,30 @@ def save(engine: ShardedEngine, path: str | os.PathLike[str], asynchronous: bool
     return None
 
 
-def _take(engine: ShardedEngine, copy: bool, chosen: Chosen) -> tuple[Chunks, dict[str, Any]]:
-    if engine.update.used and not chosen.without_gradients:
-        raise ValueError(
-            "save: there are gradients, which a checkpoint does not hold; save after step(), or with"
-            " without_gradients=True, which leaves them in the engine and out of the checkpoint"
-        )
-    engine.schedule.check_saveable()
-    return tensors_of(engine, copy, chosen.exclude_frozen), facts_of(engine, chosen.user_state, chosen.exclude_frozen)
-
-
 def _write(ranks: Ranks, path: Path, tensors: Chunks, facts: dict[str, Any]) -> None:
     """Writes the files over the ranks: see storage.py. Each step ends with an exchange, so that all learn of a failure.
 
     Raises RuntimeError, with the same message on all ranks.
     """
-    with ExitStack() as held:
-        _write_held(ranks, path, tensors, facts, held)
+    is_first, folder = ranks.rank == 0, ""
+    with ExitStack() as lock:
+        try:
+            # 1 rank 0 makes the folder
+            folder = ranks.each(lambda: storage.begin(path, lock) if is_first else "")[0]
+            # 2 each rank writes its tensors, and sends its facts
+            written = ranks.each(lambda: [storage.write(Path(folder), ranks.rank, tensors), facts])
+            # 3 rank 0 writes the index, and makes the folder the checkpoint
+            files = {name: size for sizes, _ in written for name, size in sizes.items()}
 
+            def finish() -> None:
+                if is_first:
+                    storage.finish(Path(folder), path, contents.merge([facts for _, facts in written]), files)
 
-def _write_held(ranks: Ranks, path: Path, tensors: Chunks, facts: dict[str, Any], held: ExitStack) -> None:
-    is_first, made = ranks.rank == 0, ""
-    try:
-        # 1 rank 0 makes the folder
-        made = ranks.each(lambda: storage.begin(path, held) if is_first else "")[0]
-        # 2 each rank writes its tensors, and sends its facts
-        written = ranks.each(lambda: [storage.write(Path(made), ranks.rank, tensors), facts])
-        # 3 rank 0 writes the index, and makes the folder the checkpoint
-        files = {name: size for each, _ in written for name, size in each.items()}
-        ranks.each(
-            lambda: (
-                storage.finish(Path(made), path, merge([facts for _, facts in written]), files) if is_first else None
-            )
-        )
-    except Exception as error:
-        if is_first and made:
-            shutil.rmtree(made, ignore_errors=True)
-        raise RuntimeError(f"save: {path} was not written: {error}") from error
-
-
-def _problems_of_steps(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields why a step after the load would raise, with the options of the groups or of a pending update."""
-    pending = facts["extra"].get("pending") or {}
-    for options in (facts["optimizer"]["options"], pending.get("options")):
-        if options is not None:
-            yield from problems_of_step(engine, facts["optimizer"]["states"], options)
+            ranks.each(finish)
+        except Exception as error:
+            if is_first and folder:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise RuntimeError(f"save: {path} was not written: {error}") from error
 
 
 def load(engine: ShardedEngine, path: str | os.PathLike[str], strict: bool) -> dict[str, Any]:
@@ -187,7 +228,7 @@ def load(engine: ShardedEngine, path: str | os.PathLike[str], strict: bool) -> d
     # on all ranks before anything is changed
     loading = ranks.agree(lambda: _check(engine, folder, strict), files=lambda loading: loading.files)
     engine.zero_grad()
-    before_load(engine)
+    contents.before_load(engine)
     with labels.collective("control"):
         try:
             ranks.each(loading.read)
@@ -196,16 +237,18 @@ def load(engine: ShardedEngine, path: str | os.PathLike[str], strict: bool) -> d
     return loading.finish()
 
 
-def _check(engine: ShardedEngine, folder: Path, strict: bool) -> CheckpointLoad:
+def _check(engine: ShardedEngine, folder: Path, strict: bool) -> contents.CheckpointLoad:
     """Prepares a load. Raises ValueError if the checkpoint is damaged, or for another model or optimizer."""
-    saved = read_checkpoint(folder, tensors_in(engine.module))
-    with wanting_facts(folder):
-        found, missing = differences(engine, saved.facts, saved.tensors), names_of_one(engine, saved.facts)
-        for sentence in chain(missing if strict else (), found, _problems_of_steps(engine, saved.facts)):
-            raise ValueError(f"{folder}: {sentence}")
-        if not strict and engine.comm.is_first and (left := [*names_of_one(engine, saved.facts)]):
-            warnings.warn(f"load: {folder}: {'; '.join(left)}", stacklevel=5)
-        return CheckpointLoad(engine, saved)
+    saved = read_checkpoint(folder, contents.tensors_in(engine.module))
+    with storage.wanting_facts(folder):
+        unmatched = [*contents.names_of_one(engine, saved.facts)]
+        different = contents.differences(engine, saved.facts, saved.tensors)
+        raising = contents.problems_of_step(engine, saved.facts)
+        for problem in chain(unmatched if strict else (), different, raising):
+            raise ValueError(f"{folder}: {problem}")
+        if unmatched and engine.comm.is_first:
+            warnings.warn(f"load: {folder}: {'; '.join(unmatched)}", stacklevel=5)
+        return contents.CheckpointLoad(engine, saved)
 
 
 # -- weights alone ---------------------------------------------------------------------------------------
@@ -227,7 +270,7 @@ class WeightFiles:
     checkpoint_files: tuple[str, ...] = ()
 
 
-@without_collector()
+@storage.without_collector()
 def find_weights(path: Path, count: int) -> WeightFiles:
     """Finds the weights at `path`, for a model of so many tensors."""
     if path.is_dir():
@@ -263,13 +306,13 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _indexed(path: Path, count: int) -> Iterator[tuple[str, StoredTensor]]:
-    whole = read_index(path, count, "an index of safetensors files")
+    whole = storage.read_index(path, count, "an index of safetensors files")
     try:
         names = whole["weight_map"]
         files = set(names.values())
     except (TypeError, KeyError, AttributeError) as error:
-        words = f"no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"{path}: it is not an index of safetensors files ({words!s:.80})") from None
+        why = f"no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path}: it is not an index of safetensors files ({why!s:.80})") from None
     tensors: dict[Any, dict[str, StoredTensor]] = {}
     for name in files:
         if not isinstance(name, str) or Path(name).name != name or not (path.parent / name).is_file():
@@ -293,12 +336,12 @@ def load_weights(engine: ShardedEngine, path: str | os.PathLike[str], strict: bo
     engine.settle()
     ranks = ranks_of(engine)
     files = ranks.agree(
-        lambda: find_weights(Path(path).absolute(), tensors_in(engine.module)),
-        files=lambda found: found.checkpoint_files,
+        lambda: find_weights(Path(path).absolute(), contents.tensors_in(engine.module)),
+        files=lambda weights: weights.checkpoint_files,
     )
     keys, chosen = ranks.agree(lambda: _match(engine, files, strict))
     engine.zero_grad()
-    before_load(engine, engine.schedule.describe_pending().get("steps", 0))
+    contents.before_load(engine, engine.schedule.describe_pending().get("steps", 0))
     with torch.no_grad(), labels.collective("control"):
         ranks.agree(lambda: _read(engine, chosen))
     engine.after_load()
@@ -316,11 +359,11 @@ def _match(engine: ShardedEngine, files: WeightFiles, strict: bool) -> tuple[Key
     chosen: dict[torch.Tensor, StoredTensor] = {}
     missing: list[str] = []
     for tensor, own in names.items():
-        there = [name for name in own if name in files.tensors]
-        if not there:
+        listed = [name for name in own if name in files.tensors]
+        if not listed:
             missing += own
             continue
-        name = there[0]
+        name = listed[0]
         chosen[tensor] = stored = files.tensors[name]
         shape = stored.order.shape
         if shape != tuple(tensor.shape):
@@ -328,18 +371,82 @@ def _match(engine: ShardedEngine, files: WeightFiles, strict: bool) -> tuple[Key
         if stored.dtype != tensor.dtype and not {stored.dtype, tensor.dtype} <= FLOATS:
             raise ValueError(f"{files.path}: {name} has dtype {stored.dtype} there, {tensor.dtype} here")
     keys = Keys(missing, [name for name in files.tensors if name not in state])
-    for other, words in zip(keys, ("lacks {}, which the module has", "has {}, which the module lacks"), strict=True):
-        if strict and other:
-            more = f" (and {len(other) - 1} more)" if len(other) > 1 else ""
-            raise ValueError(f"{files.path}: it {words.format(other[0] + more)}; strict=False loads what both have")
+    problems = ("lacks {}, which the module has", "has {}, which the module lacks")
+    for unmatched, problem in zip(keys, problems, strict=True):
+        if strict and unmatched:
+            more = f" (and {len(unmatched) - 1} more)" if len(unmatched) > 1 else ""
+            raise ValueError(
+                f"{files.path}: it {problem.format(unmatched[0] + more)}; strict=False loads what both have"
+            )
     return keys, chosen
 
 
 def _read(engine: ShardedEngine, chosen: dict[torch.Tensor, StoredTensor]) -> None:
-    for part in parts_of(engine):
+    for part in contents.parts_of(engine):
         if part.parameter in chosen and part.tensor.numel():
-            order, stop = engine.orders[part.parameter], part.start + part.tensor.numel()
-            part.tensor.copy_(chosen[part.parameter].part(order, part.start, stop))
+            stop = part.start + part.tensor.numel()
+            part.tensor.copy_(chosen[part.parameter].part(part.order, part.start, stop))
     for buffer in engine.module.buffers():
         if buffer in chosen and buffer.numel():
-            put(buffer, chosen[buffer].part(row_major(buffer.shape), 0, buffer.numel()).view(buffer.shape))
+            values = chosen[buffer].part(storage.row_major(buffer.shape), 0, buffer.numel())
+            contents.put(buffer, values.view(buffer.shape))
+
+
+# -- export --------------------------------------------------------------------------------------------------------
+
+
+def export_safetensors(engine: ShardedEngine, path: str | os.PathLike[str]) -> None:
+    """Writes one safetensors file, as `Strategy.export_safetensors` specifies."""
+    engine.settle()
+    ranks, target = ranks_of(engine), Path(path).absolute()
+    file = ranks.agree(lambda: _ExportFile(engine.module, target) if ranks.rank == 0 else None)
+    with torch.no_grad():
+        for unit in engine.holders():
+            with engine.whole(unit):
+                if file is not None:
+                    file.put(engine.parameters_of(unit))
+    ranks.agree(lambda: file.finish() if file is not None else None)
+
+
+class _ExportFile:
+    """An export that is being written: under another name until it is complete."""
+
+    def __init__(self, module: torch.nn.Module, path: Path) -> None:
+        contents.buffers_of(module)  # refuses extra state
+        self._path = path
+        self._partial = path.with_name(f"{path.name}.partial-{uuid4().hex[:8]}")
+        values: dict[str, Any] = module.state_dict(keep_vars=True)
+        head, self._begins = layout(values)
+        self._left = dict.fromkeys(values.values())  # not yet written
+        self._names: dict[torch.Tensor, list[str]] = {}
+        for name, tensor in values.items():
+            self._names.setdefault(tensor, []).append(name)
+        self._error: OSError | None = None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._partial.open("wb")
+        self._file.write(head)
+
+    def put(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Writes tensors at their offsets. An error is raised in `finish`: other ranks are still gathering units."""
+        try:
+            for tensor in tensors if self._error is None else ():
+                self._left.pop(tensor, None)
+                for name in self._names.get(tensor, ()):  # tied: under each of its names
+                    self._file.seek(self._begins[name])
+                    self._file.write(bytes_of(tensor))
+        except OSError as error:
+            self._error = error
+
+    def finish(self) -> None:
+        """Writes the tensors that belong to no unit and gives the file its name."""
+        self.put(list(self._left))
+        try:
+            self._file.close()
+            if self._error is not None:
+                raise self._error
+            storage.sync([self._partial])
+            os.replace(self._partial, self._path)
+            storage.sync([self._path.parent])
+        except OSError as error:
+            self._partial.unlink(missing_ok=True)
+            raise RuntimeError(f"export: {self._path} was not written: {error}") from error

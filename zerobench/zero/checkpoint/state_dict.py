@@ -28,11 +28,12 @@ from ..engine import ShardedEngine
 from ..gradients.access import number_of
 from ..gradients.flow import GradientFlow
 from ..modules.wrapping import in_normal_mode
-from ..precision import TRAINED
+from ..precision import TRAINED, flat_of
 from ..writes import Writes
 from . import save_load
-from .consensus import SaveHandle
-from .contents import before_load, put, whole_frozen, whole_state
+from .contents import before_load, decode, put, states_of, whole_frozen
+from .save_load import SaveHandle, ranks_of
+from .storage import DTYPES, is_elements
 
 
 class StateFace(ShardedEngine):
@@ -79,7 +80,7 @@ class StateFace(ShardedEngine):
         with self.placement.in_memory(write_back=False), torch.no_grad():
             self.settle()
             self.schedule.check_saveable()
-            state = whole_state(self, number)
+            state = _whole_state(self, number)
         return state if self.comm.is_first or not rank0_only else {}
 
     @in_normal_mode
@@ -220,8 +221,7 @@ class StateFace(ShardedEngine):
         self.writes.check()
         self.gradients.stand_ins.follow_edits()
         with self.placement.in_memory(write_back=False):
-            chosen = save_load.Chosen(user_state or {}, exclude_frozen, without_gradients)
-            return save_load.save(self, path, asynchronous, chosen)
+            return save_load.save(self, path, asynchronous, user_state or {}, exclude_frozen, without_gradients)
 
     @in_normal_mode
     def load(self, path: str | PathLike[str], *, weights_only: bool = False, strict: bool = True) -> dict[str, Any]:
@@ -272,6 +272,28 @@ class StateFace(ShardedEngine):
         for parameter in self.trainable:  # makes a backward through an earlier forward raise, as in torch
             torch.autograd.graph.increment_version(parameter)
         self.writes.note()
+
+
+def _whole_state(engine: ShardedEngine, number: int) -> dict[str, Any]:
+    """Returns the optimizer's whole state of a parameter, equal on all ranks; collective."""
+    name, parameter, optimizer = engine.names[number], engine.trainable[number], engine.optimizer
+    segments = [segment for segment in engine.segments if segment.segment.parameter == number]
+    engine.comm.meet(f"full_optimizer_state, {name}")
+    with labels.collective("control"):
+        facts_of_ranks = ranks_of(engine).each(lambda: states_of(name, segments[0], optimizer) if segments else {})
+    state = {key: fact for facts in facts_of_ranks for key, fact in facts.items()}
+    for key, fact in state.items():
+        if not is_elements(fact):
+            state[key] = decode(fact)
+            continue
+        block = fact.get("block", 1)
+        flat = torch.zeros(-(-parameter.numel() // block), dtype=DTYPES[fact["elements"]], device=parameter.device)
+        for segment in segments:
+            part, start = flat_of(optimizer.state[segment.tensor][key]), segment.segment.start // block
+            flat[start : start + part.numel()].copy_(part)
+        engine.comm.sum(flat.view(torch.uint8))  # all other ranks' bytes are zero
+        state[key] = flat if block > 1 else engine.orders[parameter].view(flat)
+    return state
 
 
 def _own_tensors(engine: ShardedEngine) -> dict[str, torch.Tensor]:

@@ -48,7 +48,7 @@ from .. import labels
 from ..comm.base import Handle
 from ..engine import ShardedEngine
 from ..layout import Piece
-from ..modules.tied import TiedPlace, tied_places
+from ..modules.tied import TiedName, names_of_tied
 from ..modules.wrapping import NO_TASK, graph_task, inside_backward, tensors_that_require_grad
 from ..parameters.absent import as_they_are
 from ..units.bucket import GradientBucket
@@ -322,10 +322,10 @@ class GradientFlow:
         # its files and threads
         flow = weakref.ref(self)
         self._hooks += [ArrivalHook(parameter, partial(GradientFlow._arrive, flow, i)) for i, parameter in new]
-        tied = tied_places(engine.module)
+        tied = names_of_tied(engine.module)
         for i, parameter in new:
             for module, name in tied.get(parameter, []):
-                TiedPlace(parameter, module, name, partial(GradientFlow._take_use, flow, i))
+                TiedName(parameter, module, name, partial(GradientFlow._take_use, flow, i))
 
     # -- arrive ---------------------------------------------------------------------------------------------
 

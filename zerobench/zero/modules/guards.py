@@ -145,11 +145,10 @@ def check_memory(model: nn.Module, moves_frozen: bool, ignored: Collection[nn.Pa
         (extent_of(p), name, p not in ignored and (moves_frozen or p.requires_grad)) for p, name in parameters.items()
     ]
     storages = {extent[0] for extent, *_ in held}
-    others = ((extent_of(one), name, False) for name, one in _others(model) if one not in parameters)
-    found = sorted([*held, *(one for one in others if one[0][0] in storages)])
+    others = [(extent_of(tensor), name, False) for name, tensor in _others(model) if tensor not in parameters]
     end: Extent = (0, 0, 0)
     last: tuple[str, bool] = ("", False)
-    for extent, name, is_moved in found:
+    for extent, name, is_moved in sorted([*held, *(other for other in others if other[0][0] in storages)]):
         overlaps = extent[0] == end[0] and extent[1] < end[2]
         if overlaps and (is_moved or last[1]):
             raise ValueError(

@@ -27,8 +27,8 @@ Take = Callable[[torch.Tensor], torch.Tensor | None]
 """Takes the gradient of one use and returns the part that is passed on to the parameter."""
 
 
-class TiedPlace:
-    """One of several places, `module.name`, of a tied `parameter`; `take` receives the gradient of each use."""
+class TiedName:
+    """One of several names, `module.name`, of a tied `parameter`; `take` receives the gradient of each use."""
 
     def __init__(self, parameter: nn.Parameter, module: nn.Module, name: str, take: Take) -> None:
         self._parameter = parameter
@@ -40,10 +40,10 @@ class TiedPlace:
         module.register_forward_hook(Hook(self._take_back), always_call=True)
 
     def _put_alias(self, *_: Any) -> None:
-        places = self._module._parameters
-        is_there = places.get(self._name) is self._parameter  # False where functional_call has replaced it
-        if is_there and self._parameter.requires_grad and torch.is_grad_enabled():
-            places[self._name] = self._alias = alias_of(self._parameter, self._take)
+        parameters = self._module._parameters
+        is_present = parameters.get(self._name) is self._parameter  # False if functional_call has replaced it
+        if is_present and self._parameter.requires_grad and torch.is_grad_enabled():
+            parameters[self._name] = self._alias = alias_of(self._parameter, self._take)
 
     def _take_back(self, *_: Any) -> None:
         alias, self._alias = self._alias, None
@@ -78,11 +78,11 @@ class _Use(torch.autograd.Function):
         return (None if gradient is None else ctx.take(gradient)), None
 
 
-def tied_places(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
-    """Returns trainable parameter -> (module, name) of all its places, for parameters with more than one."""
-    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+def names_of_tied(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    """Returns trainable parameter -> (module, name) of all its names, for parameters with more than one."""
+    names: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.requires_grad:
-                places.setdefault(parameter, []).append((module, name))
-    return {parameter: found for parameter, found in places.items() if len(found) > 1}
+                names.setdefault(parameter, []).append((module, name))
+    return {parameter: several for parameter, several in names.items() if len(several) > 1}

@@ -156,32 +156,32 @@ def whole_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str
     """Converts `state` of a model with TiledLinears to the state of its equivalent with Linears; joined tensors are
     copies.
     """
-    found = dict(state)
+    converted = dict(state)
     for path, tiled in _tiled(model):
         weights, biases = [], []
         for name, tile in tiled.named_children():
             assert isinstance(tile, Tile)
-            weights.append((tile, found.pop(f"{path}{name}.weight")))
-            biases += [(tile, found.pop(f"{path}{name}.bias"))] if tile.bias is not None else []
-        found[f"{path}weight"] = weight = weights[0][1].new_empty(tiled.out_features, tiled.in_features)
+            weights.append((tile, converted.pop(f"{path}{name}.weight")))
+            biases += [(tile, converted.pop(f"{path}{name}.bias"))] if tile.bias is not None else []
+        converted[f"{path}weight"] = weight = weights[0][1].new_empty(tiled.out_features, tiled.in_features)
         for tile, part in weights:
             weight[tile.rows, tile.columns] = part
         if biases:
-            found[f"{path}bias"] = torch.cat([part for _, part in biases])
-    return found
+            converted[f"{path}bias"] = torch.cat([part for _, part in biases])
+    return converted
 
 
 def tiled_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Converts `state` of a model with Linears to the state of `model`, with TiledLinears in their places; views."""
-    found = dict(state)
+    converted = dict(state)
     for path, tiled in _tiled(model):
-        weight, bias = found.pop(f"{path}weight"), found.pop(f"{path}bias", None)
+        weight, bias = converted.pop(f"{path}weight"), converted.pop(f"{path}bias", None)
         for name, tile in tiled.named_children():
             assert isinstance(tile, Tile)
-            found[f"{path}{name}.weight"] = weight[tile.rows, tile.columns]
+            converted[f"{path}{name}.weight"] = weight[tile.rows, tile.columns]
             if tile.bias is not None and bias is not None:
-                found[f"{path}{name}.bias"] = bias[tile.rows]
-    return found
+                converted[f"{path}{name}.bias"] = bias[tile.rows]
+    return converted
 
 
 def _tiled(model: nn.Module) -> list[tuple[str, TiledLinear]]:

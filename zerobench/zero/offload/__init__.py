@@ -9,8 +9,7 @@ import torch
 
 from .cpu import HostPlacement
 from .nvme import FilePlacement
-from .placement import Placement
-from .policy import NvmeOffload, Offload
+from .placement import NvmeOffload, Offload, Placement
 
 
 def placement_for(policy: Offload | None, device: torch.device) -> Placement:

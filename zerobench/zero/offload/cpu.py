@@ -22,14 +22,13 @@ import torch
 from .. import labels
 from ..precision import flat_of
 from ..unit_tensors import UnitTensors
-from .placement import GradientSink, PlacedSegment, Placement, ShardRange
-from .policy import Offload
+from .placement import GradientSink, Offload, PlacedSegment, Placement, ShardRange
 
 
 def host_tensor(numel: int, dtype: torch.dtype, device: torch.device, category: str, name: str) -> torch.Tensor:
     """Allocates (numel,) in host memory, pinned if `device` is a GPU, not filled."""
-    made = torch.empty(numel, dtype=dtype, pin_memory=device.type == "cuda")
-    return labels.label(made, category, name, tier=labels.HOST)
+    tensor = torch.empty(numel, dtype=dtype, pin_memory=device.type == "cuda")
+    return labels.label(tensor, category, name, tier=labels.HOST)
 
 
 STREAMS: dict[str, Any] = {"cuda": torch.cuda}
@@ -46,24 +45,24 @@ class CopyStreams:
         if self._cuda is not None:
             self._down, self._up = self._cuda.Stream(), self._cuda.Stream()
         self._fetched: Any = None
-        self._leaving: deque[tuple[Any, Callable[[], None]]] = deque()
+        self._being_read: deque[tuple[Any, Callable[[], None]]] = deque()
 
-    def down(self, place: torch.Tensor, source: torch.Tensor) -> Any:
-        """place := source, of the same dtype; returns the event at its end, or None if it has ended."""
-        return self._copy(place, source, "_down")
+    def down(self, target: torch.Tensor, source: torch.Tensor) -> Any:
+        """target := source, of the same dtype; returns the event at its end, or None if it has ended."""
+        return self._copy(target, source, "_down")
 
-    def up(self, place: torch.Tensor, source: torch.Tensor) -> Any:
+    def up(self, target: torch.Tensor, source: torch.Tensor) -> Any:
         """Copies from the host to the device, as `down` does the other way."""
-        return self._copy(place, source, "_up")
+        return self._copy(target, source, "_up")
 
-    def _copy(self, place: torch.Tensor, source: torch.Tensor, way: str) -> Any:
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, way: str) -> Any:
         if self._cuda is None:
-            place.copy_(source)
+            target.copy_(source)
             return None
         stream = getattr(self, way)
         stream.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(stream):
-            place.copy_(source, non_blocking=True)
+            target.copy_(source, non_blocking=True)
         return stream.record_event()
 
     def release(self, end: Any, give_back: Callable[[], None]) -> None:
@@ -71,18 +70,18 @@ class CopyStreams:
         wait for this copy, but at most for the one before it.
         """
         self.release_all()
-        self._leaving.append((end, give_back))
+        self._being_read.append((end, give_back))
 
     def release_all(self) -> None:
         """Gives all such memory back, in the order of the compute stream, which then waits for the copies."""
-        while self._leaving:
-            end, give_back = self._leaving.popleft()
+        while self._being_read:
+            end, give_back = self._being_read.popleft()
             end.wait()
             give_back()
 
-    def fetch(self, place: torch.Tensor, source: torch.Tensor) -> None:
-        """place := source (in host memory), in the current stream, before any later work there."""
-        place.copy_(source, non_blocking=True)
+    def fetch(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """target := source (in host memory), in the current stream, before any later work there."""
+        target.copy_(source, non_blocking=True)
         if self._cuda is not None:
             self._fetched = self._cuda.current_stream().record_event()
 
@@ -147,9 +146,9 @@ class HostGradients(GradientSink):
         wait_for(end)
 
     def held_tensors(self) -> Iterator[labels.Held]:
-        for one in (self._kept, self._spare):
-            if one is not None:
-                yield labels.Held(one, labels.GRADIENTS, self._unit.name, self.tier)
+        for gradients in (self._kept, self._spare):
+            if gradients is not None:
+                yield labels.Held(gradients, labels.GRADIENTS, self._unit.name, self.tier)
 
     def put_aside(self) -> None:
         """See HostPlacement.put_gradients_aside. Two tensors alternate, so that a step allocates nothing."""
@@ -163,54 +162,43 @@ ON_THEIR_WAY_UP = "on their way up"
 
 
 class Upload:
-    """Copies parameters up: rounded in host memory, in one of two pinned buffers, and copied from there."""
+    """Copies parameters up: rounded in host memory, in one of two pinned buffers, and copied from there.
 
-    PLACES = 2
+    `copies`: False if the parameter shards are in host memory too, so that nothing is copied up.
+    """
 
-    def __init__(self, device: torch.device, streams: CopyStreams) -> None:
-        self.device = device
-        self._streams = streams
+    BUFFERS, BUFFER_NUMEL = 2, 2**20
+
+    def __init__(self, device: torch.device, streams: CopyStreams, copies: bool) -> None:
+        self._device, self._streams, self._copies = device, streams, copies
         self._pinned: dict[tuple[torch.dtype, int], tuple[torch.Tensor, Any]] = {}
         self._next = 0
-        self._most = 2**20
 
     def held_tensors(self) -> Iterator[labels.Held]:
         """Yields the pinned buffers."""
         for rounded, _ in self._pinned.values():
             yield labels.Held(rounded, labels.PARAMETERS, ON_THEIR_WAY_UP, labels.HOST)
 
-    def send(self, place: torch.Tensor, master: torch.Tensor) -> Any:
-        """place := master, rounded. Returns the event after which `master` may change, or None if it may change now."""
-        if place.dtype == master.dtype:
-            return self._streams.up(place, master)
-        for start in range(0, place.numel(), self._most):
-            piece = slice(start, min(start + self._most, place.numel()))
-            key = (place.dtype, self._next % self.PLACES)
+    def send(self, target: torch.Tensor, master: torch.Tensor) -> Any:
+        """target := master, rounded. Returns the event after which `master` may change; None if it may change now."""
+        if not self._copies:
+            self._streams.wait_for_fetches()
+            target.copy_(master)
+            return None
+        if target.dtype == master.dtype:
+            return self._streams.up(target, master)
+        for start in range(0, target.numel(), self.BUFFER_NUMEL):
+            piece = slice(start, min(start + self.BUFFER_NUMEL, target.numel()))
+            key = (target.dtype, self._next % self.BUFFERS)
             self._next += 1
             rounded, end = self._pinned.get(key, (None, None))
             if rounded is None:
-                rounded = host_tensor(self._most, place.dtype, self.device, labels.PARAMETERS, ON_THEIR_WAY_UP)
+                rounded = host_tensor(self.BUFFER_NUMEL, target.dtype, self._device, labels.PARAMETERS, ON_THEIR_WAY_UP)
             wait_for(end)
             part = rounded.narrow(0, 0, piece.stop - piece.start)
             part.copy_(master[piece])
-            self._pinned[key] = rounded, self._streams.up(place[piece], part)
+            self._pinned[key] = rounded, self._streams.up(target[piece], part)
         return None
-
-
-class NoUpload:
-    """Replaces an upload if the parameter shards are in host memory too, so that nothing is copied up."""
-
-    def __init__(self, streams: CopyStreams) -> None:
-        self._streams = streams
-
-    def held_tensors(self) -> Iterator[labels.Held]:
-        """Yields nothing: it needs no buffers."""
-        return iter(())
-
-    def send(self, place: torch.Tensor, master: torch.Tensor) -> Any:
-        """place := master, rounded."""
-        self._streams.wait_for_fetches()
-        place.copy_(master)
 
 
 class HostRange(ShardRange):
@@ -219,8 +207,7 @@ class HostRange(ShardRange):
     tier = labels.HOST
 
     def __init__(
-        self, placement: Placement, unit: UnitTensors, start: int, stop: int, device: torch.device,
-        upload: Upload | NoUpload,
+        self, placement: Placement, unit: UnitTensors, start: int, stop: int, device: torch.device, upload: Upload
     ) -> None:  # fmt: skip
         super().__init__(placement, unit, start, stop)
         self._device, self._upload = device, upload
@@ -238,9 +225,10 @@ class HostRange(ShardRange):
         """Sends the tile's parameters up when it is done."""
         with labels.on_tier(labels.HOST):
             yield
-        for one in tile:  # of several units
-            place = one.shard_range.unit.parameter_shard.narrow(0, one.segment.offset, one.segment.numel)
-            self._upload.send(place, flat_of(one.tensor))
+        for share in tile:  # of several units
+            parameters = share.shard_range.unit.parameter_shard
+            target = parameters.narrow(0, share.segment.offset, share.segment.numel)
+            self._upload.send(target, flat_of(share.tensor))
 
 
 class TieredPlacement(Placement):
@@ -254,7 +242,7 @@ class TieredPlacement(Placement):
         self._policy, self._device = policy, device
         self._streams = CopyStreams(device)
         self.keeps_parameters = not policy.parameters
-        self._upload = NoUpload(self._streams) if policy.parameters else Upload(device, self._streams)
+        self._upload = Upload(device, self._streams, copies=not policy.parameters)
 
     def held_tensors(self) -> Iterator[labels.Held]:
         yield from super().held_tensors()
@@ -267,10 +255,10 @@ class TieredPlacement(Placement):
         stop, most = self.offloaded_numel(unit), unit.shard_numel
         if not self._policy.optimizer:
             return [ShardRange(self, unit, 0, most)]
-        return self.leaving_ranges(unit, stop) + [ShardRange(self, unit, stop, most)] * (stop < most)
+        return self.offloaded_ranges(unit, stop) + [ShardRange(self, unit, stop, most)] * (stop < most)
 
-    def leaving_ranges(self, unit: UnitTensors, stop: int) -> list[ShardRange]:
-        """The ranges of the first `stop` elements of a unit's shard, which leave the device."""
+    def offloaded_ranges(self, unit: UnitTensors, stop: int) -> list[ShardRange]:
+        """Returns the ranges of the first `stop` elements of a unit's shard, which leave the device."""
         raise NotImplementedError
 
 
@@ -282,7 +270,7 @@ class HostPlacement(TieredPlacement):
         self._host_shards: set[UnitTensors] = set()
         self._sinks: list[HostGradients] = []
 
-    def leaving_ranges(self, unit: UnitTensors, stop: int) -> list[ShardRange]:
+    def offloaded_ranges(self, unit: UnitTensors, stop: int) -> list[ShardRange]:
         return [HostRange(self, unit, 0, stop, self._device, self._upload)]
 
     def new_sink(self, unit: UnitTensors) -> HostGradients | None:
@@ -317,11 +305,11 @@ class HostPlacement(TieredPlacement):
     def has_parameters(self, unit: UnitTensors) -> bool:
         return unit not in self._host_shards
 
-    def fetch(self, unit: UnitTensors, place: torch.Tensor) -> None:
+    def fetch(self, unit: UnitTensors, target: torch.Tensor) -> None:
         if self.keeps_parameters:
-            super().fetch(unit, place)
+            super().fetch(unit, target)
         else:
-            self._streams.fetch(place, unit.parameter_shard)
+            self._streams.fetch(target, unit.parameter_shard)
 
     def settle(self) -> None:
         self._streams.join()

@@ -1,4 +1,4 @@
-"""Where a rank keeps its part of the model states: on the device, or in another tier.
+"""Where a rank keeps its part of the model states: on the device, or in another tier, by the caller's policy.
 
 [Note: shard ranges]
 The optimizer's side of a unit's shard consists of *ranges*, [start, stop) of its elements, each in one tier::
@@ -16,8 +16,10 @@ device: one range per unit, and no sink. cpu.py and nvme.py implement the other 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
@@ -29,6 +31,88 @@ from ..layout import Segment
 from ..parameters.unseen import UnseenWrites
 from ..parameters.versions import fingerprint
 from ..unit_tensors import UnitTensors
+
+LEAST_BUFFERS = 8
+"""Buffers that one chunk may need at the same time: its master, gradients and rounded parameters, and up to 5 states.
+Reading ahead leaves this many free, so that current reads never wait for later ones.
+"""
+
+
+@dataclass(frozen=True)
+class Offload:
+    """The model states that leave the device.
+
+    `optimizer`      masters and states of `fraction` of every shard, with their update
+    `gradients`      gradients of the same elements, after their reduction
+    `parameters`     shards of stage 3
+    `delayed_after`  the step after which updates are one step late (optim/delayed_update.py); None: never
+    """
+
+    optimizer: bool = True
+    gradients: bool = True
+    parameters: bool = False
+    fraction: float = 1.0
+    delayed_after: int | None = None
+
+    def check(self, strategy: str, leaves: Collection[str]) -> None:
+        """Raises ValueError for invalid options. `leaves`: states that may leave the device under `strategy`."""
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"offload.fraction: {self.fraction!r} cannot be; use a part of 1 above 0")
+        if not (self.optimizer or self.gradients or self.parameters):
+            raise ValueError("offload: nothing is to leave; name optimizer, gradients or parameters")
+        if self.fraction < 1 and not self.optimizer:
+            raise ValueError(f"offload.fraction: {self.fraction!r} is a part of the optimizer; let the optimizer leave")
+        if not leaves:
+            raise ValueError(f"offload: {strategy} does not offload; use zero1, zero2 or zero3")
+        if self.parameters and "parameters" not in leaves:
+            raise ValueError(f"offload.parameters: {strategy} has whole parameters on every rank; use zero3")
+        if self.delayed_after is not None and not (self.optimizer and self.gradients and self.fraction == 1):
+            raise ValueError(
+                "offload.delayed_after: an update can run behind a forward only if it runs on the host alone; let"
+                " optimizer and gradients leave, with fraction=1"
+            )
+
+    def part_of(self, shard_numel: int, align: int) -> int:
+        """Returns the number of elements of a shard that leave the device."""
+        part = math.ceil(shard_numel * self.fraction)
+        return min(shard_numel, -(-part // align) * align)
+
+
+@dataclass(frozen=True)
+class NvmeOffload(Offload):
+    """The model states that are moved to files below the folder `path`.
+
+    `block_bytes`  size of one buffer
+    `buffers`      their number: Adam's pipeline needs 12, since one chunk is updated, one read, one written; with
+                   8 these run one after the other
+    `depth`        requests that are at the disk concurrently
+    `direct`       past the page cache, if the file system supports it
+    """
+
+    path: str = ""
+    block_bytes: int = 4 * 2**20
+    buffers: int = 16
+    depth: int = 8
+    direct: bool = True
+
+    def check(self, strategy: str, leaves: Collection[str]) -> None:
+        super().check(strategy, leaves)
+        if not self.path:
+            raise ValueError("offload.path: name the folder for files")
+        if self.gradients and not self.optimizer:
+            raise ValueError("offload.gradients: in files they need an optimizer there; let the optimizer leave, too")
+        if self.delayed_after is not None:
+            raise ValueError("offload.delayed_after: an update over files is not delayed; use offload=cpu")
+        if self.buffers < LEAST_BUFFERS:
+            raise ValueError(f"offload.buffers: {self.buffers} are too few; use at least {LEAST_BUFFERS}")
+        if self.depth < 1:
+            raise ValueError(f"offload.depth: {self.depth} cannot be; use at least 1")
+        if self.block_bytes < 4096 or self.block_bytes % 4096:
+            raise ValueError(f"offload.block_bytes: {self.block_bytes} cannot be; use a multiple of 4096")
+
+
+# -- where the states are ------------------------------------------------------------------------------------------
+
 
 COMPARED = {"cpu": 2**16, "cuda": 2**21}
 """Elements of a master that are compared with its parameters at a time: as many as a cache can hold."""
@@ -132,8 +216,8 @@ class ShardRange:
             if not (asks and torch.equal(written, part.to(written.dtype))):
                 follow_written(part, written)
             for first, last in loaded:
-                here = slice(max(0, first - self.start - start), max(0, last - self.start - start))
-                part[here].copy_(written[here])
+                overlap = slice(max(0, first - self.start - start), max(0, last - self.start - start))
+                part[overlap].copy_(written[overlap])
 
     def _written(self, start: int, part: torch.Tensor) -> torch.Tensor:
         """Returns the parameters for `part`, the master from element `start` of the range on, on its device."""
@@ -200,9 +284,9 @@ def _parts_of(tile: Sequence[PlacedSegment]) -> Iterator[MasterPart]:
     """Yields a tile's parts that have masters."""
     for shard_range, segments in groupby(tile, lambda segment: segment.shard_range):
         if not shard_range.is_parameters:
-            inside = [one.segment for one in segments]
-            start = inside[0].offset
-            stop = min(-(-(inside[-1].offset + inside[-1].numel) // 4) * 4, shard_range.stop)
+            *_, last = tile_segments = [segment.segment for segment in segments]
+            start = tile_segments[0].offset
+            stop = min(-(-(last.offset + last.numel) // 4) * 4, shard_range.stop)
             master = shard_range.segment(start, stop - start)
             yield shard_range.unit, start, master
 
@@ -244,8 +328,8 @@ class Placement:
     def adopt(self, unit: UnitTensors) -> None:
         """Makes the masters of a unit from its parameters."""
         self.ranges[unit] = self.new_ranges(unit)
-        for one in self.ranges[unit]:
-            one.make_master()
+        for shard_range in self.ranges[unit]:
+            shard_range.make_master()
 
     def new_ranges(self, unit: UnitTensors) -> list[ShardRange]:
         """Returns the ranges of a unit's shard, without masters."""
@@ -253,18 +337,18 @@ class Placement:
 
     def all_ranges(self) -> list[ShardRange]:
         """Returns the shard ranges of all units, in order."""
-        return [one for ranges in self.ranges.values() for one in ranges]
+        return [shard_range for ranges in self.ranges.values() for shard_range in ranges]
 
     def ranges_without_masters(self, unit: UnitTensors) -> list[tuple[int, int]]:
         """Returns the ranges [start, stop) of a unit's shard that `round_masters` does not restore."""
         if unit not in self.ranges:  # it is frozen
             return [(0, unit.shard_numel)]
-        return [(one.start, one.stop) for one in self.ranges[unit] if one.is_parameters]
+        return [(r.start, r.stop) for r in self.ranges[unit] if r.is_parameters]
 
     def held_tensors(self) -> Iterator[labels.Held]:
         """Yields the tensors placed here, without gradients."""
-        for one in self.all_ranges():
-            yield from one.held_tensors()
+        for shard_range in self.all_ranges():
+            yield from shard_range.held_tensors()
 
     def label_files(self) -> None:
         """Reports the bytes in files again, for an observer that registered after they were written."""
@@ -272,14 +356,10 @@ class Placement:
     def attach(self, optimizer: optim.Optimizer, segments: Sequence[PlacedSegment]) -> None:
         """Registers the `optimizer` whose states are placed here, and its new `segments`."""
 
-    def visit(self, tile: Sequence[PlacedSegment]) -> AbstractContextManager[None]:
-        """Makes masters, states and gradients of a tile available for an update inside."""
-        return tile[0].shard_range.visit(tile) if tile else nullcontext()
-
     def round_masters(self) -> None:
         """Sets the parameters to the rounded masters."""
-        for one in self.all_ranges():
-            one.round_master()
+        for shard_range in self.all_ranges():
+            shard_range.round_master()
 
     def follow(self, unit: UnitTensors, loaded: Collection[int], asks: bool = False) -> None:
         """Updates a unit's masters after its parameter shard was written to. `loaded`: parameters, by number, whose
@@ -290,24 +370,25 @@ class Placement:
         self.wait()
         self.settle()  # what was read ahead is old
         segments = unit.layout.segments(unit.rank)
-        ranges = [(one.offset, one.offset + one.numel) for one in segments if one.parameter in loaded]
-        for one in self.ranges.get(unit, []):  # a frozen unit has no masters
-            one.follow_parameters(ranges, asks)
-            one.note_parameters()  # else the next step finds this write again, perhaps while a delayed update runs
+        bounds = [(s.offset, s.offset + s.numel) for s in segments if s.parameter in loaded]
+        for shard_range in self.ranges.get(unit, []):  # a frozen unit has no masters
+            shard_range.follow_parameters(bounds, asks)
+            # else the next step finds this write again, perhaps while a delayed update runs
+            shard_range.note_parameters()
 
     def note_parameters(self, unit: UnitTensors) -> None:
         """Records the unit's parameter shard as the engine leaves it."""
-        for one in self.ranges.get(unit, []):
-            one.note_parameters()
+        for shard_range in self.ranges.get(unit, []):
+            shard_range.note_parameters()
 
     def may_be_written(self, unit: UnitTensors) -> bool:
         """Returns True if the unit's parameter shard may have been written to since."""
-        return any(one.may_be_written for one in self.ranges.get(unit, []))
+        return any(shard_range.may_be_written for shard_range in self.ranges.get(unit, []))
 
     def restore_absent(self) -> None:
         """Makes the tensors of absent masters read as NaN again, after a write to them."""
 
-    # -- places of parameter shards ---------------------------------------------------------------------------
+    # -- parameter shards -------------------------------------------------------------------------------------
 
     def keep_parameters(self, unit: UnitTensors, shard: torch.Tensor) -> torch.Tensor:
         """Returns the stored parameter shard of a unit, (shard_numel,): a copy of `shard`, which is on the device."""
@@ -320,13 +401,13 @@ class Placement:
         """Returns True if the unit's shard of parameters is on the device."""
         return True
 
-    def fetch(self, unit: UnitTensors, place: torch.Tensor) -> None:
-        """place := the unit's shard of parameters, for a gather."""
-        place.copy_(unit.parameter_shard, non_blocking=True)
+    def fetch(self, unit: UnitTensors, target: torch.Tensor) -> None:
+        """target := the unit's shard of parameters, for a gather."""
+        target.copy_(unit.parameter_shard, non_blocking=True)
 
-    def read(self, unit: UnitTensors, start: int, place: torch.Tensor) -> None:
-        """place := elements from `start` on of the unit's shard."""
-        place.copy_(unit.parameter_shard.narrow(0, start, place.numel()))
+    def read(self, unit: UnitTensors, start: int, target: torch.Tensor) -> None:
+        """target := elements from `start` on of the unit's shard."""
+        target.copy_(unit.parameter_shard.narrow(0, start, target.numel()))
 
     def put(self, unit: UnitTensors, start: int, values: torch.Tensor) -> None:
         """Elements from `start` on of the unit's shard := values."""
@@ -342,9 +423,9 @@ class Placement:
         most = COMPARED.get(values.device.type, COMPARED["cuda"])
         for part, written in zip(unit.parameter_shard[: values.numel()].split(most), values.split(most), strict=True):
             follow_written(part, written)
-        for one in unit.layout.segments(unit.rank) if loaded else ():
-            if one.parameter in loaded:
-                self.put(unit, one.offset, values.narrow(0, one.offset, one.numel))
+        for segment in unit.layout.segments(unit.rank) if loaded else ():
+            if segment.parameter in loaded:
+                self.put(unit, segment.offset, values.narrow(0, segment.offset, segment.numel))
 
     # -- order in time ----------------------------------------------------------------------------------------
 

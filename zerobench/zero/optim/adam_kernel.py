@@ -17,7 +17,7 @@ import torch
 import triton
 from triton import language as tl
 
-from ..precision import Part
+from ..precision import UpdatedShare
 
 COLUMNS = tl.constexpr(18)
 BLOCK = 4096
@@ -132,8 +132,9 @@ def _squares(table, segments, depth, sums, GRADIENT: tl.constexpr, ALIGNED: tl.c
 
 
 def update(
-    parts: Sequence[Part], factor: torch.Tensor | None, found_inf: torch.Tensor | None, flags: torch.Tensor | None
-) -> None:
+    parts: Sequence[UpdatedShare], factor: torch.Tensor | None, found_inf: torch.Tensor | None,
+    flags: torch.Tensor | None,
+) -> None:  # fmt: skip
     """Updates `parts` of the same dtypes, as one_pass.Kernels specifies."""
     first, rows, options = 0, list[list[int]](), dict[int, list[int]]()
     for part in parts:
@@ -144,7 +145,7 @@ def update(
             part.master, part.gradient, state["exp_avg"], state["exp_avg_sq"], state.get("max_exp_avg_sq"),
             state["step"], part.parameter, lr if _is_read(lr, part.master.device) else None,
         )  # fmt: skip
-        addresses = [0 if one is None else one.data_ptr() for one in tensors]
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         flag = 0 if flags is None else flags.data_ptr() + 4 * part.number
         rows.append([first, part.master.numel(), *addresses, *options[id(part.group)], flag])
         first += triton.cdiv(part.master.numel(), BLOCK)

@@ -26,9 +26,8 @@ from .. import labels
 from ..offload.cpu import HostPlacement
 from ..offload.placement import Placement
 from ..precision import Share, shaped_as
-from . import segments as facts
 from .segments import OptimizerSegment
-from .step_by_tiles import stand_in, step_without_update, update_silently
+from .step_by_tiles import Facts, facts_of, follow_facts, stand_in, step_without_update, update_silently
 from .update import Update
 
 Thread = labels.EngineThread
@@ -58,23 +57,20 @@ class Pending:
     tiles: Sequence[Sequence[PendingShare]]
     coefficient: torch.Tensor | float | None
     optimizer: optim.Optimizer
-    before: facts.Facts
+    before: Facts
     thread: threading.Thread | None = None
     error: BaseException | None = None
 
-    def run(self, begin: Callable[[], None]) -> None:
-        """Updates the masters after `begin`; an error is kept, and raised when the update is waited for."""
+    def run(self, wait: Callable[[], None]) -> None:
+        """Updates the masters after `wait`, which waits for all that the last update sent up; an error is kept, and
+        raised when the update is waited for.
+        """
         try:
             with torch.no_grad():
-                begin()
+                wait()
                 update_silently(self.optimizer, self.tiles, self.coefficient)
         except BaseException as error:
             self.error = error
-
-    @property
-    def options(self) -> list[dict[str, Any]]:
-        """The options of each parameter group at the time of its step."""
-        return [_options(group) for group in self.optimizer.param_groups]
 
 
 class UpdateSchedule:
@@ -100,29 +96,29 @@ class UpdateSchedule:
             return self._update.run()
         self._update.prepare()
         # 1 the masters become those of the step before, which checkpoints and hooks of this step will see
-        finished = self._complete()
+        completed = self._complete()
         # 2 in place of the update, so that the caller's hooks run in their step and schedulers see its options
         with self._update.running():
-            step_without_update(self._update.optimizer, self._put_aside)
+            step_without_update(self._update.optimizer, self._postpone)
         # 3 the parameters follow
-        if finished:
+        if completed:
             self._placement.round_masters()
-        return finished
+        return completed
 
     def launch(self) -> None:
         """Starts the pending update when a training forward starts."""
         pending = self.pending
         if pending is not None and pending.thread is None:
-            pending.thread = Thread(target=pending.run, args=(self._begin,), name="delayed update")
+            pending.thread = Thread(target=pending.run, args=(self._placement.wait,), name="delayed update")
             self._update.is_running = True
             pending.thread.start()
 
     def finish(self) -> bool:
         """Makes the pending update, if any, and updates the parameters. Returns True if one was pending."""
-        finished = self._complete()
-        if finished:
+        completed = self._complete()
+        if completed:
             self._placement.round_masters()
-        return finished
+        return completed
 
     def _complete(self) -> bool:
         """Makes or awaits the pending update, without updating parameters. Returns True if one was pending."""
@@ -130,12 +126,12 @@ class UpdateSchedule:
         if pending is None:
             return False
         if pending.thread is None:
-            pending.run(self._begin)
+            pending.run(self._placement.wait)
         else:
             self._join(pending.thread)
         if pending.error is not None:
             raise pending.error
-        facts.follow(self._update.optimizer, pending.before, facts.read(pending.optimizer))
+        follow_facts(self._update.optimizer, pending.before, facts_of(pending.optimizer))
         return True
 
     def forget(self) -> None:
@@ -154,11 +150,7 @@ class UpdateSchedule:
         thread.join()
         self._update.is_running = False
 
-    def _begin(self) -> None:
-        """Waits for everything that the last update sent up: then the masters may change."""
-        self._placement.wait()
-
-    def _put_aside(self) -> None:
+    def _postpone(self) -> None:
         """Makes the current gradients pending."""
         assert isinstance(self._placement, HostPlacement)
         self._placement.settle_gradients()
@@ -167,7 +159,10 @@ class UpdateSchedule:
         coefficient = self._update.scaling.coefficient
         if isinstance(coefficient, torch.Tensor):  # the host has just waited for gradients that came after it
             coefficient = float(coefficient)
-        options = [_options(group) for group in self._update.optimizer.param_groups]
+        options = [
+            {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in _options(group).items()}
+            for group in self._update.optimizer.param_groups
+        ]
         self.pending = self._new_pending(tiles, coefficient, options)
 
     def _new_pending(
@@ -175,9 +170,9 @@ class UpdateSchedule:
     ) -> Pending:
         """Returns a pending update with these options and the optimizer's states; later changes do not affect it."""
         optimizer = self._update.optimizer
-        groups = [{**group, **one} for group, one in zip(optimizer.param_groups, options, strict=True)]
+        groups = [group | saved for group, saved in zip(optimizer.param_groups, options, strict=True)]
         then = stand_in(optimizer, groups)
-        return Pending(tiles, coefficient, then, facts.read(then))
+        return Pending(tiles, coefficient, then, facts_of(then))
 
     # -- writes and checkpoints ----------------------------------------------------------------------------------
 
@@ -208,7 +203,10 @@ class UpdateSchedule:
         if self.pending is None:
             return {"steps": self._steps}
         coefficient = None if self.pending.coefficient is None else float(self.pending.coefficient)
-        options = [_plain(one) for one in self.pending.options]
+        options = [
+            {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in _options(group).items()}
+            for group in self.pending.optimizer.param_groups
+        ]
         return {"steps": self._steps, "pending": {"coefficient": coefficient, "options": options}}
 
     def restart(self, steps: int) -> None:
@@ -221,31 +219,23 @@ class UpdateSchedule:
     def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], described: dict[str, Any]) -> None:
         """Makes an update by these gradients pending; if updates are never late, it is made now."""
         if self._delayed_after is None:
-            self._make(gradients, described["coefficient"])
+            for segment, gradient in gradients.items():
+                segment.tensor.grad = shaped_as(segment.tensor, gradient).to(segment.tensor)
+                if described["coefficient"] is not None:
+                    segment.tensor.grad.mul_(described["coefficient"])
+            with self._update.running():
+                self._update.optimizer.step()
+            for segment in gradients:
+                segment.tensor.grad = None
             return
         self._steps = max(self._steps, self._delayed_after)  # a step that was delayed has been taken
         tiles = [[PendingShare(s, gradients.get(s)) for s in tile] for tile in self._update.tiles]
         options = [
-            {key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}
-            for one in described["options"]
+            {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
+            for group in described["options"]
         ]
         self.pending = self._new_pending(tiles, described["coefficient"], options)
 
-    def _make(self, gradients: dict[OptimizerSegment, torch.Tensor], coefficient: float | None) -> None:
-        for segment, gradient in gradients.items():
-            segment.tensor.grad = shaped_as(segment.tensor, gradient).to(segment.tensor)
-            if coefficient is not None:
-                segment.tensor.grad.mul_(coefficient)
-        with self._update.running():
-            self._update.optimizer.step()
-        for segment in gradients:
-            segment.tensor.grad = None
-
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in kept.items()}
-
-
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in options.items()}
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn, optim
 
-from .owned import OWNED
+from .segments import OWNED
 from .step_by_tiles import raw_step
 
 REST = ("not_2d", "embeddings", "head")
@@ -71,7 +71,7 @@ class MuonWithAdamW(optim.Optimizer):
                 loss = closure()
         for owned, kind in self.parts.items():
             part: optim.Optimizer = object.__new__(kind)  # over the same groups and states
-            vars(part).update(vars(self), param_groups=[one for one in self.param_groups if one[OWNED] is owned])
+            vars(part).update(vars(self), param_groups=[group for group in self.param_groups if group[OWNED] is owned])
             with _unstacked(part) if kind is optim.Muon else nullcontext():
                 raw_step(part)
         return loss
@@ -123,19 +123,20 @@ def split(model: nn.Module, rest: Sequence[str]) -> tuple[list[nn.Parameter], li
         raise ValueError(f"the list of parameters for AdamW is empty; use words of {', '.join(WORDS)}, and names")
     taken: set[nn.Parameter] = set()
     for entry in rest:
-        mine = _meant(model, entry, named)
-        if not mine and entry not in WORDS:
+        matching = _matching(model, entry, named)
+        if not matching and entry not in WORDS:
             near = get_close_matches(entry, [*WORDS, *named], n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"use words of {', '.join(WORDS)}, or names of parameters"
             raise ValueError(f"{entry!r} is no trainable parameter of {type(model).__name__}; {hint}")
-        taken.update(mine)
+        taken.update(matching)
     matrices = [p for p in named.values() if p not in taken]
     allowed = DIMENSIONS[STACKS] if STACKS in rest else (2,)  # a 3-D parameter may also be a convolution's
     flat = next((name for name, p in named.items() if p not in taken and p.dim() not in allowed), None)
     if flat is not None:
         stacks = f"; {STACKS} in place of not_2d leaves Muon stacks of matrices" if named[flat].dim() == 3 else ""
-        words = f"{flat} has {named[flat].dim()} dimensions, and Muon takes matrices alone; add not_2d, or it{stacks}"
-        raise ValueError(words)
+        raise ValueError(
+            f"{flat} has {named[flat].dim()} dimensions, and Muon takes matrices alone; add not_2d, or it{stacks}"
+        )
     if not matrices:
         raise ValueError(
             f"it takes every parameter of {type(model).__name__}, and leaves no matrix for Muon; use adamw"
@@ -143,11 +144,11 @@ def split(model: nn.Module, rest: Sequence[str]) -> tuple[list[nn.Parameter], li
     return matrices, [p for p in named.values() if p in taken]
 
 
-def _meant(model: nn.Module, entry: str, named: dict[str, nn.Parameter]) -> list[nn.Parameter]:
+def _matching(model: nn.Module, entry: str, named: dict[str, nn.Parameter]) -> list[nn.Parameter]:
     if entry in DIMENSIONS:
         return [p for p in named.values() if p.dim() not in DIMENSIONS[entry]]
     if entry in REST:
         kind = nn.Embedding if entry == "embeddings" else nn.Linear
-        found: list[Any] = [module.weight for module in model.modules() if isinstance(module, kind)]
-        return found if entry == "embeddings" else found[-1:]
+        weights: list[Any] = [module.weight for module in model.modules() if isinstance(module, kind)]
+        return weights if entry == "embeddings" else weights[-1:]
     return [p for name, p in named.items() if fnmatchcase(name, entry)]

@@ -21,7 +21,7 @@ from torch import optim
 
 from .. import labels
 from ..parameters.versions import Versions
-from ..precision import LOOKS_ITSELF, Part, Share, is_fused
+from ..precision import LOOKS_ITSELF, Share, UpdatedShare, is_fused
 from .step_by_tiles import step_with
 
 TOLERANCE_ULPS = 2
@@ -32,7 +32,7 @@ class Kernels(Protocol):
     """The kernels of a device."""
 
     def update(
-        self, parts: Sequence[Part], factor: torch.Tensor | None, found_inf: torch.Tensor | None,
+        self, parts: Sequence[UpdatedShare], factor: torch.Tensor | None, found_inf: torch.Tensor | None,
         flags: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """Updates `parts` of the same dtypes, and counts the step; changes nothing if `found_inf` is not 0."""
@@ -68,7 +68,7 @@ def _difference(kernels: Kernels, device: torch.device) -> str:
     others = [torch.nn.Parameter(master.clone()) for master in masters]
     optimizer = optim.AdamW(others, lr=1e-3, weight_decay=0.1, fused=True)
     halves, (group,) = [(master.bfloat16(), master.bfloat16()) for master in masters], optimizer.param_groups
-    parts = [Part(m, *pair, new_state(m, False), group, 0) for m, pair in zip(masters, halves, strict=True)]
+    parts = [UpdatedShare(m, *pair, new_state(m, False), group, 0) for m, pair in zip(masters, halves, strict=True)]
     flags, factor = torch.zeros(1, dtype=torch.int32, device=device), torch.full((), 0.5, device=device)
     for _ in range(3):
         for (gradient, _), other in zip(halves, others, strict=True):
@@ -107,9 +107,7 @@ class OnePass:
     @classmethod
     def of(cls, optimizer: optim.Optimizer, shares: Sequence[Share], device: torch.device) -> OnePass | None:
         """Returns the update; None if there is no kernel for it."""
-        here = all(
-            one.tier == labels.DEVICE and not one.crosses and one.tensor.dtype == torch.float32 for one in shares
-        )
+        here = all(s.tier == labels.DEVICE and not s.crosses and s.tensor.dtype == torch.float32 for s in shares)
         if device.type not in KERNELS or type(optimizer) not in LOOKS_ITSELF or not is_fused(optimizer) or not here:
             return None
         kernels = KERNELS[device.type](device)
@@ -138,7 +136,7 @@ class OnePass:
                 used.append(share)
                 if not (state := self._optimizer.state[share.tensor]):
                     state.update(new_state(share.tensor.detach(), group["amsgrad"]))
-                parts.append(Part(share.tensor.detach(), gradient, share.rounded, state, group, number))
+                parts.append(UpdatedShare(share.tensor.detach(), gradient, share.rounded, state, group, number))
         labels.updates(used)
         factor = torch.full((), coefficient, device=self._device) if isinstance(coefficient, float) else coefficient
         found_inf = getattr(self._optimizer, "found_inf", None)

@@ -5,23 +5,27 @@ steps, and parameter groups would lose their meaning. Segments preserve both.
 
 `guard` rejects uses of such an optimizer as one of whole parameters.
 
-[Note: facts]
-Facts are an optimizer's values besides the states of parameters: numbers in its groups and attributes.
+[Note: Owned]
+Newton-Schulz, or another function of a whole matrix, needs all of it on one rank. With `owned=True` in a parameter
+group, each of its matrices is *owned*: its gradient is reduced only to its owner, which updates it and sends the new
+values to all. That is one reduction and one gather per matrix, with the volume of an elementwise optimizer: 2ψ under
+stages 1 and 2, 3ψ under stage 3. Only the owner has the states, whole.
 
-    read      returns the current facts
-    put       restores facts that were read, and deletes newer ones
-    changed   compares two readings
+    owners    of all matrices, the costliest first, each to the rank with the least load so far (LPT; Graham 1969)
+    segments  of an owned parameter: the whole parameter, in its own shape, on its owner, and none elsewhere
 
-A fact is a number, a text, a tuple of them, or a tensor of one element, which stays the same tensor.
+Groups with `owned=False` stay elementwise, cut anywhere. A user's own optimizer, such as Shampoo or SOAP, has its
+matrices owned by the same key.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial, wraps
+from math import prod
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn, optim
@@ -34,7 +38,9 @@ from ..modules.wrapping import in_normal_mode
 from ..offload.placement import ShardRange
 from ..precision import IS_PART, Share, shaped_as
 from ..units.bucket import GradientBucket
-from .owned import OWNED, says_who_owns
+
+OWNED = "owned"
+"""The key in a parameter group: True if its parameters are owned, False if they are elementwise."""
 
 ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam,
@@ -60,7 +66,7 @@ class OptimizerSegment(Share):
     """A segment as the optimizer sees it: `tensor` is a view of the master of a range of its unit's shard.
 
     It has `ndim` dimensions, all of size 1 except the last, for rules such as "decay if p.ndim >= 2"; an owned
-    parameter (owned.py), whose segment is the whole parameter, has the shape and strides of its `order`.
+    parameter, whose segment is the whole parameter, has the shape and strides of its `order`.
     """
 
     def __init__(
@@ -135,14 +141,15 @@ def check_optimizer(
     optimizer from outside torch is elementwise.
     """
     kind = type(optimizer)
-    why, cuts = why_not_sharded(kind.__name__), not all(group.get(OWNED) for group in optimizer.param_groups)
-    if kind not in ELEMENTWISE and not elementwise and (not says_who_owns(optimizer) or (why and cuts)):
+    why, owned = why_not_sharded(kind.__name__), [group.get(OWNED) for group in optimizer.param_groups]
+    unspecified = not all(isinstance(value, bool) for value in owned)
+    if kind not in ELEMENTWISE and not elementwise and (unspecified or (why and not all(owned))):
         why = why or "only torch.optim's elementwise optimizers are known to be shardable"
-        known = ", ".join(k.__name__ for k in ELEMENTWISE)
+        elementwise_names = ", ".join(k.__name__ for k in ELEMENTWISE)
         raise ValueError(
-            f"optimizer: {kind.__name__} cannot be sharded: {why}; use one of {known}, or zerobench.zero.MuonWithAdamW"
-            " (or pass elementwise=True for one of your own whose update is elementwise; if it needs whole matrices,"
-            " give each of its groups owned=True, or False)"
+            f"optimizer: {kind.__name__} cannot be sharded: {why}; use one of {elementwise_names}, or"
+            " zerobench.zero.MuonWithAdamW (or pass elementwise=True for one of your own whose update is elementwise;"
+            " if it needs whole matrices, give each of its groups owned=True, or False)"
         )
     held = {p for group in optimizer.param_groups for p in group["params"]}
     if held & {*ignored}:
@@ -303,147 +310,78 @@ def _check_states(own: tuple[int, int], optimizer: optim.Optimizer, saved: dict[
     """Raises ValueError if `saved` does not belong to this rank's segments. `own`: (rank, N)."""
     owner = tuple(saved.get(OWNER, own))  # as a file may have it, a list
     if owner != own:
-        raise _refusal("the states are those of rank {} of {}, and this is rank {} of {}".format(*owner, *own))
+        raise _state_error("the states are those of rank {} of {}, and this is rank {} of {}".format(*owner, *own))
     groups = zip(saved["param_groups"], optimizer.param_groups, strict=False)
-    for number, (theirs, ours) in enumerate(groups):
-        given, mine = theirs["params"], ours["params"]
-        if len(given) != len(mine):
-            raise _refusal(f"group {number} has {len(given)} parameters and this optimizer's {len(mine)} segments")
-        for key, segment in zip(given, mine, strict=True):
-            for name, value in _tensors_of(optimizer, saved["state"].get(key, {})):
-                wanted = segment.shape if (block := block_of(optimizer, name)) == 1 else (-(-len(segment) // block),)
-                if value.shape != wanted:
-                    words = f"{name!r} of parameter {key} is {tuple(value.shape)}, and here {tuple(wanted)}"
-                    raise _refusal(words)
+    for number, (saved_group, group) in enumerate(groups):
+        keys, segments = saved_group["params"], group["params"]
+        if len(keys) != len(segments):
+            raise _state_error(
+                f"group {number} has {len(keys)} parameters and this optimizer's {len(segments)} segments"
+            )
+        for key, segment in zip(keys, segments, strict=True) if type(optimizer) in ELEMENTWISE else ():
+            for name, value in saved["state"].get(key, {}).items():
+                if isinstance(value, torch.Tensor) and value.dim():  # one with an element for each of the parameter
+                    block = block_of(optimizer, name)
+                    shape = segment.shape if block == 1 else (-(-len(segment) // block),)
+                    if value.shape != shape:
+                        raise _state_error(
+                            f"{name!r} of parameter {key} is {tuple(value.shape)}, and here {tuple(shape)}"
+                        )
 
 
-@in_normal_mode
-def _own_states(optimizer: optim.Optimizer) -> None:
-    """Copies loaded states that were made in inference mode, which no later step could update."""
-    for state in filter(lambda one: isinstance(one, dict), optimizer.state.values()):
-        made = {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and v.is_inference()}
-        state.update({name: value.clone() for name, value in made.items()})
-
-
-def _tensors_of(optimizer: optim.Optimizer, state: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    """Returns the states with an element for each element of the parameter."""
-    found = [(name, value) for name, value in state.items() if isinstance(value, torch.Tensor) and value.dim()]
-    return found if type(optimizer) in ELEMENTWISE else []
-
-
-def _refusal(found: str) -> ValueError:
+def _state_error(why: str) -> ValueError:
     return ValueError(
-        f"optimizer.load_state_dict: {found}; the engine's optimizer takes what its own state_dict gave on the same"
+        f"optimizer.load_state_dict: {why}; the engine's optimizer takes what its own state_dict gave on the same"
         " rank, stage and N, not a plain run's states; every rank saves its own, or all call engine.save(path) and"
         " engine.load(path), for any stage and N"
     )
 
 
-ATTRIBUTES, STATE = "attributes", "state"
-_SIMPLE = (bool, int, float, complex, str, type(None))
+@in_normal_mode
+def _own_states(optimizer: optim.Optimizer) -> None:
+    """Copies loaded states that were made in inference mode, which no later step could update."""
+    for state in optimizer.state.values():
+        if isinstance(state, dict):
+            inferred = {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and v.is_inference()}
+            state.update({name: value.clone() for name, value in inferred.items()})
 
 
-class Fact(NamedTuple):
-    """`held`: the optimizer's value; `value`: the same, or a copy of a tensor."""
-
-    held: Any
-    value: Any
-
-    def equals(self, other: Fact) -> bool:
-        """Returns True if the values are equal; NaN equals NaN."""
-        mine, others = self.value, other.value
-        if isinstance(mine, torch.Tensor) and isinstance(others, torch.Tensor):
-            return torch.equal(mine, others) or bool(mine.isnan().all() and others.isnan().all())
-        return type(mine) is type(others) and bool(mine == others or (mine != mine and others != others))
+# -- whole matrices (see the note) ---------------------------------------------------------------------------------
 
 
-Facts = dict[tuple[int | str, str], Fact]
-"""(number of a group, or ATTRIBUTES or STATE; key) -> its fact."""
-
-
-def read(optimizer: optim.Optimizer) -> Facts:
-    """Returns all facts of an optimizer."""
-    return {
-        (place, key): Fact(held, held.detach().clone() if isinstance(held, torch.Tensor) else held)
-        for place, mapping in _places(optimizer).items()
-        for key, held in mapping.items()
-        if isinstance(key, str) and _is_fact(held)
-    }
-
-
-def put(optimizer: optim.Optimizer, facts: Facts) -> None:
-    """Sets the optimizer's facts to `facts`."""
-    places = _places(optimizer)
-    for place, key in read(optimizer).keys() - facts.keys():
-        del places[place][key]
-    for (place, key), fact in facts.items():
-        places[place][key] = fact.held
-        if isinstance(fact.held, torch.Tensor):
-            fact.held.detach().copy_(fact.value)
-
-
-def changed(before: Facts, after: Facts) -> Facts:
-    """Returns the entries of `after` that are new or different."""
-    return {at: fact for at, fact in after.items() if at not in before or not fact.equals(before[at])}
-
-
-def follow(optimizer: optim.Optimizer, before: Facts, after: Facts) -> None:
-    """Applies changes by another optimizer, which started with `before`, except to facts that were changed here too."""
-    if type(optimizer) in ELEMENTWISE:
-        return
-    mine = read(optimizer)
-    moved = changed(before, mine)
-    news = {at: fact for at, fact in changed(before, after).items() if at not in moved}
-    for at, fact in news.items():
-        if at in mine and isinstance(mine[at].held, torch.Tensor):
-            news[at] = Fact(mine[at].held, fact.value)
-    put(optimizer, mine | news)
-
-
-class FactsOfParts:
-    """An update in parts, each of which starts with the same facts; changes by any part are in effect at the end.
-
-    torch's own optimizers change no facts, and are skipped.
+def cost_of(shape: Sequence[int]) -> int:
+    """Returns the multiplications and additions of one Newton-Schulz iteration on an (m, n) matrix, m ≤ n: X Xᵀ, its
+    square, and the product with X: 4m²n + 2m³. Of a stack, (experts, m, n), those of all its matrices.
     """
-
-    def __init__(self, optimizer: optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._is_asked = type(optimizer) not in ELEMENTWISE
-        self._changes: Facts = {}
-        self._before: Facts = {}
-
-    def begin(self) -> None:
-        """Starts the first part."""
-        if self._is_asked:
-            self._before = read(self._optimizer)
-
-    def end_part(self) -> None:
-        """Ends a part, before another. Raises RuntimeError if two parts disagree."""
-        if self._is_asked:
-            self._note()
-            put(self._optimizer, self._before)
-
-    def end(self) -> None:
-        """Ends the last part."""
-        if self._is_asked:
-            self._note()
-            put(self._optimizer, self._before | self._changes)
-
-    def _note(self) -> None:
-        for at, fact in changed(self._before, read(self._optimizer)).items():
-            known = self._changes.setdefault(at, fact)
-            if not known.equals(fact):
-                raise RuntimeError(
-                    f"optimizer: {type(self._optimizer).__name__} changed {at[1]!r} to {known.value} by some parameters"
-                    f" and to {fact.value} by others; an update that mixes parameters cannot be sharded"
-                )
+    m, n = sorted(shape[-2:])
+    return prod(shape[:-2]) * (4 * m * m * n + 2 * m**3)
 
 
-def _places(optimizer: optim.Optimizer) -> dict[int | str, dict[Any, Any]]:
-    return {**dict(enumerate(optimizer.param_groups)), ATTRIBUTES: vars(optimizer), STATE: optimizer.state}
+def assign(costs: Sequence[int], ranks: int) -> list[int]:
+    """Returns the owner of each matrix: the costliest first, each to the rank with the least load so far. Ties go to
+    the lowest rank, and to the first matrix.
+    """
+    loads, owner = [0] * ranks, [0] * len(costs)
+    for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
+        owner[number] = rank = loads.index(min(loads))
+        loads[rank] += costs[number]
+    return owner
 
 
-def _is_fact(held: Any) -> bool:
-    if isinstance(held, torch.Tensor):
-        return held.numel() == 1
-    return all(isinstance(one, _SIMPLE) for one in held) if isinstance(held, tuple) else isinstance(held, _SIMPLE)
+def owned_by(optimizer: optim.Optimizer) -> set[nn.Parameter]:
+    """Returns the parameters in groups with `owned=True`."""
+    return {p for group in optimizer.param_groups if group.get(OWNED) for p in group["params"]}
+
+
+def owners_of(held: set[nn.Parameter], trainable: Iterable[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
+    """Returns the owner of every trainable parameter in `held`. Raises ValueError for one that is neither a matrix nor
+    a stack of matrices, which one rank owns together.
+    """
+    owned = [p for p in trainable if p in held and p.numel()]
+    for parameter in owned:
+        if parameter.dim() not in (2, 3):
+            raise ValueError(
+                f"optimizer: a parameter of shape {tuple(parameter.shape)} is in a group with owned=True, which is for"
+                " matrices, and stacks of them"
+            )
+    return dict(zip(owned, assign([cost_of(p.shape) for p in owned], ranks), strict=True))

@@ -3,7 +3,7 @@
     agree     which parameters have a gradient anywhere            one small all-reduce
     check     with loss scaling: did any gradient overflow?        one small all-reduce
     clip      if asked: the norm over all shards                   one small all-reduce
-    update    torch's optimizer, over the segments of the shards     its step runs in step_by_tiles.py
+    update    torch's optimizer, over the segments of the shards   by one kernel, or tile by tile (step_by_tiles.py)
 
 None of these steps waits for a GPU: flags are sent between the hosts if the process group can (backend
 "cpu:gloo,cuda:nccl"; with "nccl" alone the host waits once per step), norms stay on the device, and so does the
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import groupby
 from typing import Any, NoReturn
 
@@ -30,8 +30,7 @@ from ..offload.placement import Placement, ShardRange
 from ..precision import GradientScaling, LossScaling, is_fused, norm_over_ranks, sum_of_powers, tiles_of
 from ..units.unit import Unit, align_numel
 from .one_pass import OnePass
-from .owned import OWNED
-from .segments import STEP, OptimizerSegment, Waiting, dimensions, guard, set_aside, swap_parameters
+from .segments import OWNED, STEP, OptimizerSegment, Waiting, dimensions, guard, set_aside, swap_parameters
 from .step_by_tiles import ONE_PASS, TILE_BYTES, TileBuffers, update_tiles
 
 
@@ -39,7 +38,6 @@ class Update:
     """The optimizer over this rank's segments.
 
     `used`        parameters, by number, with a gradient on this rank; after `agree`, on any rank
-    `most`        elements of a tile at most; None: there is one tile
     `one_pass`    the update by one kernel; None: by tiles
     `waiting`     the frozen parameters of the optimizer's groups, for which it has nothing yet
     `is_running`  True while the optimizer runs, in any thread; `is_stepping`: in `step`, not behind a forward
@@ -82,17 +80,18 @@ class Update:
         # One permanent tensor: a gloo thread may release what it sent at any time, and memory would vary between runs.
         device = self.comm.flags_device or self._device
         self._used_flags = torch.zeros(len(self.trainable), dtype=torch.int32, device=device)
-        self.most = most = self._tile_numel(self.units, self._tile_bytes)
-        new = [
-            self._segment(one, segment, unit)
-            for unit in units
-            for one in self._placement.ranges[unit]
-            for segment in _segments_of(one, self.comm.rank, most)
-        ]
+        casts = any(unit.dtypes.casts for unit in self.units)
+        most = self._tile_numel(casts)
+        new = []
+        for unit in units:
+            for shard_range in self._placement.ranges[unit]:
+                for segment in _segments_of(shard_range, self.comm.rank, most):
+                    parameter = self.trainable[segment.parameter]
+                    ndim, order = dimensions(self.optimizer, parameter), self._orders[parameter]
+                    new.append(OptimizerSegment(shard_range, segment, unit.gradients, ndim, order))
         self.segments += new
         self.tiles += _tiles(new, most)
         self.buffers = TileBuffers(self.tiles)
-        casts = any({one.gradients, one.parameters} != {one.master} for one in (unit.dtypes for unit in self.units))
         wanted = self._tile_bytes == ONE_PASS and casts  # without casts torch's own fused kernel is one pass
         self.one_pass = OnePass.of(self.optimizer, self.segments, self._device) if wanted else None
         self._index = {p: i for i, p in enumerate(self.trainable)}
@@ -100,18 +99,12 @@ class Update:
         self._placement.attach(self.optimizer, new)
         self._held = self._held_now()
 
-    def _segment(self, one: ShardRange, segment: Segment, unit: Unit) -> OptimizerSegment:
-        parameter = self.trainable[segment.parameter]
-        ndim = dimensions(self.optimizer, parameter)
-        return OptimizerSegment(one, segment, unit.gradients, ndim, self._orders[parameter])
-
-    def _tile_numel(self, units: Sequence[Unit], tile_bytes: int | None) -> int | None:
+    def _tile_numel(self, casts: bool) -> int | None:
         """Returns the elements per tile, or None if one step over everything needs no memory besides the states."""
-        dtypes = [unit.dtypes for unit in units]
-        needed = any({one.gradients, one.parameters} != {one.master} for one in dtypes) or self._placement.tiles_always
+        tile_bytes = self._tile_bytes
         if tile_bytes == ONE_PASS:  # a kernel's temporaries; without a kernel, the default's
             tile_bytes = TILE_BYTES[self._device.type]
-        if tile_bytes is None or (is_fused(self.optimizer) and not needed):
+        if tile_bytes is None or (is_fused(self.optimizer) and not casts and not self._placement.tiles_always):
             return None
         align = align_numel(self.optimizer, 4)
         return max(align, tile_bytes // 4 // align * align)
@@ -131,11 +124,11 @@ class Update:
         fault = self.fault()
         if self.comm.size > 1:
             # flags are made on the host, and agreed upon there if the process group can: no wait for a device
-            mine = torch.zeros(len(self.trainable), dtype=torch.int32)
-            mine[list(self.used)] = 1
+            own_flags = torch.zeros(len(self.trainable), dtype=torch.int32)
+            own_flags[list(self.used)] = 1
             if fault is not None:
-                mine[:1] = FAULT + fault
-            flags = self.comm.launches.agree(self.comm, mine, self._used_flags, what)
+                own_flags[:1] = FAULT + fault
+            flags = self.comm.launches.agree(self.comm, own_flags, self._used_flags, what)
             fault = flags[0] - FAULT if flags and flags[0] >= FAULT else None
             self.used = {i for i, flag in enumerate(flags) if flag} if fault is None else self.used
         if fault is not None:
@@ -167,12 +160,12 @@ class Update:
         with self.scaling.judging(self.optimizer) as skips:
             if not skips:
                 # 3 by one kernel; or tile by tile, which bounds the memory of casts and of an unfused optimizer
-                factor, visit = self.scaling.coefficient, self._placement.visit
+                factor = self.scaling.coefficient
                 with self.running():
                     if self.one_pass is not None:
                         hooks_wrote = self.one_pass.step(factor)
                     else:
-                        hooks_wrote = update_tiles(self.optimizer, self.tiles, factor, self.buffers, visit)
+                        hooks_wrote = update_tiles(self.optimizer, self.tiles, factor, self.buffers, _visit)
                     if hooks_wrote:
                         self._placement.round_masters()
                 if self._placement.unseen is not None:
@@ -228,10 +221,10 @@ class Update:
     def visited(self, wanted: Callable[[OptimizerSegment], bool], edits: bool = False) -> Iterator[OptimizerSegment]:
         """Yields the wanted segments while their gradients can be read, or with `edits` changed."""
         for shard_range, segments in groupby(self.segments, key=lambda segment: segment.shard_range):
-            found = [segment for segment in segments if wanted(segment)]
-            if found:
+            chosen = [segment for segment in segments if wanted(segment)]
+            if chosen:
                 with shard_range.gradients(edits):
-                    yield from found
+                    yield from chosen
 
     # -- helpers ------------------------------------------------------------------------------------------
 
@@ -240,7 +233,7 @@ class Update:
         if self.one_pass is not None and norm_type == 2:
             return norm_over_ranks(self.one_pass.sum_of_squares(), norm_type, self.comm.sum, self.comm.maximum)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for tile in filter(None, self.tiles):
+        for tile in self.tiles:
             with tile[0].shard_range.gradients(), labels.on_tier(tile[0].gradient_tier):
                 gradients = [g for segment in tile if (g := segment.gradient()) is not None]
                 part = sum_of_powers(gradients, norm_type, self._device).to(self._device)
@@ -275,10 +268,15 @@ class Update:
         return [id(tensor) for group in self.optimizer.param_groups for tensor in group["params"]]
 
 
-def _segments_of(one: ShardRange, rank: int, most: int | None) -> Iterator[Segment]:
+def _visit(tile: Sequence[OptimizerSegment]) -> AbstractContextManager[None]:
+    return tile[0].shard_range.visit(tile)
+
+
+def _segments_of(shard_range: ShardRange, rank: int, most: int | None) -> Iterator[Segment]:
     """Yields the segments of a unit's shard, cut at the range's ends, with at most `most` elements."""
-    for segment in one.unit.layout.segments(rank, most):
-        first, last = max(segment.offset, one.start), min(segment.offset + segment.numel, one.stop)
+    for segment in shard_range.unit.layout.segments(rank, most):
+        first = max(segment.offset, shard_range.start)
+        last = min(segment.offset + segment.numel, shard_range.stop)
         if first < last:
             start = segment.start + first - segment.offset
             yield Segment(segment.parameter, start, start + last - first, first)
