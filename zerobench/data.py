@@ -45,8 +45,8 @@ class Batches:
             starts = torch.randint(len(self.text) - length + 1, (rows, 1), generator=generator)
             drawn = self.text[starts + torch.arange(length)].long()
         first = (self.rank * self.accumulation + micro) * self.micro_batch
-        mine = self._place(drawn[first : first + self.micro_batch])
-        return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
+        own = self._place(drawn[first : first + self.micro_batch])
+        return own[:, :-1].contiguous(), own[:, 1:].contiguous()
 
     def _place(self, tokens: torch.Tensor) -> torch.Tensor:
         """Moves tokens to the device; to a GPU asynchronously, from pinned memory."""
@@ -117,17 +117,17 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
     return [tensor for part in parts for tensor in tensors_of(part)]
 
 
-def words_of(batch: Any) -> str:
+def call_of(batch: Any) -> str:
     """Describes a call with this batch: "forward(float32 (8, 3, 32, 32), int64 (8,))"."""
     inputs, named = arguments_of(batch)
-    parts = [_word(one) for one in inputs] + [f"{key}={_word(one)}" for key, one in named.items()]
+
+    def shown(part: Any) -> str:
+        if isinstance(part, torch.Tensor):
+            return f"{str(part.dtype).removeprefix('torch.')} {tuple(part.shape)}"
+        return type(part).__name__
+
+    parts = [*map(shown, inputs), *(f"{key}={shown(part)}" for key, part in named.items())]
     return f"forward({', '.join(parts)})"
-
-
-def _word(part: Any) -> str:
-    if isinstance(part, torch.Tensor):
-        return f"{str(part.dtype).removeprefix('torch.')} {tuple(part.shape)}"
-    return type(part).__name__
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def test_a_step_s_time_is_its_work_alone(monkeypatch: pytest.MonkeyPatch) -> Non
                         time.sleep(0.1)
                 with probe.phase("forward"):
                     time.sleep(0.01)
-                assert probe.may_look(measured) == (not measured)
+                assert probe.may_read_gradients(measured) == (not measured)
                 if not measured:
                     with probe.phase(ASIDE):
                         time.sleep(0.1)

@@ -11,7 +11,7 @@ import zerobench
 from zerobench.config.compose import compose_cells
 from zerobench.data import OwnBatches, build_batches, tensors_of
 from zerobench.launch import rank_main
-from zerobench.models import contract
+from zerobench.models import Called, loss_of
 from zerobench.predict import flops
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def test_what_cannot_be_registered_is_refused(name: str, build: Any, words: str)
         zerobench.register_data(name, build)
 
 
-CALLED = contract.Called("mine", "mine", "text")
+CALLED = Called("mine", "mine", "text")
 TERMS = "model=mine is called as forward(float32 (2, 3), int64 (2,)) with data=text, and must return the loss"
 
 
@@ -113,7 +113,7 @@ def test_a_model_that_breaks_the_contract_is_told_of_it(forward: Any, words: str
     """As the row's reason has it: what Python said, then how the model was called."""
     batch = torch.ones(2, 3), torch.ones(2, dtype=torch.int64)
     with pytest.raises((TypeError, RuntimeError)) as raised:
-        contract.loss_of(forward, batch, CALLED)
+        loss_of(forward, batch, CALLED)
     status, reason = rank_main._classify(raised.value)
     assert status == "crash"
     assert words in reason
@@ -125,11 +125,11 @@ def test_a_lack_of_memory_and_our_own_models_keep_their_words() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        contract.loss_of(full, (torch.ones(1),), CALLED)
+        loss_of(full, (torch.ones(1),), CALLED)
     assert rank_main._classify(raised.value) == ("oom", "raised OutOfMemoryError: CUDA out of memory")
-    ours = contract.Called("gpt", "gpt_tiny", "text")
+    ours = Called("gpt", "gpt_tiny", "text")
     with pytest.raises(TypeError) as raised:
-        contract.loss_of(missing, (torch.ones(1), torch.ones(1)), ours)
+        loss_of(missing, (torch.ones(1), torch.ones(1)), ours)
     assert "called as" not in rank_main._classify(raised.value)[1]
 
 

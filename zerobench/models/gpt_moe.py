@@ -119,22 +119,10 @@ class GPTMoe(GPT):
     """
 
     def __init__(
-        self,
-        layers: int,
-        hidden: int,
-        heads: int,
-        vocabulary: int,
-        positions: int,
-        tied: bool,
-        checkpointing: bool,
-        experts: int,
-        top_k: int,
-        expert_hidden: int | None,
-        separate_experts: bool,
-        balance: float,
-        routing: str,
+        self, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, tied: bool, checkpointing: bool,
+        experts: int, top_k: int, expert_hidden: int | None, separate_experts: bool, balance: float, routing: str,
         loss_chunks: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         inner = expert_hidden or 4 * hidden
         self._new_block = partial(MoeBlock, hidden, heads, experts, top_k, inner, separate_experts, routing)
         size = layers, hidden, heads, vocabulary, positions

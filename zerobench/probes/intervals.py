@@ -234,8 +234,9 @@ def alive_after(interval: Interval, last: int) -> list[tuple[int, StorageRecord,
     replay = IntervalReplay(interval)
     for event in interval.events[: last + 1]:
         replay.take(event)
-    here = [(size, stored) for stored, size in replay.sizes.items() if size and stored.tier == labels.DEVICE]
-    return sorted(((size, stored, replay.categories[stored]) for size, stored in here), key=lambda one: -one[0])
+    here = [stored for stored, size in replay.sizes.items() if size and stored.tier == labels.DEVICE]
+    here.sort(key=lambda stored: -replay.sizes[stored])
+    return [(replay.sizes[stored], stored, replay.categories[stored]) for stored in here]
 
 
 class IntervalSums:
@@ -278,7 +279,8 @@ class IntervalSums:
         if best_at >= 0:
             best.alive = alive_after(interval, best_at)
         if states_at >= 0:
-            best.alive_states = [one for one in alive_after(interval, states_at) if one[2] in STATES]
+            alive = alive_after(interval, states_at)
+            best.alive_states = [(size, stored, category) for size, stored, category in alive if category in STATES]
         self.timeline = thin_out(instants, INSTANTS)
         return max((instant.total for instant in instants), default=-1)
 
@@ -318,9 +320,9 @@ def rows_by_line(
     for size, stored, category in storages:
         key = (category, stored.module, stored.source, "" if stored.module else stored.name)
         groups.setdefault(key, []).append((size, stored))
-    sums = {key: sum(size for size, _ in mine) for key, mine in groups.items()}
+    sums = {key: sum(size for size, _ in group) for key, group in groups.items()}
     for key in sorted(groups, key=lambda key: (-abs(sums[key]), key)):
         if sums[key]:
-            largest = max(groups[key], key=lambda one: abs(one[0]))[1]
+            largest = max(groups[key], key=lambda row: abs(row[0]))[1]
             kept_by = keepers.get(largest, "") if keepers else ""
             yield LineRow(rank, at, *key[:3], sums[key], len(groups[key]), largest.name, largest.shown_shape, kept_by)

@@ -28,10 +28,8 @@ import torch.distributed as dist
 
 from ..host.environment import loopback_bytes, reset_resident_peak, resident_peak_bytes
 from . import allocator, cuda_memory
-from .allocator import nothing
-from .energy import EnergyMeter
+from .energy import EnergyMeter, GpuState, read_state
 from .intervals import ASIDE
-from .nvml import GpuState, read_state
 from .probe import PassRecords, Probe
 
 APART = ("data", ASIDE)
@@ -41,7 +39,7 @@ APART = ("data", ASIDE)
 class TimedPass(Probe):
     """A clock: marks at the edges of phases, perf_counter on CPU and events on CUDA."""
 
-    def __init__(self, device: torch.device, node_size: int | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
         self._marks: dict[str, list[tuple[Any, Any]]] = {}
@@ -50,7 +48,7 @@ class TimedPass(Probe):
         self._carried: tuple[int | None, int | None] = None, None
         self._first = 0
         self._holds_garbage = False
-        self._take_allocated: Callable[[], Mapping[str, int]] = nothing
+        self._take_allocated: Callable[[], Mapping[str, int]] = dict
         self._energy = EnergyMeter(device)
         self.times: list[dict[str, float]] = []
         self.memory: dict[str, int | None] = {}
@@ -117,7 +115,7 @@ class TimedPass(Probe):
 
     def _times(self, marks: dict[str, list[tuple[Any, Any]]]) -> dict[str, float]:
         """Returns the seconds of each phase, and of the step without the phases that are not part of it."""
-        times = {name: sum(self._between(*one) for one in pairs) for name, pairs in marks.items()}
+        times = {name: sum(self._between(*pair) for pair in pairs) for name, pairs in marks.items()}
         return times | {"step": times["step"] - sum(times.get(name, 0.0) for name in APART)}
 
     @property
@@ -125,16 +123,16 @@ class TimedPass(Probe):
         """False on CUDA, because reading a value between steps would wait for the device."""
         return not self._cuda
 
-    def may_look(self, measured: bool) -> bool:
+    def may_read_gradients(self, measured: bool) -> bool:
         """Returns True if the harness may read gradients before the update: not in a measured step."""
         return not measured
 
     @property
     def peak_bytes(self) -> int | None:
         """The allocator's peak so far, if it records one itself: on CUDA."""
-        return cuda_memory.max_allocated() if self._cuda else None
+        return torch.cuda.max_memory_allocated() if self._cuda else None
 
-    def found(self, rank: int, folder: Path) -> PassRecords:
+    def records(self, rank: int, folder: Path) -> PassRecords:
         """Returns the times, and the machine's state around the measured steps."""
         return PassRecords(
             process_memory=self.memory, gpu_states=self.gpu_states, energy_j=self.energy_j, wall_s=self.wall_s,

@@ -22,8 +22,7 @@ from ..cluster.serialize import rebuild
 from ..config.cell import CellConfig
 from ..config.identity import WATCHED
 from ..host.temporary import temporary_folder
-from ..probes.probe import PassRecords
-from ..probes.step_values import StepResult
+from ..probes.probe import PassRecords, StepResult
 from ..rank_record import RankRecord, steps_of
 from ..results import provenance
 from ..results.folders import claim_folder, write_run
@@ -33,7 +32,7 @@ from ..theory.shapes import ROOT, ParameterShape, Schedule
 from . import held_tensors
 from .certificate import Certificate
 from .exchange import WatchedWorld
-from .parts import numel_of
+from .held_tensors import numel_of
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")

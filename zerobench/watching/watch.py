@@ -1,4 +1,4 @@
-"""A watch over a training loop, and its states.
+"""A watch over a training loop, and its states; and callbacks that mark steps in a trainer's loop.
 
     new        it knows the loop's model and optimizers, and observes nothing
     warming    `warmup` steps are observed without records, while optimizer states and buckets are created
@@ -37,11 +37,10 @@ from . import held_tensors, rows
 from .certificate import FIRST, UNKNOWN, Certificate, ExpectedTraining
 from .comparing import compare_with_reference, effect_of_option
 from .exchange import WatchedWorld, WatchError
-from .held_tensors import HeldTensors
+from .held_tensors import HeldTensors, is_ours
 from .job_seen import JobSeen
 from .judging import judge
 from .observed import FirstUpdates, RankSeen, TrainingObserver
-from .parts import is_ours
 from .phases import Phases, inside_compiled, is_engine, on_step, tensors_in
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
@@ -149,7 +148,7 @@ class Watch:
             self._watched = [*self._optimizers, *held_tensors.torch_optimizers(self._optimizers)]
             self._held = HeldTensors(self.probe.ledger, self._outer, self.model, self._optimizers)
             self._held.label_all()
-            self.probe.hear(self.model)
+            self.probe.listen_to(self.model)
             engines = list(filter(is_engine, dict.fromkeys((self._outer, *self._optimizers))))
             self._phases = self._observing.enter_context(Phases(self._called, engines, self))
             if self._verifying is not None:
@@ -221,7 +220,7 @@ class Watch:
             world.post_problem(problem)
         if problem and error is None:
             raise WatchError(problem)
-        plain = to_plain(self.probe.found(world.rank, Path())) if measured else {}
+        plain = to_plain(self.probe.records(world.rank, Path())) if measured else {}
         # after an error other ranks may wait for this one in a collective: their records will not come
         records, observed = [plain], []
         if error is None:
@@ -367,3 +366,67 @@ class Verifying:
             checks.append(effect_of_option(job, self._unlike.job))
         checks.sort(key=lambda row: FIRST.index(row.verdict) if row.verdict in FIRST else len(FIRST))
         return Certificate(job, checks, values)
+
+
+class WatchOfTrainer:
+    """The common part of both callbacks: the watch, which the first step creates, and its end."""
+
+    watch: Watch | None = None
+
+    def on_train_end(self, *_args: Any, **_objects: Any) -> None:
+        """Makes the tables."""
+        if self.watch is not None:
+            self.watch.stop()
+
+    @property
+    def results(self) -> Any:
+        """The tables, on rank 0 once the training has ended."""
+        return self.watch.results if self.watch is not None else None
+
+
+def trainer_callback(**options: Any) -> Any:
+    """Returns a transformers.TrainerCallback that watches a Trainer's steps; `options` are Watch's.
+
+    A step lasts from one `on_step_begin` to the next `on_step_end`, with all of its micro-batches. The callback's
+    `results` exist when training has ended. A trainer does not notify callbacks of a failure:
+    `callback.watch.stop(error)` then makes the tables. Raises ImportError if transformers is not installed.
+    """
+    from transformers import TrainerCallback
+
+    class TrainerWatch(WatchOfTrainer, TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            if self.watch is None:
+                self.watch = Watch(objects["model"], objects.get("optimizer"), ends="step", **options).start()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            if self.watch is not None:
+                self.watch.step()
+
+    return TrainerWatch()
+
+
+def lightning_callback(**options: Any) -> Any:
+    """Returns a lightning.pytorch.Callback that watches a Trainer's steps; `options` are Watch's.
+
+    A step ends with `on_train_batch_end` of the last micro-batch of an accumulation. Raises ImportError if Lightning
+    is not installed.
+    """
+    from lightning.pytorch import Callback
+
+    class LightningWatch(WatchOfTrainer, Callback):
+        _updates = 0
+
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            if self.watch is None:
+                self.watch = Watch(trainer.model, trainer.optimizers, ends="step", **options).start()
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if self.watch is not None and trainer.global_step > self._updates:
+                self._updates = trainer.global_step
+                self.watch.step()
+
+        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+            if self.watch is not None:
+                self.watch.stop(exception)
+
+    return LightningWatch()
