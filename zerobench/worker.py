@@ -29,6 +29,7 @@ from .predict import activations as predicted_activations
 from .predict.build import build_as_run, connect_axis, initial_options, place_model, schedule_options, shapes_of
 from .probes import Probe, make_pass
 from .probes.intervals import ASIDE
+from .probes.labeling import tensors_in
 from .probes.probe import Saves, StepResult, read_step, scale_of, squares
 from .probes.snapshot import snapshots
 from .rank_record import RankRecord, schedule_of, steps_of
@@ -99,7 +100,9 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
                 # of parts of a model no sum over the ranks is the norm: what each has whole would count as often
                 squares = _look(engine, scale, probe, measured, world) if axis is None else None
                 with probe.phase("update"):
-                    norm = _clip(engine, config)
+                    norm = None
+                    if config.clip is not None:
+                        norm = engine.clip_grad_norm_(config.clip, NORMS[config.clip_norm])
                     engine.step()
                 probe.after_update(engine.optimizer)
                 saves.after_update(number, engine, probe)
@@ -135,14 +138,9 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
 
 
 def _accumulate(
-    engine: Engine,
-    batches: data.Batches | data.OwnBatches,
-    probe: Probe,
-    world: RealWorld,
-    model: nn.Module,
-    number: int,
-    config: CellConfig,
-) -> torch.Tensor:
+    engine: Engine, batches: data.Batches | data.OwnBatches, probe: Probe, world: RealWorld, model: nn.Module,
+    number: int, config: CellConfig,
+) -> torch.Tensor:  # fmt: skip
     micro_batches, accumulate = config.accumulation, config.strategy.reduces
     if world.is_fake and number < config.measure.warmup:
         micro_batches = 1  # without values the first steps only lead to the steady state
@@ -150,7 +148,7 @@ def _accumulate(
     for micro in range(micro_batches):
         with probe.phase("data"):
             batch = world.take(batches.batch(number, micro))
-        probe.inputs(*data.tensors_of(batch))
+        probe.inputs(*tensors_in(batch))
         with strategies.synchronizing(engine, accumulate, last=micro == micro_batches - 1):
             with probe.phase("forward"), world.model_runs():
                 loss = loss_of(engine, batch, config.called)
@@ -175,12 +173,6 @@ def _look(
         return None
     with probe.phase(ASIDE):
         return squares(islice(engine.reduced_gradients(), 1 if world.is_fake else None), scale)
-
-
-def _clip(engine: Engine, config: CellConfig) -> torch.Tensor | None:
-    if config.clip is None:
-        return None
-    return engine.clip_grad_norm_(config.clip, NORMS[config.clip_norm])
 
 
 def _build(

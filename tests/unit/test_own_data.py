@@ -9,10 +9,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import zerobench
 from zerobench.config.compose import compose_cells
-from zerobench.data import OwnBatches, build_batches, tensors_of
+from zerobench.data import OwnBatches, build_batches
 from zerobench.launch import rank_main
 from zerobench.models import Called, loss_of
 from zerobench.predict import flops
+from zerobench.probes.labeling import tensors_in
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "first second")
@@ -30,7 +31,7 @@ def test_batches_of_any_structure_keep_it_and_floats_become_the_models_dtype() -
     assert type(batch["y"][1]) is Pair
     assert batch["y"][1].second == "text"
     assert batch["z"] is None
-    assert len(tensors_of(batch)) == 3
+    assert len([*tensors_in(batch)]) == 3
 
 
 def test_an_iterable_is_begun_again_and_an_empty_one_is_refused() -> None:

@@ -210,20 +210,16 @@ class EventLog(labels.Observer):
                 if size:
                     self.on_unit(labels.FREED, mark.unit, size)
 
-    def module_begins(self, name: str) -> None:
-        """Records that a module's forward begins, also in a recomputation."""
-        self.note(MODULE, name=name, operator="forward")
+    def module_begins(self, name: str, operator: str = "forward") -> None:
+        """Records that a module's forward begins, also in a recomputation, or its backward."""
+        self.note(MODULE, name=name, operator=operator)
 
     def module_ends(self, name: str, output: object) -> None:
         """Records that a module's forward has ended; its backward begins with the first gradient of its output."""
         self.note(MODULE_END, name=name, operator="forward")
         tensors = [tensor for tensor in tensors_that_require_grad(output) if tensor.grad_fn is not None]
         if tensors and torch.is_grad_enabled():
-            register_multi_grad_hook(tensors, lambda _: self.backward_begins(name), mode="any")
-
-    def backward_begins(self, name: str) -> None:
-        """Records that a gradient has come to a module's output."""
-        self.note(MODULE, name=name, operator="backward")
+            register_multi_grad_hook(tensors, lambda _: self.module_begins(name, "backward"), mode="any")
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Records that an optimizer is about to update parameters with gradients, if no engine reports it."""

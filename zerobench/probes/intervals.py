@@ -86,32 +86,6 @@ LARGEST = 20
 """Number of storages at the peak that are listed one by one."""
 
 
-class Births:
-    """Numbers of allocations in one interval, by category: `made` in total, `lasting` those outliving their phase."""
-
-    def __init__(self) -> None:
-        self.made: Counter[str] = Counter()
-        self.lasting: Counter[str] = Counter()
-        self._alive: dict[
-            StorageRecord, tuple[str, str]
-        ] = {}  # those of this interval, with phase and category at birth
-
-    def see(self, stored: StorageRecord, grown: int, phase: str, category: str) -> None:
-        """Records that a storage has grown, or was freed if `grown` is below 0."""
-        if grown > 0:
-            self.made[category] += 1
-            self._alive[stored] = phase, category
-        elif stored in self._alive:
-            born_in, as_what = self._alive.pop(stored)
-            self.lasting[as_what] += born_in != phase
-
-    def end(self) -> Births:
-        """Ends the interval: storages that are alive now have outlived it."""
-        for _, category in self._alive.values():
-            self.lasting[category] += 1
-        return self
-
-
 @dataclass
 class Extremes:
     """Largest values over an interval in one tier, in bytes; for whole intervals also the most births."""
@@ -126,11 +100,8 @@ class Extremes:
     alive_states: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
     """The states alive when their sum is largest, in the same form."""
     made: Counter[str] | None = None
+    """The most allocations in one interval by category, and of them those that outlive their phase (`lasting`)."""
     lasting: Counter[str] = field(default_factory=Counter)
-
-    def see_births(self, births: Births) -> None:
-        """Merges the births of one interval."""
-        self.made, self.lasting = (self.made or Counter()) | births.made, self.lasting | births.lasting
 
     def see(self, totals: Counter[str]) -> bool:
         """Merges the totals of one instant; returns True if they are a new peak."""
@@ -157,8 +128,10 @@ def thin_out(instants: list[Instant], most: int) -> list[Instant]:
         stretch = instants[start : start + width]
         highest = max(stretch, key=lambda i: i.total)
         before = instants[start - 1].phase if start else ""
-        kept += [i for i, last in zip(stretch, [before, *(i.phase for i in stretch)], strict=False)
-                 if i is highest or i.phase != last]  # fmt: skip
+        for instant in stretch:
+            if instant is highest or instant.phase != before:
+                kept.append(instant)
+            before = instant.phase
     return kept
 
 
@@ -251,7 +224,9 @@ class IntervalSums:
 
     def add(self, whole: str, interval: Interval) -> int:
         """Adds an interval to the extremes of each phase and of `whole`. Returns its own peak, or -1."""
-        replay, births, instants = IntervalReplay(interval), Births(), list[Instant]()
+        replay, instants = IntervalReplay(interval), list[Instant]()
+        made, lasting = Counter[str](), Counter[str]()  # allocations by category, and those that outlive their phase
+        born: dict[StorageRecord, tuple[str, str]] = {}  # storages of this interval, with phase and category at birth
         on_device, best_at, states_at, phase = replay.totals[labels.DEVICE], -1, -1, ""
         best = self.extremes.setdefault(whole, Extremes())
         self._see_elsewhere(replay, whole, whole)
@@ -260,7 +235,12 @@ class IntervalSums:
             if event.phase == ASIDE:
                 continue
             if event.grown and event.stored is not None and event.stored.tier == labels.DEVICE:
-                births.see(event.stored, event.grown, event.phase, replay.categories[event.stored])
+                if event.grown > 0:
+                    born[event.stored] = event.phase, replay.categories[event.stored]
+                    made[replay.categories[event.stored]] += 1
+                elif event.stored in born:
+                    birth_phase, category = born.pop(event.stored)
+                    lasting[category] += birth_phase != event.phase
             if event.grown >= 0 or event.phase != phase:  # what shrinks within a phase sets no record
                 self.extremes.setdefault(event.phase, Extremes()).see(on_device)
                 if event.stored is None or event.stored.tier != labels.DEVICE:
@@ -275,7 +255,8 @@ class IntervalSums:
             phase = event.phase
         if whole == "step":
             self.extremes.setdefault(BETWEEN, Extremes()).see(on_device)
-        best.see_births(births.end())
+        lasting.update(category for _, category in born.values())
+        best.made, best.lasting = (best.made or Counter()) | made, best.lasting | lasting
         if best_at >= 0:
             best.alive = alive_after(interval, best_at)
         if states_at >= 0:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ Span = tuple[float, float]
 STEP = "zerobench: step"
 
 COLLECTIVES = ("c10d::", "_c10d_functional::")
+NCCL = ("ncclDevKernel", "ncclKernel")
 WRAPPERS = ("autograd::", "torch::autograd::")
 """Events around operators: other events within them (such as a waiting hook) are not computation."""
 
@@ -50,15 +51,6 @@ class Overlap(NamedTuple):
     step_s: float
     communication_s: float
     exposed_s: float
-
-
-class TraceRule(NamedTuple):
-    """Predicates on events: communication and computation; `main`: the main thread."""
-
-    communicates: Callable[[Event], bool]
-    computes: Callable[[Event, Any], bool]
-    excluded: Callable[[Event, Any], bool]
-    """Events during which nothing counts as computation."""
 
 
 def read_trace(path: Path) -> list[Event]:
@@ -74,46 +66,26 @@ def overlaps(events: Iterable[Event], device: str) -> list[Overlap]:
     steps = [event for event in whole if event["name"] == STEP and event["cat"] == "user_annotation"]
     if not steps:
         return []
-    rule, main = RULES[device], steps[0]["tid"]
-    communicating = spans(event for event in whole if rule.communicates(event))
-    computing = subtract(
-        spans(event for event in whole if rule.computes(event, main)),
-        spans(event for event in whole if rule.excluded(event, main)),
-    )
+    if device == "cuda":
+        kernels = [event for event in whole if event["cat"] == "kernel"]
+        communicating = spans(event for event in kernels if event["name"].startswith(NCCL))
+        computing = spans(event for event in kernels if not event["name"].startswith(NCCL))
+    else:
+        main = steps[0]["tid"]
+        operators = [event for event in whole if event["cat"] == "cpu_op"]
+        collectives = [event for event in operators if event["name"].startswith(COLLECTIVES)]
+        communicating = spans([*(event for event in whole if event["name"].startswith("gloo:")), *collectives])
+        # operators have a namespace, unlike nodes of the autograd graph
+        named = [event for event in operators if event["tid"] == main and "::" in event["name"]]
+        computing = subtract(
+            spans(event for event in named if not event["name"].startswith(WRAPPERS)),
+            spans(event for event in collectives if event["tid"] == main),
+        )
     rows = []
     for step in sorted(spans([event]) for event in steps):
         within = intersect(step, communicating)
         rows.append(Overlap(*(length(union) / 1e6 for union in (step, within, subtract(within, computing)))))
     return rows
-
-
-# -- classes of events --------------------------------------------------------------------------------------
-
-
-def _runs_gloo(event: Event) -> bool:
-    return event["name"].startswith("gloo:") or _is_collective(event)
-
-
-def _is_collective(event: Event) -> bool:
-    return event["cat"] == "cpu_op" and event["name"].startswith(COLLECTIVES)
-
-
-def _is_operator(event: Event, main: Any) -> bool:
-    """Returns True for the main thread's operators, which have a namespace, unlike nodes of the autograd graph."""
-    name = event["name"]
-    return event["cat"] == "cpu_op" and event["tid"] == main and "::" in name and not name.startswith(WRAPPERS)
-
-
-def _is_nccl(event: Event) -> bool:
-    return event["cat"] == "kernel" and event["name"].startswith(("ncclDevKernel", "ncclKernel"))
-
-
-RULES = {
-    "cpu": TraceRule(_runs_gloo, _is_operator, lambda event, main: event["tid"] == main and _is_collective(event)),
-    "cuda": TraceRule(
-        _is_nccl, lambda event, _: event["cat"] == "kernel" and not _is_nccl(event), lambda event, _: False
-    ),
-}  # fmt: skip
 
 
 # -- spans --------------------------------------------------------------------------------------------------

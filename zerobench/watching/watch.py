@@ -28,7 +28,7 @@ from ..cluster.serialize import rebuild, to_plain
 from ..probes import AccountedPass
 from ..probes.in_transit import InTransit
 from ..probes.intervals import History
-from ..probes.labeling import has_storage
+from ..probes.labeling import has_storage, tensors_in
 from ..probes.snapshot import recorded, take
 from ..probes.snapshot import write as write_snapshot
 from ..records import CertificateRow
@@ -41,7 +41,7 @@ from .held_tensors import HeldTensors, is_ours
 from .job_seen import JobSeen
 from .judging import judge
 from .observed import FirstUpdates, RankSeen, TrainingObserver
-from .phases import Phases, inside_compiled, is_engine, on_step, tensors_in
+from .phases import Phases, inside_compiled, is_engine, on_step
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
 
@@ -50,6 +50,9 @@ OF_LOOP = ("model", "_outer", "_called", "_optimizers", "_watched", "_held", "_p
 
 _watching: list[Watch] = []
 """The watch that observes this process, if any."""
+
+DEPTH = 4
+"""Levels of nested arguments of a loop in which tensors are looked for."""
 
 ENDS = ("optimizer", "step")
 """Ends of a step: the optimizer's step, or the loop's call of `watch.step()`."""
@@ -284,7 +287,7 @@ class Watch:
     def on_inputs(self, inputs: Any) -> None:
         """Called when the model is called."""
         self._seen_forward = self._has_forward = True
-        tensors = [tensor for tensor in tensors_in(inputs) if has_storage(tensor)]
+        tensors = [tensor for tensor in tensors_in(inputs, DEPTH) if has_storage(tensor)]
         self._about.read_batch(tensors)
         self.probe.inputs(*tensors)
 
@@ -304,7 +307,7 @@ class Watch:
         self._has_forward = False
         if isinstance(tensors, torch.Tensor):
             self.probe.before_backward(tensors)
-        for tensor in tensors_in(tensors):
+        for tensor in tensors_in(tensors, DEPTH):
             if type(tensor) is torch.Tensor and tensor.numel() == 1:
                 self._loss += float(tensor.detach())
             elif type(tensor) is torch.Tensor and self._observer is not None and not tensor.detach().isfinite().all():
