@@ -37,7 +37,7 @@ from .sections import known
 from .strategies.engine import Engine
 from .theory.shapes import ParameterShape
 
-Tell = Callable[[dict[str, Any]], None]
+Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class RankJob:
         return self.mode == "accounted" and self.config.measure.snapshot
 
 
-def run_rank(job: RankJob, tell: Tell) -> RankRecord:
-    """Builds, warms up, steps, and returns the records. `tell` takes progress, a dict now and then."""
+def run_rank(job: RankJob, report: Report) -> RankRecord:
+    """Builds, warms up, steps, and returns the records. `report` takes progress, a dict now and then."""
     config, measure = job.config, job.config.measure
     with (
         rank_environment(
@@ -111,8 +111,8 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             if probe.may_wait:
                 results.append(unread.pop()())
             if job.rank == 0 or config.backend == SIMULATED:
-                news = {"mode": job.mode, "step": number + 1, "steps": total, "peak_bytes": probe.peak_bytes}
-                tell(news | {"loss": results[-1].loss if results and not world.is_fake else None})
+                progress = {"mode": job.mode, "step": number + 1, "steps": total, "peak_bytes": probe.peak_bytes}
+                report(progress | {"loss": results[-1].loss if results and not world.is_fake else None})
 
         engine.settle()  # a gather that overlaps the next forward belongs to the last step's time
         probe.end_steps()

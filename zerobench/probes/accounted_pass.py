@@ -15,11 +15,12 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..records import ALLOCATOR, CATEGORIES, LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
 from . import allocator, cuda_memory
-from .allocator import IN_MEMORY, PhasePeaks, ProfiledPeak
+from .allocator import IN_MEMORY, MEASURED_STEP, PhasePeaks, profiled_peaks
 from .event_log import EventLog, event_rows, listening
 from .intervals import LARGEST, History, StorageRecord, extremes_rows, rows_by_line
 from .labeling import contains_others, label_parts
@@ -49,7 +50,9 @@ class AccountedPass(Probe):
         is_asked = witness or self._cuda
         self.witness, take = allocator.take_allocated(device) if is_asked else (allocator.NONE, dict)
         self.allocator = PhasePeaks(take, ALLOCATOR if self._cuda else IN_MEMORY)
-        self._profiled = ProfiledPeak() if witness and self.witness == allocator.NONE else None
+        self._profile: profile | None = None  # in place of the hook
+        if witness and self.witness == allocator.NONE:
+            self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self.ledger = ShapesOnly(device.type) if fake else Ledger(device.type)
         self.ledger.history = history
         self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
@@ -78,16 +81,18 @@ class AccountedPass(Probe):
             nullcontext() if self.log is None else listening(self.log, self.meter),
         ):  # fmt: skip
             self._stack.enter_context(observer)
-        if self._profiled is not None:
-            self._profiled.start()
+        if self._profile is not None:
+            self._profile.start()
             self.witness = allocator.PROFILER
         self.allocator.begin()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-        if self._profiled is not None:
-            self._profiled.finish(self.allocator)
+        if self._profile is not None:
+            self._profile.stop()
+            if peaks := profiled_peaks(self._profile):
+                self.allocator.of["step"] = peaks
         if self._cuda and error[0] is None and "step" in self.allocator.of:
             self.memory |= cuda_memory.process_memory(self.allocator.of["step"])
 
@@ -129,7 +134,7 @@ class AccountedPass(Probe):
         if self._operators is not None:
             self._operators.on = measured
         self.enter_phase("data")
-        with self._profiled.step() if self._profiled is not None and measured else nullcontext():
+        with record_function(MEASURED_STEP) if self._profile is not None and measured else nullcontext():
             yield
         if measured:
             self._record_step()
@@ -166,7 +171,7 @@ class AccountedPass(Probe):
 
     def may_read_gradients(self, measured: bool) -> bool:
         """Returns True if the harness may read gradients before the update: a profiler would count the memory."""
-        return self._profiled is None or not measured
+        return self._profile is None or not measured
 
     def inputs(self, *tensors: torch.Tensor) -> None:
         """Labels the step's inputs."""
@@ -191,11 +196,11 @@ class AccountedPass(Probe):
 
     def records(self, rank: int, folder: Path) -> PassRecords:
         """Returns the rows of the measured steps, and the order of events in the last one."""
-        log = self.log
+        log, step = self.log, self.ledger.logged
         return PassRecords(
             process_memory=self.memory, memory=self.memory_rows(rank), tensors=self.tensor_rows(rank),
             lines=self.line_rows(rank), traffic=self.traffic_rows(rank), timeline=self.timeline_rows(rank),
-            events=[] if log is None or log.step is None else event_rows(rank, log.step, log.of_storages),
+            events=[] if log is None or step is None else event_rows(rank, step, log.of_storages),
             kept=self.kept, witness=self.witness, order=self._model.order,
         )  # fmt: skip
 

@@ -26,14 +26,13 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile
 
 from ..records import ALLOCATOR, MemoryRow
 from . import cuda_memory
@@ -91,7 +90,8 @@ class PhasePeaks:
 
 CUDA, HOOK, PROFILER, NONE = "cuda", "hook", "profiler", "none"
 
-_STEP = "zerobench.measured_step"
+MEASURED_STEP = "zerobench.measured_step"
+"""Name of a measured step in a profiler's events."""
 
 
 def take_allocated(device: torch.device) -> tuple[str, Callable[[], Mapping[str, int]]]:
@@ -107,48 +107,22 @@ def take_allocated(device: torch.device) -> tuple[str, Callable[[], Mapping[str,
     return HOOK, lambda: {"allocated": hook.take_peak() - before}
 
 
-class ProfiledPeak:
-    """Replaces the hook: the profiler's memory events of the measured steps, summed at the end."""
-
-    def __init__(self) -> None:
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-
-    def start(self) -> None:
-        """Starts recording events."""
-        self._profile.start()
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Runs one measured step."""
-        with record_function(_STEP):
-            yield
-
-    def finish(self, peaks: PhasePeaks) -> None:
-        """Adds the largest sum of live bytes in the measured steps to `peaks`, as the step's peak."""
-        self._profile.stop()
-        results = self._profile.profiler.kineto_results if self._profile.profiler else None
-        if results is None:
-            return
-        events = list(results.events())
-        spans = [(e.start_ns(), e.start_ns() + e.duration_ns()) for e in events if e.name() == _STEP]
-        memory = [e for e in events if e.name() == MEMORY_EVENT_NAME]
-        moved = sorted((e.start_ns(), e.nbytes()) for e in memory)  # type: ignore[attr-defined]  # its stub lacks it
-        peaks.of["step"] = Counter(allocated=largest_within(moved, spans))
-
-
-def largest_within(moved: list[tuple[int, int]], spans: list[tuple[int, int]]) -> int:
-    """Returns the largest running sum of (time, bytes), in order of time, within any of the spans, including its value
-    at their start.
-    """
+def profiled_peaks(stopped: profile) -> Counter[str]:
+    """Returns the largest sum of live bytes in the measured steps, from a profiler's memory events; empty without."""
+    results = stopped.profiler.kineto_results if stopped.profiler else None
+    if results is None:
+        return Counter()
+    events = list(results.events())
+    to_come = sorted((e.start_ns(), e.start_ns() + e.duration_ns()) for e in events if e.name() == MEASURED_STEP)
+    memory = [e for e in events if e.name() == MEMORY_EVENT_NAME]
     live = most = 0
-    to_come = sorted(spans)
-    for at, size in moved:
+    for at, size in sorted((e.start_ns(), e.nbytes()) for e in memory):  # type: ignore[attr-defined]  # its stub lacks it
         while to_come and at > to_come[0][1]:
             to_come.pop(0)
         if to_come and at >= to_come[0][0]:
-            most = max(most, live, live + size)
+            most = max(most, live, live + size)  # a step also has what was live when it began
         live += size
-    return most
+    return Counter(allocated=most)
 
 
 SOURCE = Path(__file__).with_name("allocator_hook.cpp")

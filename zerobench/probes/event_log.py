@@ -138,13 +138,11 @@ LINK_ENDS = {"down": labels.HOST, "up": labels.DEVICE, labels.READ: labels.HOST,
 
 
 class EventLog(labels.Observer):
-    """Records events in a ledger; an observer of labels. `step`: the last interval that ended. `of_storages`: whether
-    its rows have the events of storages, too.
-    """
+    """Records events in a ledger; an observer of labels. `of_storages`: whether rows have those of storages, too."""
 
     def __init__(self, ledger: Ledger, of_storages: bool = True) -> None:
         self.ledger, self.of_storages = ledger, of_storages
-        self.step: Interval | None = None
+        self.note = ledger.note
         self._unlabeled = 0
         self._launched: int | None = None
         self._unit_of: dict[int | None, str] = {}  # of what has been launched in any step and not been waited for
@@ -152,14 +150,6 @@ class EventLog(labels.Observer):
         self._marks: list[Mark] = []  # those that have begun and not ended
         self.stream: Callable[[], int] = lambda: 0
         """Returns the number of the current stream, if operators are recorded as well (operator_stream.py)."""
-
-    def end(self, interval: Interval) -> None:
-        """Ends the interval, which becomes `step`."""
-        self.step = interval
-
-    def note(self, kind: str, source: str = "", **facts: Any) -> None:
-        """Records an event of `kind`; `facts`: values of columns."""
-        self.ledger.note(kind, source, facts)
 
     # -- events from the instruments -------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol
@@ -55,13 +55,12 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class LedgerLog(Protocol):
-    """Notified of a ledger's intervals and of marks for torch's profiler (event_log.py). `of_storages`: whether events
-    of storages need the line that ran.
+    """Notified of marks for torch's profiler (event_log.py). `of_storages`: whether events of storages need the line
+    that ran.
     """
 
     of_storages: bool
 
-    def end(self, interval: Interval) -> None: ...
     def marked(self, operator: str, args: Sequence[object]) -> None: ...
 
 
@@ -90,7 +89,9 @@ class Ledger(GraphMode, labels.Observer):
         self.history: History | None = None
         """Filled for a snapshot, if requested."""
         self.log: LedgerLog | None = None
-        """Notified of each interval, if a table of events is requested; its own events are then recorded, too."""
+        """If a table of events is requested: its own events are then recorded, too."""
+        self.logged: Interval | None = None
+        """The last interval that ended, if there is a log."""
         self.in_transit: InTransit | None = None
         """Waited for, if a loop's own collectives may drop tensors late."""
         self.within_model: Callable[[Any, Any], bool] = lambda func, args: False
@@ -200,7 +201,7 @@ class Ledger(GraphMode, labels.Observer):
         stored = self.record_of(tensor)
         return stored.name if stored is not None else ""
 
-    def note(self, kind: str, source: str, facts: Mapping[str, Any]) -> None:
+    def note(self, kind: str, source: str = "", **facts: Any) -> None:
         """Records an event of `kind` that changes no storage; `facts`: values of columns."""
         event = Event(self.phase, time.perf_counter(), source=source, kind=kind, module=self._maker(), facts=facts)
         self.events.append(event)
@@ -297,7 +298,7 @@ class Ledger(GraphMode, labels.Observer):
         self._settle()
         interval = self._interval()
         if self.log is not None:
-            self.log.end(interval)
+            self.logged = interval
         peak = self.sums.add(whole, interval)
         self.kept = {
             stored: size

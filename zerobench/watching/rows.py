@@ -114,7 +114,11 @@ def write(
     config = about.config(world, measured)
     machine = provenance.provenance(config) | {"commit": provenance.commit_of(Path.cwd()), "launched_by": "watch"}
     row = blank_row(config, machine, world.started)
-    row.status, row.reason = status_of(error)
+    if error is not None:
+        lines = str(error).strip().splitlines()
+        row.reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+        is_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        row.status = "oom" if is_memory else "interrupted" if isinstance(error, KeyboardInterrupt) else "crash"
     row.seconds = round(time.monotonic() - world.began, 3)
     losses = (about.losses + [float("nan")] * (about.warmup + measured))[: about.warmup + measured]
     results = [StepResult(loss, None, 1.0, False, None) for loss in losses]
@@ -136,14 +140,3 @@ def write(
         if certificate is not None and to is not None:
             certificate.write(path)
         return load(path), path if to is not None else None
-
-
-def status_of(error: BaseException | None) -> tuple[str, str]:
-    """Returns the run's status and reason, given the error that ended the loop, if any."""
-    if error is None:
-        return "ok", ""
-    lines = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return "oom", reason
-    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "crash"), reason

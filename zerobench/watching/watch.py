@@ -98,7 +98,16 @@ class Watch:
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
         if is_ours(model):  # whose step is more than its optimizer's, whichever of the two the loop calls
             self._optimizers = [model if given is model.optimizer else given for given in self._optimizers]
-        _check(self._optimizers, ends, warmup, steps)
+        if ends not in (None, *ENDS):
+            raise ValueError(f'watch: ends={ends!r}; it is "optimizer" or "step"')
+        if ends == "optimizer" and not self._optimizers:
+            raise ValueError('watch: ends="optimizer" needs the optimizer; give it, or mark steps with watch.step()')
+        for given in self._optimizers:
+            if not callable(getattr(given, "step", None)):
+                raise ValueError(f"watch: optimizer is {type(given).__name__}, which has no step")
+        for argument, value, least in (("warmup", warmup, 0), ("steps", steps, 1)):
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"watch: {argument}={value!r}; it is a whole number from {least} on")
         if snapshot and to is None:
             raise ValueError("watch: snapshot=True writes a file into the run's folder; give to=, a results folder")
         self._ends = ends or ("optimizer" if self._optimizers else "step")
@@ -234,8 +243,9 @@ class Watch:
             if self._verifying is not None and self._observer is not None and observed:
                 about, values = self._about, self._observer.values
                 self.certificate = self._verifying.certify(observed, values, about.strategy, about.name)
-            made = rows.write(self._about, world, measured, records, error, self._to, self.certificate)
-            self.results, self.folder = made
+            self.results, self.folder = rows.write(
+                self._about, world, measured, records, error, self._to, self.certificate
+            )
         if self._snapshot is not None:
             folder = world.share_folder(self.folder) if error is None else self.folder
             write_snapshot(folder, world.rank, self._snapshot)
@@ -320,19 +330,6 @@ class Watch:
             self._seen_forward = any(p.grad is not None for p in self.model.parameters())
         if self._observer is not None:
             self._observer.after_backward()
-
-
-def _check(optimizers: list[Any], ends: str | None, warmup: int, steps: int) -> None:
-    if ends not in (None, *ENDS):
-        raise ValueError(f'watch: ends={ends!r}; it is "optimizer" or "step"')
-    if ends == "optimizer" and not optimizers:
-        raise ValueError('watch: ends="optimizer" needs the optimizer; give it, or mark steps with watch.step()')
-    for optimizer in optimizers:
-        if not callable(getattr(optimizer, "step", None)):
-            raise ValueError(f"watch: optimizer is {type(optimizer).__name__}, which has no step")
-    for name, value, least in (("warmup", warmup, 0), ("steps", steps, 1)):
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"watch: {name}={value!r}; it is a whole number from {least} on")
 
 
 class Verifying:
