@@ -67,28 +67,6 @@ def read_config(path: str, more: dict[str, Any]) -> Shape:
     """Reads a config.json, or the one in a folder. `more`: settings that replace the file's. Raises ValueError, with an
     error message, for a file that is not a config, needs external code, or is not for a causal language model.
     """
-    settings = _parsed(path)
-    for key in REFUSED.keys() & (settings.keys() | more.keys()):
-        raise ValueError(f"huggingface.config={path}: {key} {REFUSED[key]}")
-    kind = _check_kind(path, settings.get("model_type"))
-    from transformers import CONFIG_MAPPING
-
-    options = _without(settings, ABOUT_WEIGHTS) | more
-    try:
-        config = CONFIG_MAPPING[kind](**options)
-        text = config.get_text_config()
-        sizes = [getattr(text, name) for name in SIZES]
-    except Exception as error:  # transformers checks values in many ways
-        raise ValueError(f"huggingface.config={path}: no config of {kind}: {_first_line(error)}") from error
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ValueError(f"huggingface.config={path}: layers, hidden size, heads and vocabulary are {sizes}, not sizes")
-    layers, hidden, heads, vocabulary = sizes
-    positions = getattr(text, "max_position_embeddings", None)
-    positions = positions if isinstance(positions, int) else ANY_LENGTH
-    return Shape(kind, layers, hidden, heads, vocabulary, positions, options)
-
-
-def _parsed(path: str) -> dict[str, Any]:
     file = Path(path).expanduser()
     file = file / NAME if file.is_dir() else file
     try:
@@ -101,28 +79,37 @@ def _parsed(path: str) -> dict[str, Any]:
         raise ValueError(f"huggingface.config={path}: it is no JSON that can be read: {_first_line(error)}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"huggingface.config={path}: it holds no mapping, as a {NAME} does")
-    return settings
-
-
-def _check_kind(path: str, kind: Any) -> str:
-    """Returns the architecture's name. Raises ValueError unless transformers knows it as a causal language model."""
+    for key in REFUSED.keys() & (settings.keys() | more.keys()):
+        raise ValueError(f"huggingface.config={path}: {key} {REFUSED[key]}")
     try:
         import transformers
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
     except ImportError:
         raise ValueError("model=huggingface: transformers is not installed; pip install transformers") from None
+    kind = settings.get("model_type")
     if not isinstance(kind, str):
         raise ValueError(f"huggingface.config={path}: it has no model_type, the name of its architecture")
-    if kind in KNOWN:
-        return kind
-    if kind in transformers.CONFIG_MAPPING:
+    if kind not in CAUSAL and kind in transformers.CONFIG_MAPPING:
         problem = "is no causal language model; register the module in your own script"
         raise ValueError(f"huggingface.config={path}: model_type {kind} {problem}")
-    near = get_close_matches(kind, list(KNOWN), n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else "a newer one may, or register the model in your own script"
-    raise ValueError(
-        f"huggingface.config={path}: transformers {transformers.__version__} knows no model_type {kind:.60}; {hint}"
-    )
+    if kind not in CAUSAL:
+        hint = _nearest(kind, list(CAUSAL), 0.6) or "; a newer one may, or register the module in your own script"
+        raise ValueError(
+            f"huggingface.config={path}: transformers {transformers.__version__} knows no model_type {kind:.60}{hint}"
+        )
+    options = _without(settings, ABOUT_WEIGHTS) | more
+    try:
+        config = transformers.CONFIG_MAPPING[kind](**options)
+        text = config.get_text_config()
+        sizes = [getattr(text, name) for name in SIZES]
+    except Exception as error:  # transformers checks values in many ways
+        raise ValueError(f"huggingface.config={path}: no config of {kind}: {_first_line(error)}") from error
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ValueError(f"huggingface.config={path}: layers, hidden size, heads and vocabulary are {sizes}, not sizes")
+    layers, hidden, heads, vocabulary = sizes
+    positions = getattr(text, "max_position_embeddings", None)
+    positions = positions if isinstance(positions, int) else ANY_LENGTH
+    return Shape(kind, layers, hidden, heads, vocabulary, positions, options)
 
 
 def _without(settings: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
