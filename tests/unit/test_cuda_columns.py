@@ -239,7 +239,7 @@ def test_the_timed_pass_reads_clocks_outside_its_steps(played: Played, monkeypat
         probe.end_steps()
     step = ["mark", "mark", "mark", "mark"]
     assert told == [*step, "read", "meet", "wait", "joules", *step, *step, "mark", "wait", "joules", "read"]
-    assert probe.energy_j == 1
-    assert [one.sm_clock_mhz for one in probe.gpu_states] == [1899, 1898]
-    assert probe.memory["allocated_bytes"] == 30
-    assert probe.times[0] == {"forward": 0.005, "step": 0.005}
+    assert probe.results.energy_j == 1
+    assert [one.sm_clock_mhz for one in probe.results.gpu_states] == [1899, 1898]
+    assert probe.results.process_memory["allocated_bytes"] == 30
+    assert probe.results.times[0] == {"forward": 0.005, "step": 0.005}

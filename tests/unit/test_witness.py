@@ -96,7 +96,7 @@ def test_the_timed_pass_has_the_allocators_peak_of_its_measured_steps(hook: allo
             with probe.step(measured):
                 torch.zeros(size, dtype=torch.uint8)
         probe.end_steps()
-    assert probe.memory["timed_allocator_peak_bytes"] == 2 * MIB
+    assert probe.results.process_memory["timed_allocator_peak_bytes"] == 2 * MIB
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_without_a_compiler_the_profiler_tells(no_compiler: None) -> None:
     with TimedPass(CPU) as timed, timed.step(True):
         pass
     timed.end_steps()
-    assert timed.memory["timed_allocator_peak_bytes"] is None
+    assert timed.results.process_memory["timed_allocator_peak_bytes"] is None
     assert kept.numel() == MIB
 
 

@@ -164,7 +164,8 @@ class TracedPass(TimedPass):
                 path = Path(parent) / ("rank0.json.gz" if rank == 0 else "trace.json")
                 self._profile.export_chrome_trace(str(path))
                 steps = overlaps(read_trace(path), self._device.type)
-            for times, step in zip(self.times[len(self.times) - len(steps) :], steps, strict=True):
+            measured = self.results.times[len(self.results.times) - len(steps) :]
+            for times, step in zip(measured, steps, strict=True):
                 times |= {"step": step.step_s, "communication": step.communication_s, "exposed": step.exposed_s}
             self._profile = None
         return super().records(rank, folder)
