@@ -63,9 +63,9 @@ def thorough(request: pytest.FixtureRequest) -> bool:
 def _registries_as_before() -> Iterator[None]:
     """Takes back what a test registers, which would be a choice in every test after it."""
     from zerobench import registry
-    from zerobench.strategies import registration
+    from zerobench.strategies.table import _SPECS
 
-    tables: tuple[dict[str, Any], ...] = (registry.MODELS.builders, registry.DATA.builders, registration._SPECS)
+    tables: tuple[dict[str, Any], ...] = (registry.MODELS.builders, registry.DATA.builders, _SPECS)
     before = [dict(table) for table in tables]
     yield
     for table, rows in zip(tables, before, strict=True):

@@ -14,11 +14,12 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from .cluster.job import JobError, find_job
 from .cluster.launchers import ROWS
@@ -26,7 +27,9 @@ from .host.installed import installed_version
 from .host.pipes import patient, print_note
 from .host.signals import ENDING, end_with_parent, exit_when_interrupted, ignore, interrupt_on, unclaimed
 from .launch import fork_server
-from .results.options import refuse
+from .results.options import choose, price, refuse
+
+T = TypeVar("T")
 
 VERBS = {
     "plan": "plan.command",
@@ -76,7 +79,7 @@ def main() -> None:
     is_rank = reimported or multiprocessing.parent_process() is not None
     if not is_rank:
         sys.stdout, sys.stderr = patient(sys.stdout), patient(sys.stderr)
-        warnings.showwarning = _tell
+        warnings.showwarning = _print_warning
         ending = unclaimed(ENDING)
         try:
             code = run(sys.argv[1:])
@@ -87,7 +90,7 @@ def main() -> None:
         sys.exit(code)
 
 
-def _tell(
+def _print_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
     line: str | None = None,
 ) -> None:  # fmt: skip
@@ -148,8 +151,7 @@ def _act(arguments: list[str]) -> int:
         return refuse(error)
     except KeyboardInterrupt:
         verb = arguments[0] if arguments[:1] and arguments[0] in VERBS else ""
-        words = f" {verb}: interrupted" if verb else ": interrupted; no launch was under way"
-        print_note(f"zerobench{words}")
+        print_note(f"zerobench {verb}: interrupted" if verb else "zerobench: interrupted; no launch was under way")
         return 130
 
 
@@ -164,8 +166,6 @@ def _run(arguments: list[str]) -> int:
         print_note(f"zerobench {instead}")
         return 2
     if arguments and arguments[0] in VERBS:
-        from importlib import import_module
-
         verb = arguments[0].replace("-", "_")
         launches = arguments[0] in LAUNCHING and not {"-h", "--help"} & set(arguments[:end])
         if launches:
@@ -189,46 +189,28 @@ def _instead(arguments: list[str]) -> str:
     return ""
 
 
-def _choose(columns: str, dry_run: bool) -> tuple[str, ...]:
-    """Returns the named columns. Raises RefusedError for an unknown name, before anything runs."""
+def _parsed(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
+    """Returns the value of a flag; None without one. Raises RefusedError for a wrong one, before anything runs."""
     from argparse import ArgumentTypeError
 
     from .config.compose import RefusedError
-    from .results.options import choose
 
     try:
-        if dry_run:
-            from .commands.dry_run import ALL_COLUMNS as known
-        else:
-            from .results.printed_table import ALL_COLUMNS as known
-        return choose(columns, known)
-    except ArgumentTypeError as wrong:
-        raise RefusedError([f"--columns: {wrong}"]) from None
+        return None if text is None else parse(text)
+    except ArgumentTypeError as error:
+        raise RefusedError([f"{flag}: {error}"]) from None
 
 
-def _price(dollars: str) -> float:
-    """Returns dollars per GPU hour. Raises RefusedError for other text, before anything runs."""
-    from argparse import ArgumentTypeError
-
-    from .config.compose import RefusedError
-    from .results.options import price
-
-    try:
-        return price(dollars)
-    except ArgumentTypeError as wrong:
-        raise RefusedError([f"--price: {wrong}"]) from None
-
-
-def _help(words: list[str], extra_dirs: list[Path]) -> int:
-    """Prints help for the whole command line, or for each of `words`: a verb, a group, GROUP=CHOICE or a key."""
+def _help(topics: list[str], extra_dirs: list[Path]) -> int:
+    """Prints help for the whole command line, or for each of `topics`: a verb, a group, GROUP=CHOICE or a key."""
     from .config import help
     from .config.compose import checker
 
-    if words and words[0] in VERBS:
-        return _run([words[0], "--help"])
+    if topics and topics[0] in VERBS:
+        return _run([topics[0], "--help"])
     check = checker(extra_dirs)
     try:
-        shown = [help.of_word(word, check) for word in words]
+        shown = [help.of_word(topic, check) for topic in topics]
     except ValueError as error:
         return refuse(error, "zerobench --help")
     whole = (Path(__file__).parent / "help.txt").read_text(encoding="utf-8")
@@ -245,9 +227,9 @@ def _sweep(arguments: list[str]) -> int:
 
     arguments, columns = take_value(arguments, COLUMNS)
     arguments, dollars = take_value(arguments, PRICE)
-    flags, words, extra_dirs = split_arguments(arguments)
-    if not arguments or {"-h", "--help"} & set(flags) or words[:1] == ["help"]:
-        return _help([word for word in words if word != "help"], extra_dirs)
+    flags, rest, extra_dirs = split_arguments(arguments)
+    if not arguments or {"-h", "--help"} & set(flags) or rest[:1] == ["help"]:
+        return _help([argument for argument in rest if argument != "help"], extra_dirs)
     if problems := not_a_verb(arguments, tuple(VERBS)) or unknown_flags(flags):
         return refuse(ValueError("; ".join(problems)))
     dry_run = "--dry-run" in arguments
@@ -260,14 +242,15 @@ def _sweep(arguments: list[str]) -> int:
     try:
         if set(completion.FLAGS) & set(flags):
             checker(extra_dirs)  # users' registered choices are valid too
-            completion.complete(words, tuple(VERBS))
+            completion.complete(rest, tuple(VERBS))
             return 0
-        chosen = None if columns is None else _choose(columns, dry_run)
-        price = None if dollars is None else _price(dollars)
+        table = ".commands.dry_run" if dry_run else ".results.printed_table"
+        chosen = _parsed(COLUMNS, columns, lambda text: choose(text, import_module(table, __package__).ALL_COLUMNS))
+        per_hour = _parsed(PRICE, dollars, price)
         composed = compose([a for a in arguments if a != "--dry-run"], tuple(VERBS))
         if composed is None:
             return 0
-        composed = replace(composed, price=price)
+        composed = replace(composed, price=per_hour)
         with _importing():
             from .commands.run_command_line import plan_composed, run_composed
         return (plan_composed if dry_run else run_composed)(composed, chosen)

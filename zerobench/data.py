@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +45,8 @@ class Batches:
             starts = torch.randint(len(self.text) - length + 1, (rows, 1), generator=generator)
             drawn = self.text[starts + torch.arange(length)].long()
         first = (self.rank * self.accumulation + micro) * self.micro_batch
-        mine = self._place(drawn[first : first + self.micro_batch])
-        return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
+        own = self._place(drawn[first : first + self.micro_batch])
+        return own[:, :-1].contiguous(), own[:, 1:].contiguous()
 
     def _place(self, tokens: torch.Tensor) -> torch.Tensor:
         """Moves tokens to the device; to a GPU asynchronously, from pinned memory."""
@@ -69,11 +69,12 @@ class OwnBatches:
         if getattr(source, "num_workers", 0):
             raise TypeError(f"data={name}: a rank starts no processes of its own; make the DataLoader's num_workers 0")
         self.name, self._device, self._dtype = name, device, dtype
-        self._source: Callable[[int, int], Any] = source if callable(source) else _Repeated(name, source)
+        self._source = source if callable(source) else None
+        self._batches = _repeated(name, source)
 
     def batch(self, step: int, micro: int = 0) -> Any:
         with _blamed_on(self.name):
-            return self._place(self._source(step, micro))
+            return self._place(next(self._batches) if self._source is None else self._source(step, micro))
 
     def _place(self, part: Any) -> Any:
         if isinstance(part, torch.Tensor):
@@ -87,19 +88,15 @@ class OwnBatches:
         return type(part)(self._place(value) for value in part) if isinstance(part, tuple | list) else part
 
 
-class _Repeated:
-    """An iterable as a function of step and micro-batch, called in their order; restarted at its end."""
-
-    def __init__(self, name: str, source: Iterable[Any]) -> None:
-        self._name, self._source = name, source
-        self._left: Iterator[Any] = iter(source)
-
-    def __call__(self, _step: int, _micro: int) -> Any:
-        for _ in range(2):
-            for batch in self._left:
-                return batch
-            self._left = iter(self._source)
-        raise ValueError(f"data={self._name}: its iterable is empty, or can be gone through only once")
+def _repeated(name: str, source: Iterable[Any]) -> Iterator[Any]:
+    """Yields the batches of an iterable, which is restarted at its end."""
+    is_empty = False
+    while not is_empty:
+        is_empty = True
+        for batch in source:
+            is_empty = False
+            yield batch
+    raise ValueError(f"data={name}: its iterable is empty, or can be gone through only once")
 
 
 def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -109,25 +106,17 @@ def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(batch) if isinstance(batch, tuple | list) else (batch,), {}
 
 
-def tensors_of(batch: Any) -> list[torch.Tensor]:
-    """Returns the tensors in a batch, at any depth."""
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple | list) else ()
-    return [tensor for part in parts for tensor in tensors_of(part)]
-
-
-def words_of(batch: Any) -> str:
+def call_of(batch: Any) -> str:
     """Describes a call with this batch: "forward(float32 (8, 3, 32, 32), int64 (8,))"."""
     inputs, named = arguments_of(batch)
-    parts = [_word(one) for one in inputs] + [f"{key}={_word(one)}" for key, one in named.items()]
+
+    def shown(part: Any) -> str:
+        if isinstance(part, torch.Tensor):
+            return f"{str(part.dtype).removeprefix('torch.')} {tuple(part.shape)}"
+        return type(part).__name__
+
+    parts = [*map(shown, inputs), *(f"{key}={shown(part)}" for key, part in named.items())]
     return f"forward({', '.join(parts)})"
-
-
-def _word(part: Any) -> str:
-    if isinstance(part, torch.Tensor):
-        return f"{str(part.dtype).removeprefix('torch.')} {tuple(part.shape)}"
-    return type(part).__name__
 
 
 @dataclass(frozen=True)

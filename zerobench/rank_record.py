@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .probes.probe import EventOrder, PassRecords
-from .probes.saves import Saves
-from .probes.step_values import StepResult
+from .probes.probe import EventOrder, PassRecords, Saves, StepResult
 from .records import StepRow
 from .theory.shapes import ROOT, ParameterShape, Schedule
 

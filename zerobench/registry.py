@@ -29,7 +29,7 @@ def check_name(function: str, name: str, build: Builder) -> None:
 def check_leading(function: str, name: str, build: Builder, leading: int) -> list[inspect.Parameter]:
     """Returns a builder's parameters after the `leading` positional ones. Raises ValueError for one with fewer."""
     parameters = list(inspect.signature(build).parameters.values())
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) < leading:
         raise ValueError(f"{function}: {name}'s builder must be build(model, optimizer, ...), with options after these")
     return parameters[leading:]
@@ -54,7 +54,7 @@ def options_of(
         if parameter.name in filled:
             if parameter.name in shown:
                 fields.append((parameter.name, int | None, field(default=None)))
-        elif parameter.default is parameter.empty or kind not in (*TYPES, *(one | None for one in TYPES)):
+        elif parameter.default is parameter.empty or kind not in (*TYPES, *(kind | None for kind in TYPES)):
             raise ValueError(
                 f"{function}: {name}'s parameter {parameter.name} needs a default and a type among"
                 " int, float, str, bool (or one of them | None)"

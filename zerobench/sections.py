@@ -50,7 +50,7 @@ class Key:
 
 def keys_of(schema: Any) -> dict[str, Key]:
     """Returns the keys of a schema, or of an instance of one, by name; a user's options have none."""
-    return {one.name: one.metadata[KEY] for one in fields(schema) if KEY in one.metadata}
+    return {key.name: key.metadata[KEY] for key in fields(schema) if KEY in key.metadata}
 
 
 class Section:
@@ -71,15 +71,15 @@ class Section:
         """Forbids further assignments; lists become tuples."""
         if "_frozen" in self.__dict__:
             return
-        for one in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            value = getattr(self, one.name, None)
+        for key in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, key.name, None)
             if isinstance(value, list):
-                setattr(self, one.name, tuple(value))
+                setattr(self, key.name, tuple(value))
         self.__dict__["_frozen"] = True
 
     def values(self) -> dict[str, Any]:
         """Field -> value, as plain types for JSON and yaml."""
-        names = [one.name for one in fields(self)]  # type: ignore[arg-type]
+        names = [key.name for key in fields(self)]  # type: ignore[arg-type]
         return {name: _plain(getattr(self, name)) for name in names}
 
 
@@ -91,5 +91,5 @@ def known(value: T | None) -> T:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(item) for key, item in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else value

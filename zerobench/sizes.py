@@ -21,11 +21,11 @@ _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", re.IGNORECASE)
 
 def parse_bytes(text: str | int) -> int:
     """Parses "96 MiB" -> 100663296. A bare number is bytes. Raises a ValueError that names valid forms."""
-    found = _SIZE.fullmatch(str(text).strip())
-    unit = (found[2].lower() or "b") if found else ""
-    if found is None or unit not in SIZES or not math.isfinite(float(found[1]) * SIZES[unit]):
+    match = _SIZE.fullmatch(str(text).strip())
+    unit = (match[2].lower() or "b") if match else ""
+    if match is None or unit not in SIZES or not math.isfinite(float(match[1]) * SIZES[unit]):
         raise ValueError(f"{text!r:.60} is no size; write bytes or a number and a unit, as in 96 MiB or 24 GiB")
-    return round(float(found[1]) * SIZES[unit])
+    return round(float(match[1]) * SIZES[unit])
 
 
 def parse_memory(text: str | int, name: str = "") -> int:

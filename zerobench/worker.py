@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,21 @@ from .config.cell import CellConfig
 from .config.schema_training import NORMS
 from .fake import RealWorld, world_of_tensors
 from .host.environment import FAKE, SIMULATED, Rendezvous, make_deterministic, rank_environment, seed_everything
-from .models import contract
-from .models.tensor_parallel import TensorAxis
+from .models import loss_of
+from .models.linears import TensorAxis
 from .predict import activations as predicted_activations
 from .predict.build import build_as_run, connect_axis, initial_options, place_model, schedule_options, shapes_of
 from .probes import Probe, make_pass
 from .probes.intervals import ASIDE
-from .probes.saves import Saves
+from .probes.labeling import tensors_in
+from .probes.probe import Saves, StepResult, read_step, scale_of, squares
 from .probes.snapshot import snapshots
-from .probes.step_values import StepResult, StepValues, scale_of, squares
 from .rank_record import RankRecord, schedule_of, steps_of
 from .sections import known
-from .strategies import Engine
+from .strategies.engine import Engine
 from .theory.shapes import ParameterShape
 
-Tell = Callable[[dict[str, Any]], None]
+Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class RankJob:
         return self.mode == "accounted" and self.config.measure.snapshot
 
 
-def run_rank(job: RankJob, tell: Tell) -> RankRecord:
-    """Builds, warms up, steps, and returns the records. `tell` takes progress, a dict now and then."""
+def run_rank(job: RankJob, report: Report) -> RankRecord:
+    """Builds, warms up, steps, and returns the records. `report` takes progress, a dict now and then."""
     config, measure = job.config, job.config.measure
     with (
         rank_environment(
@@ -90,7 +91,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
 
         # 2 warm up, then measure: the steps are alike
         results: list[StepResult] = []
-        unread: list[StepValues] = []
+        unread: list[Callable[[], StepResult]] = []
         total = measure.warmup + measure.steps
         for number in range(total):
             scale = scale_of(engine)
@@ -99,34 +100,36 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
                 # of parts of a model no sum over the ranks is the norm: what each has whole would count as often
                 squares = _look(engine, scale, probe, measured, world) if axis is None else None
                 with probe.phase("update"):
-                    norm = _clip(engine, config)
+                    norm = None
+                    if config.clip is not None:
+                        norm = engine.clip_grad_norm_(config.clip, NORMS[config.clip_norm])
                     engine.step()
                 probe.after_update(engine.optimizer)
                 saves.after_update(number, engine, probe)
-            unread.append(StepValues(loss, norm, scale, engine.scaler.skipped, squares))
+            unread.append(partial(read_step, loss, norm, scale, engine.scaler.skipped, squares))
             del loss, norm, scale, squares
             if probe.may_wait:
-                results.append(unread.pop().read())
+                results.append(unread.pop()())
             if job.rank == 0 or config.backend == SIMULATED:
-                news = {"mode": job.mode, "step": number + 1, "steps": total, "peak_bytes": probe.peak_bytes}
-                tell(news | {"loss": results[-1].loss if results and not world.is_fake else None})
+                progress = {"mode": job.mode, "step": number + 1, "steps": total, "peak_bytes": probe.peak_bytes}
+                report(progress | {"loss": results[-1].loss if results and not world.is_fake else None})
 
         engine.settle()  # a gather that overlaps the next forward belongs to the last step's time
         probe.end_steps()
-        results += [values.read() for values in unread]
+        results += [read() for read in unread]
         holders = engine.gradient_holders
 
     # 3 bring home, once the probe has let go: what it writes down is no part of a step
-    found = probe.found(job.rank, Path(job.folder))
+    records = probe.records(job.rank, Path(job.folder))
     own_activation_bytes = job.own_activation_bytes
     if own_activation_bytes is None and job.mode == "accounted" and job.rank == 0:
         own_activation_bytes = predicted_activations.of(config, batches, build_as_run)
     return RankRecord(
-        **vars(found),
+        **vars(records),
         rank=job.rank,
         mode=job.mode,
-        steps=steps_of(job.rank, job.mode, measure.warmup, results, found.times, saves),
-        schedule=schedule_of(found.order, shapes, config.accumulation, schedule_options(config)),
+        steps=steps_of(job.rank, job.mode, measure.warmup, results, records.times, saves),
+        schedule=schedule_of(records.order, shapes, config.accumulation, schedule_options(config)),
         checkpoint_bytes=saves.checkpoint_bytes,
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         own_activation_bytes=own_activation_bytes,
@@ -135,14 +138,9 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
 
 
 def _accumulate(
-    engine: Engine,
-    batches: data.Batches | data.OwnBatches,
-    probe: Probe,
-    world: RealWorld,
-    model: nn.Module,
-    number: int,
-    config: CellConfig,
-) -> torch.Tensor:
+    engine: Engine, batches: data.Batches | data.OwnBatches, probe: Probe, world: RealWorld, model: nn.Module,
+    number: int, config: CellConfig,
+) -> torch.Tensor:  # fmt: skip
     micro_batches, accumulate = config.accumulation, config.strategy.reduces
     if world.is_fake and number < config.measure.warmup:
         micro_batches = 1  # without values the first steps only lead to the steady state
@@ -150,10 +148,10 @@ def _accumulate(
     for micro in range(micro_batches):
         with probe.phase("data"):
             batch = world.take(batches.batch(number, micro))
-        probe.inputs(*data.tensors_of(batch))
+        probe.inputs(*tensors_in(batch))
         with strategies.synchronizing(engine, accumulate, last=micro == micro_batches - 1):
             with probe.phase("forward"), world.model_runs():
-                loss = contract.loss_of(engine, batch, config.called)
+                loss = loss_of(engine, batch, config.called)
             probe.before_backward(loss)
             with probe.phase("backward"):
                 with world.model_runs():
@@ -171,22 +169,16 @@ def _look(
     """This rank's part of the gradients' squared norm, before they are clipped; in a phase that no figure counts. Of
     gradients without values the first is enough: the number takes as much memory.
     """
-    if not probe.may_look(measured):
+    if not probe.may_read_gradients(measured):
         return None
     with probe.phase(ASIDE):
         return squares(islice(engine.reduced_gradients(), 1 if world.is_fake else None), scale)
 
 
-def _clip(engine: Engine, config: CellConfig) -> torch.Tensor | None:
-    if config.clip is None:
-        return None
-    return engine.clip_grad_norm_(config.clip, NORMS[config.clip_norm])
-
-
 def _build(
     job: RankJob, probe: Probe, device: torch.device, axis: TensorAxis | None
 ) -> tuple[nn.Module, list[ParameterShape], Engine, data.Batches | data.OwnBatches]:
-    config, place = job.config, job.rank // job.config.tensor_parallel  # of the model's copy among the others
+    config, replica = job.config, job.rank // job.config.tensor_parallel  # the number of the model's copy
     if config.deterministic:
         make_deterministic()
     seed_everything(config.seed)
@@ -200,8 +192,8 @@ def _build(
         options |= {} if axis is None else {"group": axis.data_group}
         engine = strategies.wrap(config.strategy.values(), model, optimizer, clips=config.clip is not None, **options)
         del optimizer  # of a peer that builds another it would keep the whole model's parameters
-        batches = data.build_batches(config.batching, place, device)
+        batches = data.build_batches(config.batching, replica, device)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what building has left there is no part of a step
-    seed_everything(config.seed + place)  # from here on ranks may draw, dropout say, each model its own
+    seed_everything(config.seed + replica)  # from here on ranks may draw (dropout), each model its own
     return model, shapes, engine, batches

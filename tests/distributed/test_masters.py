@@ -14,8 +14,7 @@ from tests.cells import cell
 from tests.ranks import run_ranks
 from zerobench.config import schema_training
 from zerobench.results import tables
-from zerobench.strategies.ddp import DdpEngine
-from zerobench.strategies.ddp_masters import MasterDdpEngine
+from zerobench.strategies.ddp import DdpEngine, MasterDdpEngine
 from zerobench.sweep import cell as cells
 from zerobench.zero.precision import LossScaling
 

@@ -11,9 +11,8 @@ from torch import nn, optim
 from torch.nn import functional as F
 
 from tests.ranks import run_ranks
-from zerobench.probes.newton_schulz import NewtonSchulz
-from zerobench.strategies.ddp import DdpEngine
-from zerobench.strategies.ddp_masters import MasterDdpEngine
+from zerobench.probes.outside_dispatch import NewtonSchulz
+from zerobench.strategies.ddp import DdpEngine, MasterDdpEngine
 from zerobench.zero import AdafactorWithAdamW, MuonWithAdamW, Offload, initialize
 from zerobench.zero.optim.muon import split
 

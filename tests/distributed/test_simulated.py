@@ -19,8 +19,7 @@ from zerobench.config.schema_training import Bf16, Fp16
 from zerobench.fake import world_of_tensors
 from zerobench.host.environment import SIMULATED, rank_environment
 from zerobench.launch.start_ranks import launch
-from zerobench.probes.fake_ledger import ShapesOnly
-from zerobench.probes.ledger import Ledger
+from zerobench.probes.ledger import Ledger, ShapesOnly
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
 from zerobench.theory.closed_forms import from_json
@@ -188,7 +187,7 @@ def allocations(ledger: Ledger) -> dict[str, list[int]]:
         out = call(given)
         waited = [functional.wait_tensor(one) for one in (out if isinstance(out, list) else [out])]
         del out, waited
-        found[name] = [event.grown for event in ledger.since(0) if event.grown > 0]
+        found[name] = [event.grown for event in ledger.events if event.grown > 0]
     return found
 
 

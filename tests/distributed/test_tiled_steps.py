@@ -11,7 +11,7 @@ from torch import nn, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimizer_step_post_hook
 
 from tests.ranks import run_ranks
-from zerobench.strategies.ddp_masters import MasterDdpEngine
+from zerobench.strategies.ddp import MasterDdpEngine
 from zerobench.zero import NvmeOffload, Offload, initialize
 from zerobench.zero.optim.step_by_tiles import raw_step
 

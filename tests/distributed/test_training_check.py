@@ -20,8 +20,8 @@ from zerobench.config import schema_training
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.predict import build
-from zerobench.probes import step_values
-from zerobench.probes.step_values import scale_of
+from zerobench.probes.probe import scale_of
+from zerobench.probes.probe import squares as squares_of
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
 from zerobench.sweep import parity, parity_check
@@ -103,7 +103,7 @@ def norms_of(
                 last = micro == config.accumulation - 1
                 with strategies.synchronizing(engine, config.strategy.reduces, last):
                     engine.backward(engine(*batches.batch(step, micro)) / config.accumulation)
-            squares = step_values.squares(engine.reduced_gradients(), scale)
+            squares = squares_of(engine.reduced_gradients(), scale)
             told = engine.clip_grad_norm_(1e9)
             engine.step()
             steps.append((float(squares) / engine.gradient_holders, float(told)))

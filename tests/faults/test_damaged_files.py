@@ -25,7 +25,7 @@ from zerobench.calibrate.collectives import load_calibration
 from zerobench.config.yaml_file import read_yaml
 from zerobench.judging.budget_file import read_budget
 from zerobench.judging.paired import read_floors
-from zerobench.models.huggingface_config import read_config
+from zerobench.models.huggingface import read_config
 from zerobench.plots.style import learn_colors
 from zerobench.records import SearchRow
 from zerobench.results.folders import write_search

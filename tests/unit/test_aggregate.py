@@ -9,7 +9,7 @@ from tests.cells import cell
 from tests.made_up import results_of, run
 from zerobench.config.schema import Measure, Search
 from zerobench.config.world import has_times
-from zerobench.probes.nvml import GpuState
+from zerobench.probes.energy import GpuState
 from zerobench.rank_record import RankRecord
 from zerobench.records import CATEGORIES, MemoryRow, RunRow, StepRow, TrafficRow
 from zerobench.results import tables

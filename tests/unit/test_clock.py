@@ -43,18 +43,18 @@ def test_a_step_s_time_is_its_work_alone(monkeypatch: pytest.MonkeyPatch) -> Non
                         time.sleep(0.1)
                 with probe.phase("forward"):
                     time.sleep(0.01)
-                assert probe.may_look(measured) == (not measured)
+                assert probe.may_read_gradients(measured) == (not measured)
                 if not measured:
                     with probe.phase(ASIDE):
                         time.sleep(0.1)
             time.sleep(0.05)  # what comes between steps
         probe.end_steps()
-    assert len(probe.times) == 4
-    for times in probe.times:
+    assert len(probe.results.times) == 4
+    for times in probe.results.times:
         assert times["forward"] == pytest.approx(0.01)
         assert times["step"] == pytest.approx(0.01)
         assert times["data"] == pytest.approx(0.2)
-    assert probe.wall_s == pytest.approx(2 * 0.21 + 0.05)
+    assert probe.results.wall_s == pytest.approx(2 * 0.21 + 0.05)
 
 
 @pytest.mark.parametrize("measured", [False, True])
@@ -84,4 +84,4 @@ def test_bytes_of_the_interface_are_of_as_many_gathers_as_steps(monkeypatch: pyt
                 carried += 10 if number else 5
         carried += 5  # the last step's gather arrives
         probe.end_steps()
-    assert probe.memory["loopback_bytes"] == 4 * 10
+    assert probe.results.process_memory["loopback_bytes"] == 4 * 10

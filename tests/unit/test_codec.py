@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from zerobench.probes import allocator_hook
+from zerobench.probes import allocator
 from zerobench.zero.comm.quantize import CHUNKS, LEVELS, RESERVED_BYTES, Codec
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -75,7 +75,7 @@ def test_payloads_have_room_for_the_bytes_that_are_said() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_coding_takes_no_memory_for_the_whole(dtype: torch.dtype) -> None:
     """By the allocator's word: multiplying integers by fp32 makes copies of both inside of the operator."""
-    hook = allocator_hook.install()
+    hook = allocator.install_hook()
     if hook is None:
         pytest.skip("no C++ compiler here")
     codec, numel = Codec(8, 256), 4 * 2**20

@@ -10,8 +10,7 @@ import torch
 
 from tests.cells import cell
 from zerobench.probes import AccountedPass, TimedPass, cuda_memory, energy, ledger, timed_pass
-from zerobench.probes.energy import Reading
-from zerobench.probes.nvml import GpuState
+from zerobench.probes.energy import GpuState, Reading
 from zerobench.records import ALLOCATOR, RunRow
 from zerobench.results import provenance
 from zerobench.sweep.aggregate import PROCESS_MEMORY
@@ -226,7 +225,7 @@ def test_the_timed_pass_reads_clocks_outside_its_steps(played: Played, monkeypat
         return {"GPU": Reading(1_000_000 * told.count("joules"))}
 
     monkeypatch.setattr(timed_pass, "read_state", state)
-    monkeypatch.setattr(energy, "read", joules)
+    monkeypatch.setattr(energy, "read_counters", joules)
     monkeypatch.setattr(energy, "SHORTEST_S", {"cuda": 0.0})
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("wait"))
@@ -240,7 +239,7 @@ def test_the_timed_pass_reads_clocks_outside_its_steps(played: Played, monkeypat
         probe.end_steps()
     step = ["mark", "mark", "mark", "mark"]
     assert told == [*step, "read", "meet", "wait", "joules", *step, *step, "mark", "wait", "joules", "read"]
-    assert probe.energy_j == 1
-    assert [one.sm_clock_mhz for one in probe.gpu_states] == [1899, 1898]
-    assert probe.memory["allocated_bytes"] == 30
-    assert probe.times[0] == {"forward": 0.005, "step": 0.005}
+    assert probe.results.energy_j == 1
+    assert [one.sm_clock_mhz for one in probe.results.gpu_states] == [1899, 1898]
+    assert probe.results.process_memory["allocated_bytes"] == 30
+    assert probe.results.times[0] == {"forward": 0.005, "step": 0.005}

@@ -14,9 +14,8 @@ import torch
 
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.probes import energy, nvml
-from zerobench.probes.energy import EnergyMeter, read_packages
-from zerobench.probes.nvml import GpuState, name_of, read_energy_mj, read_state
+from zerobench.probes import energy
+from zerobench.probes.energy import EnergyMeter, GpuState, name_of, read_energy_mj, read_packages, read_state
 from zerobench.probes.timed_pass import TimedPass
 from zerobench.rank_record import RankRecord
 from zerobench.sweep.aggregate import _energy
@@ -82,7 +81,7 @@ def test_the_timed_pass_has_the_energy_of_its_measured_steps(rapl: Path) -> None
             with probe.step(measured):
                 set_rapl(rapl, 100 + 1000 * number, 200)
         probe.end_steps()
-    assert probe.found(0, rapl).energy_j == pytest.approx(2000 / 1e6), "the warm-up's 1,000 are not in it"
+    assert probe.records(0, rapl).energy_j == pytest.approx(2000 / 1e6), "the warm-up's 1,000 are not in it"
 
 
 class Nvml:
@@ -116,7 +115,7 @@ class Nvml:
 
 def test_a_gpu_is_asked_by_its_uuid_and_answers_in_millijoules(rapl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Nvml(2**40)
-    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(energy.ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="8a5b"))
     meter = begun(torch.device("cuda", 0))
     library.millijoules += 12_500
@@ -126,7 +125,7 @@ def test_a_gpu_is_asked_by_its_uuid_and_answers_in_millijoules(rapl: Path, monke
     assert meter.end() is None
     old = SimpleNamespace(nvmlInit_v2=lambda: 0)
     for other in (Nvml(1, init=3), Nvml(1, handle=3), Nvml(1, energy=3), old):
-        monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name, other=other: other)
+        monkeypatch.setattr(energy.ctypes, "CDLL", lambda name, other=other: other)
         assert read_energy_mj("GPU-8a5b") is None
     monkeypatch.undo()
     assert read_energy_mj("no such GPU") is None, "also without a driver"
@@ -173,7 +172,7 @@ def test_nvml_reports_clocks_temperature_power_and_reasons(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="8a5b"))
 
     def state(**figures: int) -> GpuState | None:
-        monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: Nvml(0, **figures))
+        monkeypatch.setattr(energy.ctypes, "CDLL", lambda name: Nvml(0, **figures))
         return read_state(torch.device("cuda", 1))
 
     every = {"ClockInfo": 1755, "MaxClockInfo": 1980, "Temperature": 61, "PowerUsage": 688_440}
@@ -186,7 +185,7 @@ def test_nvml_reports_clocks_temperature_power_and_reasons(monkeypatch: pytest.M
     assert state(**every) == GpuState(1755, 1980, 61, 688.44, None)
     assert state() is None
     monkeypatch.undo()
-    assert nvml.read("no such GPU", "Temperature", nvml.CORE_TEMPERATURE) is None, "also without a driver"
+    assert energy.read_figure("no such GPU", "Temperature", energy.CORE_TEMPERATURE) is None, "also without a driver"
 
 
 def test_without_a_uuid_the_visible_devices_name_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

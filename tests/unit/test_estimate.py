@@ -18,7 +18,7 @@ from zerobench.config.schema_memory import FusedBuffers
 from zerobench.config.schema_training import Bf16, Sgd
 from zerobench.fake_execution.parts import PARTS
 from zerobench.launch.start_ranks import launch
-from zerobench.models.huggingface_config import read_config
+from zerobench.models.huggingface import read_config
 from zerobench.worker import RankJob, run_rank
 from zerobench.zero.optim.step_by_tiles import TILE_BYTES
 

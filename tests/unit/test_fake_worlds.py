@@ -33,8 +33,7 @@ from zerobench.fake.shortcuts import MISSED, VIEWS, Shortcuts, modes_called_dire
 from zerobench.fake_execution import Target, execute
 from zerobench.predict.build import build_model
 from zerobench.predict.estimate import simulated_ranks
-from zerobench.probes.fake_ledger import ShapesOnly
-from zerobench.probes.ledger import Ledger
+from zerobench.probes.ledger import Ledger, ShapesOnly
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.sweep.cell import ranks_of
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.ranks import run_ranks
 from tests.unit.test_clock import Clock
-from zerobench.models.tensor_parallel import TensorAxis
+from zerobench.models.linears import TensorAxis
 from zerobench.probes import AccountedPass, in_transit, make_pass
 from zerobench.probes.in_transit import LOOK_S, LOOKS, PATIENCE_S, InTransit, threads_without_frame
 from zerobench.probes.ledger import Ledger

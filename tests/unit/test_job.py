@@ -25,7 +25,7 @@ from zerobench.cluster.store import Heartbeat, HeartbeatMonitor, JobStore, LostE
 from zerobench.launch import follower, over_cluster
 from zerobench.launch.follower import interruption
 from zerobench.launch.start_ranks import Interrupted, Outcome
-from zerobench.probes.nvml import GpuState
+from zerobench.probes.energy import GpuState
 from zerobench.probes.probe import EventOrder
 from zerobench.rank_record import RankRecord
 from zerobench.records import MemoryRow, StepRow

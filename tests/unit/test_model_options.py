@@ -14,12 +14,12 @@ from tests.zoo import gpt
 from zerobench import models
 from zerobench.config.schema import Gpt, GptMoe, Huggingface, HuggingfaceModel
 from zerobench.fake import world_of_tensors
-from zerobench.models import gpt_moe, huggingface, lora
+from zerobench.models import gpt_moe, huggingface, linears
 from zerobench.models.chunks import LossHead
 from zerobench.models.gpt_moe import GPTMoe
 from zerobench.predict.estimate import estimate
 from zerobench.predict.flops import step_flops
-from zerobench.probes.fake_ledger import ShapesOnly
+from zerobench.probes.ledger import ShapesOnly
 
 PARTS = [{"loss_chunks": 3}, {"mlp_chunks": 5}, {"loss_chunks": 16, "mlp_chunks": 2, "checkpointing": True}]
 
@@ -180,8 +180,8 @@ def test_it_starts_as_the_frozen_model_and_adapters_alone_are_trained(tiles: int
 
 def test_the_product_is_that_of_the_merged_weight() -> None:
     torch.manual_seed(0)
-    adapted = lora.LoRALinear(nn.Linear(7, 5), 3)
-    lora.initialize(adapted)
+    adapted = linears.LoRALinear(nn.Linear(7, 5), 3)
+    linears.initialize_adapter(adapted)
     nn.init.normal_(adapted.lora_b)
     x = torch.randn(4, 7)
     weight = adapted.base.weight + adapted.lora_b @ adapted.lora_a
@@ -211,9 +211,9 @@ def test_a_frozen_base_is_whole_below_stage_3_and_partitioned_in_it(monkeypatch:
 
 
 def test_peft_is_asked_for_by_name_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora, "installed_version", lambda _: None)
-    assert "pip install peft" in lora.problems_of(4, 128, "huggingface", by_peft=True)[0]
-    assert lora.problems_of(4, 128, "model", by_peft=False) == []
+    monkeypatch.setattr(linears, "installed_version", lambda _: None)
+    assert "pip install peft" in linears.lora_problems(4, 128, "huggingface", by_peft=True)[0]
+    assert linears.lora_problems(4, 128, "model", by_peft=False) == []
 
 
 @pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")

@@ -9,10 +9,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import zerobench
 from zerobench.config.compose import compose_cells
-from zerobench.data import OwnBatches, build_batches, tensors_of
+from zerobench.data import OwnBatches, build_batches
 from zerobench.launch import rank_main
-from zerobench.models import contract
+from zerobench.models import Called, loss_of
 from zerobench.predict import flops
+from zerobench.probes.labeling import tensors_in
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "first second")
@@ -30,7 +31,7 @@ def test_batches_of_any_structure_keep_it_and_floats_become_the_models_dtype() -
     assert type(batch["y"][1]) is Pair
     assert batch["y"][1].second == "text"
     assert batch["z"] is None
-    assert len(tensors_of(batch)) == 3
+    assert len([*tensors_in(batch)]) == 3
 
 
 def test_an_iterable_is_begun_again_and_an_empty_one_is_refused() -> None:
@@ -87,7 +88,7 @@ def test_what_cannot_be_registered_is_refused(name: str, build: Any, words: str)
         zerobench.register_data(name, build)
 
 
-CALLED = contract.Called("mine", "mine", "text")
+CALLED = Called("mine", "mine", "text")
 TERMS = "model=mine is called as forward(float32 (2, 3), int64 (2,)) with data=text, and must return the loss"
 
 
@@ -109,7 +110,7 @@ def test_a_model_that_breaks_the_contract_is_told_of_it(forward: Any, words: str
     """As the row's reason has it: what Python said, then how the model was called."""
     batch = torch.ones(2, 3), torch.ones(2, dtype=torch.int64)
     with pytest.raises((TypeError, RuntimeError)) as raised:
-        contract.loss_of(forward, batch, CALLED)
+        loss_of(forward, batch, CALLED)
     status, reason = rank_main._classify(raised.value)
     assert status == "crash"
     assert words in reason
@@ -121,11 +122,11 @@ def test_a_lack_of_memory_and_our_own_models_keep_their_words() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        contract.loss_of(full, (torch.ones(1),), CALLED)
+        loss_of(full, (torch.ones(1),), CALLED)
     assert rank_main._classify(raised.value) == ("oom", "raised OutOfMemoryError: CUDA out of memory")
-    ours = contract.Called("gpt", "gpt_tiny", "text")
+    ours = Called("gpt", "gpt_tiny", "text")
     with pytest.raises(TypeError) as raised:
-        contract.loss_of(missing, (torch.ones(1), torch.ones(1)), ours)
+        loss_of(missing, (torch.ones(1), torch.ones(1)), ours)
     assert "called as" not in rank_main._classify(raised.value)[1]
 
 

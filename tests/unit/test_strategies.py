@@ -19,7 +19,7 @@ from zerobench.config.flat import base_name, name_cells
 from zerobench.fake_execution import execute
 from zerobench.predict.estimate import estimate
 from zerobench.results import printed_table, provenance
-from zerobench.strategies import predicts, registration, specs
+from zerobench.strategies import predicts, specs, table
 from zerobench.sweep.cell import run_cell
 from zerobench.theory.strategies import ZERO1
 
@@ -276,7 +276,7 @@ def test_an_option_that_is_named_as_one_of_ours_means_what_its_builder_says() ->
 @pytest.mark.slow
 def test_an_installed_package_offers_a_strategy_by_an_entry_point(monkeypatch: Any) -> None:
     point = SimpleNamespace(name="packaged", load=lambda: Mine)
-    monkeypatch.setattr(registration, "installed", lambda _: (point,))
+    monkeypatch.setattr(table, "installed", lambda _: (point,))
     (one,) = compose_cells(["strategy=packaged", "strategy.depth=2", *CELL])
     assert one.config.section("strategy") == {"name": "packaged", "depth": 2, "fast": False, "note": None}
     assert one.problems == ()
@@ -357,7 +357,7 @@ def test_what_is_tuned_is_in_the_cell_and_in_its_name() -> None:
 
 def test_what_is_not_installed_is_said_before_ranks_start(tmp_path, monkeypatch) -> None:
     lacking = replace(specs()["zero2"], requires="no_such_module", install="pip install it")
-    monkeypatch.setitem(registration._SPECS, "zero2", lacking)
+    monkeypatch.setitem(table._SPECS, "zero2", lacking)
     one = cell("zero2", 2, results_dir=str(tmp_path))
     row = run_cell(one, lambda _: None)
     assert row.status == "invalid"

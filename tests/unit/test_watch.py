@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import zerobench
 from zerobench.commands.account import setting_of
 from zerobench.probes import AccountedPass
-from zerobench.probes.outside_dispatch import RAW
+from zerobench.probes.traffic import RAW
 from zerobench.watching import WatchError
 from zerobench.watching.held_tensors import BEFORE, leave_out
 from zerobench.zero import labels

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerobench.probes import AccountedPass, TimedPass, allocator, allocator_hook
+from zerobench.probes import AccountedPass, TimedPass, allocator
 
 CPU = torch.device("cpu")
 MIB = 2**20
 
 
 @pytest.fixture
-def hook() -> Iterator[allocator_hook.AllocatorHook]:
+def hook() -> Iterator[allocator.AllocatorHook]:
     """The hook; garbage that earlier tests have left is not given back while bytes are counted."""
-    found = allocator_hook.install()
+    found = allocator.install_hook()
     if found is None:
         pytest.skip("no C++ compiler here")
     gc.collect()
@@ -30,9 +30,9 @@ def hook() -> Iterator[allocator_hook.AllocatorHook]:
 def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    allocator_hook.install.cache_clear()
+    allocator.install_hook.cache_clear()
     yield
-    allocator_hook.install.cache_clear()
+    allocator.install_hook.cache_clear()
 
 
 def of_step(probe: AccountedPass) -> dict[str, int]:
@@ -40,7 +40,7 @@ def of_step(probe: AccountedPass) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_the_hook_counts_to_the_byte_in_every_thread(hook: allocator_hook.AllocatorHook) -> None:
+def test_the_hook_counts_to_the_byte_in_every_thread(hook: allocator.AllocatorHook) -> None:
     before = hook.live_bytes()
     hook.take_peak()
     kept = torch.empty(1001, dtype=torch.uint8)
@@ -60,7 +60,7 @@ def test_the_hook_counts_to_the_byte_in_every_thread(hook: allocator_hook.Alloca
 
 
 @pytest.mark.slow
-def test_many_blocks_come_and_go_and_none_is_forgotten(hook: allocator_hook.AllocatorHook) -> None:
+def test_many_blocks_come_and_go_and_none_is_forgotten(hook: allocator.AllocatorHook) -> None:
     before = hook.live_bytes()
     made = [torch.empty(size % 257 + 1, dtype=torch.uint8) for size in range(20_000)]
     assert hook.live_bytes() == before + sum(one.numel() for one in made)
@@ -72,7 +72,7 @@ def test_many_blocks_come_and_go_and_none_is_forgotten(hook: allocator_hook.Allo
 
 
 @pytest.mark.slow
-def test_what_a_thread_makes_is_seen_and_named_by_it(hook: allocator_hook.AllocatorHook) -> None:
+def test_what_a_thread_makes_is_seen_and_named_by_it(hook: allocator.AllocatorHook) -> None:
     """4 MiB that a thread keeps."""
     kept: list[torch.Tensor] = []
     with AccountedPass(CPU) as probe, probe.step(True), probe.phase("forward"):
@@ -90,13 +90,13 @@ def test_what_a_thread_makes_is_seen_and_named_by_it(hook: allocator_hook.Alloca
 
 
 @pytest.mark.slow
-def test_the_timed_pass_has_the_allocators_peak_of_its_measured_steps(hook: allocator_hook.AllocatorHook) -> None:
+def test_the_timed_pass_has_the_allocators_peak_of_its_measured_steps(hook: allocator.AllocatorHook) -> None:
     with TimedPass(CPU) as probe:
         for measured, size in ((False, 9 * MIB), (True, 2 * MIB)):
             with probe.step(measured):
                 torch.zeros(size, dtype=torch.uint8)
         probe.end_steps()
-    assert probe.memory["timed_allocator_peak_bytes"] == 2 * MIB
+    assert probe.results.process_memory["timed_allocator_peak_bytes"] == 2 * MIB
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_without_a_compiler_the_profiler_tells(no_compiler: None) -> None:
     with TimedPass(CPU) as timed, timed.step(True):
         pass
     timed.end_steps()
-    assert timed.memory["timed_allocator_peak_bytes"] is None
+    assert timed.results.process_memory["timed_allocator_peak_bytes"] is None
     assert kept.numel() == MIB
 
 
@@ -130,23 +130,23 @@ def test_no_run_fails_for_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     elif spoilt == "a compiler that fails":
         monkeypatch.setenv("CXX", str(failing))
     else:
-        monkeypatch.setattr(allocator_hook, "library", lambda: failing)
-    allocator_hook.install.cache_clear()
+        monkeypatch.setattr(allocator, "hook_library", lambda: failing)
+    allocator.install_hook.cache_clear()
     try:
         assert allocator.take_allocated(CPU)[0] == "none"
     finally:
-        allocator_hook.install.cache_clear()
+        allocator.install_hook.cache_clear()
     assert not list(tmp_path.glob("**/.compiling-*"))
 
 
 @pytest.mark.slow
 def test_a_compiled_hook_is_kept_and_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = allocator_hook.library()
+    made = allocator.hook_library()
     if made is None:
         pytest.skip("no C++ compiler here")
     assert made.parent == tmp_path / "zerobench"
     stamp = made.stat().st_mtime_ns
-    assert allocator_hook.library() == made
+    assert allocator.hook_library() == made
     assert made.stat().st_mtime_ns == stamp
     assert list(made.parent.iterdir()) == [made]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from zerobench.host.environment import nccl_version
-from zerobench.probes.nvml import name_of
+from zerobench.probes.energy import name_of
 from zerobench.results.provenance import versions
 from zerobench.sizes import show_bytes
 from zerobench.zero.comm.base import Comm

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..data import TEXT_VOCABULARY, Batching
-from ..models.contract import Called
+from ..models import Called
 from ..registry import DATA
 from ..sections import Section
 from ..theory.groups import GroupShape

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from .. import strategies
 from ..data import TEXT_VOCABULARY, text_hash
-from ..models import gpt_moe, huggingface, huggingface_config, lora
+from ..models import gpt_moe, huggingface, linears
 from ..registry import DATA, MODELS
 from ..sizes import parse_memory
 from ..strategies import StrategyOptions, StrategySpec
@@ -157,7 +157,7 @@ def _resolve_model(draft: Config, problems: list[str]) -> None:
     shape: Any = draft.huggingface if model.kind == "huggingface" else model  # a user's has fields of its own
     if isinstance(shape, Huggingface) and shape.config is not None:
         try:
-            sizes = huggingface_config.read_config(shape.config, shape.options)
+            sizes = huggingface.read_config(shape.config, shape.options)
             for name, value in sizes._asdict().items():  # the cell has it all, and needs the file no more
                 setattr(shape, name, value)
         except ValueError as error:
@@ -224,7 +224,7 @@ GROUPED_WIDTH = 8
 def _problems_of_parts(model: Model, where: str, shape: Any, sequence: int) -> list[str]:
     """Returns error messages for adapters and sequence chunks that the model cannot have."""
     values, by_peft = model.options, isinstance(shape, Huggingface)
-    problems = lora.problems_of(values.get("lora", 0), getattr(shape, "hidden", 0), where, by_peft)
+    problems = linears.lora_problems(values.get("lora", 0), getattr(shape, "hidden", 0), where, by_peft)
     for key in ("loss_chunks", "mlp_chunks"):
         if (parts := values.get(key, 1)) > sequence:
             problems.append(f"model.{key}={parts}: a sequence of {sequence} tokens has no more parts than that")

@@ -8,18 +8,21 @@ A model of your own is a function whose keyword parameters are its options (regi
     zerobench.main()                             # then: python mine.py -m model=mine model.width=64,128
 
 `vocabulary` and `sequence`, if the function takes them, are filled from the run's data. A package can offer models
-without a script, by entry points of the group "zerobench.models".
+without a script, by entry points of the group "zerobench.models". An error in a user's `forward` gets a note on how it
+was called.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..registry import MODELS, Builder
+from ..data import arguments_of, call_of
+from ..registry import DATA, MODELS, Builder
 from . import huggingface
 from .gpt import GPT
 from .gpt_moe import GPTMoe
@@ -54,3 +57,38 @@ def build(kind: str, options: dict[str, Any]) -> nn.Module:
     builder = _BUILT_IN.get(kind) or MODELS.all()[kind]
     model: nn.Module = builder(**options)
     return model
+
+
+@dataclass(frozen=True)
+class Called:
+    """The model and data of a call, for errors. `kind`: its builder's name; `model`: the choice in the group."""
+
+    kind: str
+    model: str
+    data: str
+
+
+def loss_of(engine: Any, batch: Any, called: Called) -> torch.Tensor:
+    """Returns the loss of a batch, a scalar. Raises TypeError if the model returns anything else; errors of a user's
+    model or data carry a note on how it was called.
+    """
+    inputs, named = arguments_of(batch)
+
+    def terms() -> str:
+        call = f"model={called.model} is called as {call_of(batch)} with data={called.data}"
+        return f"{call}, and must return the loss, a scalar tensor"
+
+    try:
+        loss: torch.Tensor = engine(*inputs, **named)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        if called.kind not in MODELS.own or called.data not in DATA.own:
+            error.add_note(terms())
+        raise
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        result = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise TypeError(f"forward returned {result}; {terms()}")
+    if not loss.requires_grad:
+        raise TypeError(f"forward returned a loss that depends on no trainable parameter; {terms()}")
+    return loss

@@ -36,32 +36,29 @@ class CompiledForward(Wrapped):
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         """Runs the graph. Raises RuntimeError, with torch's reason, for a forward that is not a single graph."""
+        import torch._dynamo.exc  # takes seconds: only for a model that is compiled
+        import torch._inductor.config
+
         if self._graph is None:
-            self._graph = _compiled(self.forward)
-        from torch._dynamo.exc import TorchDynamoException
+            from torch.hub import (
+                tqdm,  # torch's progress bars, which are off: their lock is a semaphore that would stay
+            )
+
+            tqdm.set_lock(threading.RLock())
+            torch._dynamo.config.optimize_ddp = False
+            torch._inductor.config.compile_threads = 1  # compile here: worker processes would outlive the compilation
+            if graphs.modes_active():
+                graphs.dispatch_buffers()
+            self._graph = torch.compile(self.forward, fullgraph=True, dynamic=False)
 
         try:
             return self._graph(*inputs, **named_inputs)
-        except TorchDynamoException as error:
+        except torch._dynamo.exc.TorchDynamoException as error:
             reason = " ".join(str(error).split("\n\n")[0].split())
             raise RuntimeError(
                 f"compile=blocks: {self._name}: torch.compile cannot make one graph of this block; use compile=none"
                 f" ({reason})"
             ) from error
-
-
-def _compiled(forward: Forward) -> Forward:
-    import torch._dynamo  # takes seconds: only for a model that is compiled
-    import torch._inductor.config
-    from torch.hub import tqdm  # torch's progress bars, which are off: their lock is a semaphore that would stay
-
-    tqdm.set_lock(threading.RLock())
-    torch._dynamo.config.optimize_ddp = False
-    torch._inductor.config.compile_threads = 1  # compile here: worker processes would outlive the compilation
-    if graphs.modes_active():
-        graphs.dispatch_buffers()
-    compiled: Forward = torch.compile(forward, fullgraph=True, dynamic=False)
-    return compiled
 
 
 def compile_blocks(model: nn.Module) -> None:

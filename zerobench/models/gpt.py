@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 from ..zero.activations import policies
 from ..zero.modules import tiled_linear
-from . import lora as adapters
 from .chunks import LossHead, in_chunks
-from .tensor_parallel import InputsCut, OutputsCut, TensorAxis
+from .linears import InputsCut, OutputsCut, TensorAxis, add_adapters, base_of, initialize_adapter
 
 
 class Block(nn.Module):
@@ -71,19 +70,9 @@ class GPT(nn.Module):
     """
 
     def __init__(
-        self,
-        layers: int,
-        hidden: int,
-        heads: int,
-        vocabulary: int,
-        positions: int,
-        tied: bool,
-        checkpointing: bool,
-        tiles: int = 1,
-        lora: int = 0,
-        loss_chunks: int = 1,
-        mlp_chunks: int = 1,
-    ) -> None:
+        self, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, tied: bool, checkpointing: bool,
+        tiles: int = 1, lora: int = 0, loss_chunks: int = 1, mlp_chunks: int = 1,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.token_embedding = nn.Embedding(vocabulary, hidden)
         self.position_embedding = nn.Embedding(positions, hidden)
@@ -92,7 +81,7 @@ class GPT(nn.Module):
         linear = nn.Linear if loss_chunks == 1 else partial(LossHead, loss_chunks)
         self.head = linear(hidden, vocabulary, bias=False)
         if lora:
-            adapters.add_adapters(self, self.blocks, lora)
+            add_adapters(self, self.blocks, lora)
         if not self.head.weight.is_meta:  # there are no values, and torch takes long to draw none
             for module, initialize in self.initializers():
                 initialize(module)
@@ -110,11 +99,11 @@ class GPT(nn.Module):
         smaller = partial(tiled_linear.draw_weight, draw=smaller_normal)
         for block in self.blocks:  # GPT-2: the deeper the model, the smaller its residual projections start
             assert isinstance(block, Block)
-            yield adapters.base_of(block.attention_out), smaller
-            for part in tiled_linear.parts_of(adapters.base_of(block.mlp_out)):
+            yield base_of(block.attention_out), smaller
+            for part in tiled_linear.parts_of(base_of(block.mlp_out)):
                 yield part, smaller
         for module in self.modules():  # last, so that a seed gives the frozen part of a model with and without adapters
-            yield module, adapters.initialize
+            yield module, initialize_adapter
 
     def cut(self, axis: TensorAxis) -> None:
         """Keeps only this rank's part of each block, for tensor parallelism."""
@@ -129,6 +118,10 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
+        return self.loss_of(x, targets)
+
+    def loss_of(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Returns the mean cross-entropy of predicting `targets`, (B, S), from the normalized (B, S, H)."""
         if isinstance(self.head, LossHead):
             return self.head(x.flatten(0, 1), targets.flatten())  # type: ignore[no-any-return]
         logits = self.head(x)

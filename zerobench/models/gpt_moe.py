@@ -24,7 +24,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..fake.host_values import has_values
-from .chunks import LossHead
 from .gpt import GPT, Block, initialize
 
 ROUTINGS = ("learned", "balanced", "skewed")
@@ -119,22 +118,10 @@ class GPTMoe(GPT):
     """
 
     def __init__(
-        self,
-        layers: int,
-        hidden: int,
-        heads: int,
-        vocabulary: int,
-        positions: int,
-        tied: bool,
-        checkpointing: bool,
-        experts: int,
-        top_k: int,
-        expert_hidden: int | None,
-        separate_experts: bool,
-        balance: float,
-        routing: str,
+        self, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, tied: bool, checkpointing: bool,
+        experts: int, top_k: int, expert_hidden: int | None, separate_experts: bool, balance: float, routing: str,
         loss_chunks: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         inner = expert_hidden or 4 * hidden
         self._new_block = partial(MoeBlock, hidden, heads, experts, top_k, inner, separate_experts, routing)
         size = layers, hidden, heads, vocabulary, positions
@@ -162,9 +149,7 @@ class GPTMoe(GPT):
             x, balance = block(x)
             balances.append(balance)
         x, balance = self.norm(x), self.balance * torch.stack(balances).mean()
-        if isinstance(self.head, LossHead):
-            return self.head(x.flatten(0, 1), targets.flatten()) + balance  # type: ignore[no-any-return]
-        return F.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten()) + balance
+        return self.loss_of(x, targets) + balance
 
 
 def grouped_product(rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

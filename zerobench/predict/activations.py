@@ -52,7 +52,7 @@ def activation_bytes(build: Callable[[], nn.Module], inputs: Sequence[torch.Tens
     """Returns the peak bytes of activations in a forward and backward of the model, which returns a loss, on `inputs`,
     of which only shapes and dtypes are used. Propagates the error of a model that reads values.
     """
-    from ..probes.fake_ledger import ShapesOnly  # not needed by the timed pass, which imports this module, too
+    from ..probes.ledger import ShapesOnly  # not needed by the timed pass, which imports this module, too
 
     with world_of_tensors(fake=True) as world:
         with world.building():

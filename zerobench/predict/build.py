@@ -16,7 +16,7 @@ from ..config.combinations import activation_policy
 from ..fake.world import Undrawn
 from ..models.compiled import compile_blocks
 from ..models.gpt import GPT
-from ..models.tensor_parallel import TensorAxis
+from ..models.linears import TensorAxis
 from ..theory.shapes import ROOT, ParameterShape
 from ..zero.activations import policies as residual
 from ..zero.modules.wrapping import default_units, unit_of_parameters

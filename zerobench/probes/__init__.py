@@ -5,8 +5,6 @@ strategy, without its cooperation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from .accounted_pass import AccountedPass
@@ -15,12 +13,6 @@ from .intervals import History
 from .probe import Probe
 from .timed_pass import TimedPass
 from .traced_pass import TracedPass
-
-PASSES: dict[str, Callable[[torch.device, int | None], Probe]] = {
-    "timed": TimedPass,
-    "accounted": AccountedPass,
-    "traced": TracedPass,
-}
 
 
 def make_pass(
@@ -35,7 +27,7 @@ def make_pass(
     `model_ranks`: consecutive ranks that share a model.
     """
     if mode != "accounted":
-        return PASSES[mode](device, node_size)
+        return TracedPass(device) if mode == "traced" else TimedPass(device)
     accounted = AccountedPass(device, node_size, history=history, fake=fake, events=events, operators=operators)
     accounted.ledger.in_transit = InTransit() if (foreign or model_ranks > 1) and not fake else None
     accounted.meter.model_ranks = model_ranks
@@ -44,4 +36,4 @@ def make_pass(
     return accounted
 
 
-__all__ = ["PASSES", "AccountedPass", "Probe", "TimedPass", "TracedPass", "make_pass"]
+__all__ = ["AccountedPass", "Probe", "TimedPass", "TracedPass", "make_pass"]

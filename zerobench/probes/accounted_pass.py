@@ -15,23 +15,22 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from ..records import ALLOCATOR, CATEGORIES, EventRow, LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
+from ..records import ALLOCATOR, CATEGORIES, LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
 from . import allocator, cuda_memory
-from .allocator import IN_MEMORY, PhasePeaks, ProfiledPeak, nothing
-from .event_log import EventLog, listening
-from .event_rows import event_rows
-from .fake_ledger import ShapesOnly
+from .allocator import IN_MEMORY, MEASURED_STEP, PhasePeaks, profiled_peaks
+from .event_log import EventLog, event_rows, listening
 from .intervals import LARGEST, History, StorageRecord, extremes_rows, rows_by_line
 from .labeling import contains_others, label_parts
-from .ledger import Ledger
+from .ledger import Ledger, ShapesOnly
 from .model_listener import ModelListener
-from .newton_schulz import NewtonSchulz
 from .operator_stream import OperatorStream
-from .outside_dispatch import backends_watched, threads_relayed
+from .outside_dispatch import NewtonSchulz, threads_relayed
 from .probe import PassRecords, Probe
-from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
+from .source_lines import keepers_of
+from .traffic import SUMMED, Operation, TrafficMeter, backends_watched, is_of_step
 
 
 class AccountedPass(Probe):
@@ -48,10 +47,12 @@ class AccountedPass(Probe):
     ) -> None:  # fmt: skip
         witness = witness and not fake
         self._cuda = device.type == "cuda"
-        source = (allocator.NONE, nothing)
-        self.witness, take = allocator.take_allocated(device) if witness or self._cuda else source
+        is_asked = witness or self._cuda
+        self.witness, take = allocator.take_allocated(device) if is_asked else (allocator.NONE, dict)
         self.allocator = PhasePeaks(take, ALLOCATOR if self._cuda else IN_MEMORY)
-        self._profiled = ProfiledPeak() if witness and self.witness == allocator.NONE else None
+        self._profile: profile | None = None  # in place of the hook
+        if witness and self.witness == allocator.NONE:
+            self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self.ledger = ShapesOnly(device.type) if fake else Ledger(device.type)
         self.ledger.history = history
         self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
@@ -74,26 +75,24 @@ class AccountedPass(Probe):
         for listener in (self.ledger, self.meter):
             labels.listen(listener)
             self._stack.callback(labels.unlisten, listener)
-        self._stack.enter_context(self.meter)
-        self._stack.enter_context(self.ledger)
-        if self._operators is not None:
-            self._stack.enter_context(self._operators)
-        self._stack.enter_context(threads_relayed((self.meter, self.ledger)))
-        self._stack.enter_context(backends_watched(self._note_raw))
-        self._stack.enter_context(self._model)
-        self._stack.enter_context(self._orthogonalized)
-        if self.log is not None:
-            self._stack.enter_context(listening(self.log, self.meter))
-        if self._profiled is not None:
-            self._profiled.start()
+        for observer in (
+            self.meter, self.ledger, self._operators or nullcontext(), threads_relayed((self.meter, self.ledger)),
+            backends_watched(self._note_raw), self._model, self._orthogonalized,
+            nullcontext() if self.log is None else listening(self.log, self.meter),
+        ):  # fmt: skip
+            self._stack.enter_context(observer)
+        if self._profile is not None:
+            self._profile.start()
             self.witness = allocator.PROFILER
         self.allocator.begin()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-        if self._profiled is not None:
-            self._profiled.finish(self.allocator)
+        if self._profile is not None:
+            self._profile.stop()
+            if peaks := profiled_peaks(self._profile):
+                self.allocator.of["step"] = peaks
         if self._cuda and error[0] is None and "step" in self.allocator.of:
             self.memory |= cuda_memory.process_memory(self.allocator.of["step"])
 
@@ -103,11 +102,11 @@ class AccountedPass(Probe):
             labels.label(parameter, labels.PARAMETERS, name)
         for name, buffer in model.named_buffers():
             labels.label(buffer, labels.INPUTS, name)
-        self.hear(model)
+        self.listen_to(model)
 
-    def hear(self, model: nn.Module) -> None:
+    def listen_to(self, model: nn.Module) -> None:
         """Listens to a model's modules and gradients, until the pass ends."""
-        self._model.hear(model)
+        self._model.listen_to(model)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -135,15 +134,14 @@ class AccountedPass(Probe):
         if self._operators is not None:
             self._operators.on = measured
         self.enter_phase("data")
-        with self._profiled.step() if self._profiled is not None and measured else nullcontext():
+        with record_function(MEASURED_STEP) if self._profile is not None and measured else nullcontext():
             yield
         if measured:
             self._record_step()
+            self.ledger.begin()  # the records are memory too
         else:
             self._before = self.ledger.live_bytes()
         self.meter.operations.clear()
-        if measured:
-            self.ledger.begin()  # the records are memory too
 
     def _record_step(self) -> None:
         """Adds a measured step, which has just ended, to the records."""
@@ -152,15 +150,16 @@ class AccountedPass(Probe):
         size = sum(self.ledger.kept.values())
         if size >= (self.memory.get("kept_bytes") or 0):
             self.memory["kept_bytes"] = size
-            largest = max(self.ledger.kept, key=lambda one: one.bytes, default=None)
-            words = largest and (largest.name or largest.module or f"made in {largest.phase}")
-            self.kept = f"{words} ({largest.category})" if largest else ""
+            largest = max(self.ledger.kept, key=lambda stored: stored.bytes, default=None)
+            name = largest and (largest.name or largest.module or f"made in {largest.phase}")
+            self.kept = f"{name} ({largest.category})" if largest else ""
         before, now = self._before or {}, self.ledger.live_bytes()
         grown = {stored: now.get(stored, 0) - before.get(stored, 0) for stored in {**before, **now}}
         self._grown = [(by, stored, stored.category) for stored, by in grown.items() if by]
         self.memory["growth_bytes"] = sum(grown.values())
-        for name, one in (("newton_schulz_calls", "calls"), ("newton_schulz_flops", "flops")):
-            self.memory[name] = (self.memory.get(name) or 0) + getattr(self._orthogonalized, one)
+        for figure in ("calls", "flops"):
+            name = f"newton_schulz_{figure}"
+            self.memory[name] = (self.memory.get(name) or 0) + getattr(self._orthogonalized, figure)
         counts: Counter[Operation] = Counter()
         for operation, times in self.meter.operations:
             counts[operation] += times * is_of_step(operation)
@@ -170,9 +169,9 @@ class AccountedPass(Probe):
     may_wait = True
     """True, because this pass measures no times."""
 
-    def may_look(self, measured: bool) -> bool:
+    def may_read_gradients(self, measured: bool) -> bool:
         """Returns True if the harness may read gradients before the update: a profiler would count the memory."""
-        return self._profiled is None or not measured
+        return self._profile is None or not measured
 
     def inputs(self, *tensors: torch.Tensor) -> None:
         """Labels the step's inputs."""
@@ -195,13 +194,14 @@ class AccountedPass(Probe):
         """Labels optimizer states; for ZeroRedundancyOptimizer, the states of the optimizer inside it."""
         self.ledger.label_states(getattr(optimizer, "optim", optimizer))
 
-    def found(self, rank: int, folder: Path) -> PassRecords:
+    def records(self, rank: int, folder: Path) -> PassRecords:
         """Returns the rows of the measured steps, and the order of events in the last one."""
+        log, step = self.log, self.ledger.logged
         return PassRecords(
             process_memory=self.memory, memory=self.memory_rows(rank), tensors=self.tensor_rows(rank),
-            lines=self.line_rows(rank), traffic=self.traffic_rows(rank),
-            timeline=self.timeline_rows(rank), events=self.event_rows(rank), kept=self.kept, witness=self.witness,
-            order=self._model.order,
+            lines=self.line_rows(rank), traffic=self.traffic_rows(rank), timeline=self.timeline_rows(rank),
+            events=[] if log is None or step is None else event_rows(rank, step, log.of_storages),
+            kept=self.kept, witness=self.witness, order=self._model.order,
         )  # fmt: skip
 
     def memory_rows(self, rank: int) -> list[MemoryRow]:
@@ -220,52 +220,43 @@ class AccountedPass(Probe):
         """Returns the largest storages at the peak instant."""
         return [
             TensorRow(
-                rank,
-                size,
-                category,
-                stored.name,
-                stored.module,
-                stored.phase,
-                source=stored.source,
+                rank, size, category, stored.name, stored.module, stored.phase, source=stored.source,
                 shape=stored.shown_shape,
             )
             for size, stored, category in self.ledger.sums.extremes["step"].alive[:LARGEST]
-        ]
+        ]  # fmt: skip
 
     def line_rows(self, rank: int) -> list[LineRow]:
         """Returns the storages alive at the peak instant, and the growth over the measured steps, by line of code; in a
         fake world, whose states are compared with formulas, also the states at their own maximum.
         """
-        step = self.ledger.sums.extremes["step"]
-        states = rows_by_line(rank, "states", step.alive_states) if isinstance(self.ledger, ShapesOnly) else ()
-        keepers = {} if isinstance(self.ledger, ShapesOnly) else self.ledger.keepers(self._grown)
+        step, states, keepers = self.ledger.sums.extremes["step"], list[LineRow](), dict[StorageRecord, str]()
+        if isinstance(self.ledger, ShapesOnly):
+            states = [*rows_by_line(rank, "states", step.alive_states)]
+        else:
+            keepers = keepers_of(self.ledger.record_of, {stored for by, stored, _ in self._grown if by > 0})
         return [*rows_by_line(rank, "peak", step.alive), *rows_by_line(rank, "growth", self._grown, keepers), *states]
 
     def traffic_rows(self, rank: int) -> list[TrafficRow]:
         """Returns every operation of the measured steps, with equal operations of a step combined."""
         rows = []
         for step, operation, calls in self.traffic:
-            one = operation._asdict()
-            del one["stride"]  # a column of events
-            rows.append(
-                TrafficRow(rank=rank, step=step, calls=calls, **one | {key: calls * one[key] for key in SUMMED})
-            )
+            columns = operation._asdict()
+            del columns["stride"]  # a column of events
+            columns |= {key: calls * columns[key] for key in SUMMED}
+            rows.append(TrafficRow(rank=rank, step=step, calls=calls, **columns))
         return rows
 
     def timeline_rows(self, rank: int) -> list[TimelineRow]:
         """Returns the last measured step, instant by instant."""
         return [
             TimelineRow(
-                rank, i.number, i.seconds, i.phase, **{f"{c}_bytes": i.totals[c] for c in CATEGORIES},
-                **{f"{tier}_bytes": size for tier, size in i.others.items()},
+                rank, instant.number, instant.seconds, instant.phase,
+                **{f"{category}_bytes": instant.totals[category] for category in CATEGORIES},
+                **{f"{tier}_bytes": size for tier, size in instant.others.items()},
             )
-            for i in self.ledger.sums.timeline
+            for instant in self.ledger.sums.timeline
         ]  # fmt: skip
-
-    def event_rows(self, rank: int) -> list[EventRow]:
-        """Returns the last measured step, event by event, if it was requested."""
-        log = self.log
-        return event_rows(rank, log.step, log.of_storages) if log is not None and log.step is not None else []
 
     @property
     def peak_bytes(self) -> int | None:

@@ -5,34 +5,41 @@ phase is the same interval for both, whatever the device is still executing.
 
 The allocator's own total is the final reference for memory: the ledger names bytes, this shows if it saw all of them.
 
-cuda       CUDA's caching allocator records its peaks itself
-hook       on a CPU, every call of torch's allocator, in any thread (allocator_hook.py)
-profiler   without a compiler: torch.profiler's memory events, in the threads that torch itself starts; only in the
-           accounted pass, which it slows down
+cuda       CUDA's caching allocator records its peaks itself (cuda_memory.py)
+hook       on a CPU, every call of torch's allocator, in any thread, gloo's included: a small C++ file replaces the
+           allocator's deleter (allocator_hook.cpp explains how). It needs only torch's c10 headers, compiles in a
+           second or two, and is cached in the user's cache folder by torch, compiler and source. Its cost is not
+           measurable, and it does not change the figures: the same blocks have the same addresses
+profiler   without a compiler (`CXX` names another one): torch.profiler's memory events, in the threads that torch
+           itself starts; only in the accounted pass, which it slows down
 none       no source
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile
 
 from ..records import ALLOCATOR, MemoryRow
-from . import allocator_hook, cuda_memory
+from . import cuda_memory
 from .intervals import ASIDE
 
 IN_MEMORY = ("allocated", "outside_ledger")
 """Rows of ALLOCATOR that exist for a CPU's allocator, which has no cache."""
-
-
-def nothing() -> dict[str, int]:
-    """Returns no peaks: no allocator records any."""
-    return {}
 
 
 class PhasePeaks:
@@ -49,7 +56,7 @@ class PhasePeaks:
 
     def enter_phase(self, phase: str) -> None:
         """Assigns the peaks until now to the previous phase, later ones to `phase`."""
-        self._see(self._stretch, self._phase, Counter(self._take()))
+        self._merge(self._stretch, self._phase, Counter(self._take()))
         self._phase = phase
 
     def begin(self) -> None:
@@ -62,11 +69,11 @@ class PhasePeaks:
         self.enter_phase(self._phase)
         self._stretch.pop(ASIDE, None)
         for phase, peaks in self._stretch.items():
-            self._see(self.of, phase, peaks)
-            self._see(self.of, whole, peaks)
+            self._merge(self.of, phase, peaks)
+            self._merge(self.of, whole, peaks)
 
     @staticmethod
-    def _see(table: dict[str, Counter[str]], phase: str, peaks: Counter[str]) -> None:
+    def _merge(table: dict[str, Counter[str]], phase: str, peaks: Counter[str]) -> None:
         table[phase] = table.get(phase, Counter()) | peaks  # the elementwise maximum, by name
 
     def rows(self, rank: int, phase: str, ledger_peak: int) -> Iterator[MemoryRow]:
@@ -83,7 +90,8 @@ class PhasePeaks:
 
 CUDA, HOOK, PROFILER, NONE = "cuda", "hook", "profiler", "none"
 
-_STEP = "zerobench.measured_step"
+MEASURED_STEP = "zerobench.measured_step"
+"""Name of a measured step in a profiler's events."""
 
 
 def take_allocated(device: torch.device) -> tuple[str, Callable[[], Mapping[str, int]]]:
@@ -92,52 +100,97 @@ def take_allocated(device: torch.device) -> tuple[str, Callable[[], Mapping[str,
     """
     if device.type == "cuda":
         return CUDA, cuda_memory.take_phase
-    hook = allocator_hook.install()
+    hook = install_hook()
     if hook is None:
-        return NONE, nothing
+        return NONE, dict  # no peaks
     before = hook.live_bytes()
     return HOOK, lambda: {"allocated": hook.take_peak() - before}
 
 
-class ProfiledPeak:
-    """Replaces the hook: the profiler's memory events of the measured steps, summed at the end."""
-
-    def __init__(self) -> None:
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-
-    def start(self) -> None:
-        """Starts recording events."""
-        self._profile.start()
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Runs one measured step."""
-        with record_function(_STEP):
-            yield
-
-    def finish(self, peaks: PhasePeaks) -> None:
-        """Adds the largest sum of live bytes in the measured steps to `peaks`, as the step's peak."""
-        self._profile.stop()
-        results = self._profile.profiler.kineto_results if self._profile.profiler else None
-        if results is None:
-            return
-        events = list(results.events())
-        spans = [(e.start_ns(), e.start_ns() + e.duration_ns()) for e in events if e.name() == _STEP]
-        memory = [e for e in events if e.name() == MEMORY_EVENT_NAME]
-        moved = sorted((e.start_ns(), e.nbytes()) for e in memory)  # type: ignore[attr-defined]  # its stub lacks it
-        peaks.of["step"] = Counter(allocated=largest_within(moved, spans))
-
-
-def largest_within(moved: list[tuple[int, int]], spans: list[tuple[int, int]]) -> int:
-    """Returns the largest running sum of (time, bytes), in order of time, within any of the spans, including its value
-    at their start.
-    """
+def profiled_peaks(stopped: profile) -> Counter[str]:
+    """Returns the largest sum of live bytes in the measured steps, from a profiler's memory events; empty without."""
+    results = stopped.profiler.kineto_results if stopped.profiler else None
+    if results is None:
+        return Counter()
+    events = list(results.events())
+    to_come = sorted((e.start_ns(), e.start_ns() + e.duration_ns()) for e in events if e.name() == MEASURED_STEP)
+    memory = [e for e in events if e.name() == MEMORY_EVENT_NAME]
     live = most = 0
-    to_come = sorted(spans)
-    for at, size in moved:
+    for at, size in sorted((e.start_ns(), e.nbytes()) for e in memory):  # type: ignore[attr-defined]  # its stub lacks it
         while to_come and at > to_come[0][1]:
             to_come.pop(0)
         if to_come and at >= to_come[0][0]:
-            most = max(most, live, live + size)
+            most = max(most, live, live + size)  # a step also has what was live when it began
         live += size
-    return most
+    return Counter(allocated=most)
+
+
+SOURCE = Path(__file__).with_name("allocator_hook.cpp")
+COMPILERS = ("c++", "g++", "clang++")
+COMPILING_S = 120.0
+PROBE_BYTES = 64 * 1024
+
+
+class AllocatorHook(NamedTuple):
+    """Counts live bytes, as requested, since its installation; installed once per process, permanently."""
+
+    live_bytes: Callable[[], int]
+    take_peak: Callable[[], int]
+    """Returns the peak since the last call."""
+
+
+@cache
+def install_hook() -> AllocatorHook | None:
+    """Installs this process's hook, which counts from the first call on; None if it is not available."""
+    path = hook_library()
+    if path is None:
+        return None
+    try:
+        functions = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    if not functions.zerobench_install():
+        return None
+    hook = AllocatorHook(functions.zerobench_live, functions.zerobench_take_peak)
+    functions.zerobench_live.restype = functions.zerobench_take_peak.restype = ctypes.c_int64
+    before = hook.live_bytes()
+    probe = torch.empty(PROBE_BYTES, dtype=torch.uint8)
+    counts = hook.live_bytes() - before == probe.nbytes
+    del probe
+    return hook if counts and hook.live_bytes() == before else None
+
+
+def hook_library() -> Path | None:
+    """Returns the compiled hook, from the cache or new; None without a compiler or if compiling fails. The
+    compiler is the one that `CXX` names, or else the first one found.
+
+    Several processes may compile concurrently: each writes a temporary file and renames it.
+    """
+    named = os.environ.get("CXX")
+    compiler = next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:  # the user's cache, which other users cannot write to
+        folder = (Path(base) if base else Path.home() / ".cache") / "zerobench"
+    except RuntimeError:  # no home folder
+        return None
+    if compiler is None:
+        return None
+    root = Path(torch.__file__).parent
+    facts = SOURCE.read_text(), torch.__version__, str(root), compiler, platform.machine()
+    path = folder / f"allocator_hook-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
+    if path.is_file():
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".compiling-") as temporary:
+            compiled = Path(temporary) / "hook.so"
+            command = [
+                compiler, "-std=c++20", "-O2", "-fPIC", "-shared",
+                f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+                f"-I{root / 'include'}", str(SOURCE), "-o", str(compiled), f"-L{root / 'lib'}", "-lc10",
+            ]  # fmt: skip
+            subprocess.run(command, capture_output=True, timeout=COMPILING_S, check=True)
+            compiled.replace(path)
+    except (OSError, subprocess.SubprocessError):  # such as a read-only cache, or an error of the compiler
+        return None
+    return path

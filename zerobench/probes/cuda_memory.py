@@ -47,11 +47,6 @@ def reset_peaks() -> None:
         torch.cuda.reset_peak_host_memory_stats()
 
 
-def max_allocated() -> int:
-    """Returns the allocated peak without resetting it."""
-    return torch.cuda.max_memory_allocated()
-
-
 def process_memory(peaks: Mapping[str, int]) -> dict[str, int | None]:
     """Returns the CUDA columns of RunRow for this process. `peaks`: of the measured steps, from `take_peaks`."""
     host = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
@@ -72,5 +67,5 @@ def process_memory(peaks: Mapping[str, int]) -> dict[str, int | None]:
 
 def largest_free_block(segments: Iterable[Mapping[str, Any]], device: int) -> int:
     """Returns the largest free block on `device`, or 0. `segments`: from torch.cuda.memory_snapshot."""
-    mine = (segment for segment in segments if segment["device"] == device)
-    return max((b["size"] for segment in mine for b in segment["blocks"] if b["state"] == "inactive"), default=0)
+    blocks = (block for segment in segments if segment["device"] == device for block in segment["blocks"])
+    return max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)

@@ -2,15 +2,19 @@
 
 gloo's thread drops its references only after it has reported completion, within milliseconds on a busy machine. If it
 still has them when the next storage is made, they would sometimes count and sometimes not, so the ledger waits for it.
+Two counts tell who has a tensor: *holders*, of its Python object, and *references*, of the tensor itself, of which that
+object has one, and autograd, views and the thread one each.
 
-    given      to a collective by a caller with the only Python object; other tensors have owners that keep them anyway
-    dropped    no Python object references it any more: only the thread does
-    gone       the thread has dropped it too
-    entering   the thread waits for Python's lock, to drop the Python object of a tensor or of its storage. Seen from
-               Python such a tensor looks like one that the loop holds
+    1 given      to a collective, by a caller with the only Python object; other tensors have owners that keep them
+    2 held       by the loop: one holder or more. If there is one reference, the thread is done with the tensor
+    3 dropped    no holder: only the thread has it, or a view of the loop's, which a wait in vain shows
+    4 entering   the thread waits for Python's lock, to drop the object of a tensor or of its storage. Seen from Python
+                 such a tensor looks like one that the loop holds
+    5 gone       it can no longer be referenced
 
 A functional collective makes its output itself, and may be the only owner of its input. When the caller has waited for
-the output, the thread still holds both until it drops the output, the last of its references.
+the output, the thread still holds both until it drops the output, the last of its references. How many owners are left
+then is learned: the fewest that an output of this shape and dtype has had.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from .labeling import tensors_in
 
 IN_CALL = 3
 """References to a tensor with one Python object while a collective is dispatched: the object's, and the call's two."""
@@ -46,98 +52,79 @@ class InTransit:
         self._given: list[weakref.ref[torch.Tensor]] = []
         self._owned: set[tuple[torch.Size, int]] = set()  # shapes and references of those that were waited for in vain
         self._residents: set[int] = set()  # threads that stay attached to Python without running any of it
-        self._owners: dict[object, int] = {}  # of an output that the thread has dropped: the fewest seen, by kind
+        self._fewest_owners: dict[object, int] = {}  # of outputs that the thread has dropped, by kind
         self._in_vain: set[object] = set()  # kinds and numbers of owners of outputs that have more
 
-    def see(self, collective: bool, args: Any, knows: Callable[[torch.Tensor], bool]) -> None:
+    def before_operator(self, is_collective: bool, args: Any, knows: Callable[[torch.Tensor], bool]) -> None:
         """Records a collective's tensors, and copies that gloo has made: unknown tensors can only come from gloo."""
-        if collective:
+        if is_collective:
             self.give(args)
         elif args and type(args[0]) is torch.Tensor and not knows(args[0]):
             self.give(args[0], always=True)
 
     def give(self, arguments: Any, always: bool = False) -> None:
         """Records tensors in a collective's arguments before it is called; `always`: even with other owners."""
-        if isinstance(arguments, torch.Tensor):
-            if arguments.device.type == "cpu" and (always or _references(arguments) <= IN_CALL):
-                self._given.append(weakref.ref(arguments))
-        elif isinstance(arguments, tuple | list):
-            for one in arguments:
-                self.give(one, always)
+        for tensor in tensors_in(arguments):
+            if tensor.device.type == "cpu" and (always or _references(tensor) <= IN_CALL):
+                self._given.append(weakref.ref(tensor))
+
+    def settle(self) -> None:
+        """Waits until tensors that the loop has dropped are gone, and no thread is entering Python to drop one."""
+        before, self._given = self._given, [given for given in self._given if not self._is_over(given)]
+        if len(self._given) < len(before):
+            end = time.perf_counter() + PATIENCE_S
+            while waiting := threads_without_frame() - self._residents:
+                if time.perf_counter() > end:
+                    self._residents |= waiting
+                time.sleep(LOOK_S)
+
+    def _is_over(self, given: weakref.ref[torch.Tensor]) -> bool:
+        """Returns True once a tensor is gone, or the thread is done with it; waits for one that the loop dropped."""
+        for _ in range(LOOKS):
+            if (tensor := given()) is None:
+                return True
+            references = _references(tensor)
+            # less the two of this function, and torch's own to the object, which it has while others have the tensor
+            holders = sys.getrefcount(tensor) - 2 - (references > 1)
+            del tensor
+            if holders > 1 or (holders == 1 and references > 1):
+                return references == 1
+            if holders < 1:
+                break
+            time.sleep(LOOK_S)  # the only holder may be the thread, halfway through letting go
+        else:
+            return True
+
+        end = time.perf_counter() + PATIENCE_S
+        while (tensor := given()) is not None:
+            shape, references = tensor.shape, _references(tensor)
+            del tensor
+            if references > MOST_HELD or (shape, references) in self._owned:
+                break
+            if time.perf_counter() > end:
+                self._owned.add((shape, references))
+            time.sleep(LOOK_S)
+        return True
 
     def wait_for(self, output: torch.Tensor) -> None:
         """Waits until the thread has dropped the output of a functional collective that the caller has waited for."""
         if output.device.type != "cpu":
             return
         kind = output.shape, output.dtype
-        patience = PATIENCE_S if kind in self._owners else FIRST_S
-        end, fewest = time.perf_counter() + patience, self._owners.get(kind, 0)
+        fewest = self._fewest_owners.get(kind, 0)
+        end = time.perf_counter() + (PATIENCE_S if fewest else FIRST_S)
         while (owners := _owners(output)) > fewest and (kind, owners) not in self._in_vain:
             if time.perf_counter() > end:
                 if fewest:
                     self._in_vain.add((kind, owners))
                 break
             time.sleep(LOOK_S)
-        self._owners[kind] = min(owners, fewest or owners)
-
-    def settle(self) -> None:
-        """Waits until tensors that the loop has dropped are gone."""
-        if self._given:
-            before, self._given = self._given, [one for one in self._given if not self._is_over(one)]
-            if len(self._given) < len(before):
-                # waits until no thread is entering Python
-                end = time.perf_counter() + PATIENCE_S
-                while waiting := threads_without_frame() - self._residents:
-                    if time.perf_counter() > end:
-                        self._residents |= waiting
-                    time.sleep(LOOK_S)
-
-    def _is_over(self, given: weakref.ref[torch.Tensor]) -> bool:
-        """Returns True once the tensor is gone, or the thread is done with it; False while both reference it."""
-        for _ in range(LOOKS):
-            held = _python_holders(given)
-            if held == 0:
-                self._wait(given)
-                return True
-            if held > 1 or not _is_done_with(given):
-                break
-            time.sleep(LOOK_S)  # the one that holds it may be the thread, halfway through letting go
-        return _is_done_with(given)
-
-    def _wait(self, given: weakref.ref[torch.Tensor]) -> None:
-        """Waits until a tensor that Python has dropped is gone, or is found to have another owner."""
-        end = time.perf_counter() + PATIENCE_S
-        while (alike := _like(given)) is not None and alike[1] <= MOST_HELD and alike not in self._owned:
-            if time.perf_counter() > end:
-                self._owned.add(alike)
-            time.sleep(LOOK_S)
+        self._fewest_owners[kind] = min(owners, fewest or owners)
 
 
 def threads_without_frame() -> set[int]:
     """Returns the threads that are attached to Python but run no Python code: mostly those waiting for its lock."""
     return set(sys._current_exceptions()) - set(sys._current_frames())
-
-
-def _like(given: weakref.ref[torch.Tensor]) -> tuple[torch.Size, int] | None:
-    tensor = given()
-    return None if tensor is None else (tensor.shape, _references(tensor))
-
-
-def _python_holders(given: weakref.ref[torch.Tensor]) -> int:
-    """Counts the Python objects that reference a tensor.
-
-    It is one too many while the thread, which is done with the tensor, waits for Python's lock to drop its object.
-    """
-    tensor = given()
-    if tensor is None:
-        return 0
-    by_torch = _references(tensor) > 1  # then torch keeps the Python object, one reference
-    return max(0, sys.getrefcount(tensor) - by_torch - 2)  # less those of this function
-
-
-def _is_done_with(given: weakref.ref[torch.Tensor]) -> bool:
-    tensor = given()
-    return tensor is None or _references(tensor) == 1
 
 
 def _owners(tensor: torch.Tensor) -> int:

@@ -86,32 +86,6 @@ LARGEST = 20
 """Number of storages at the peak that are listed one by one."""
 
 
-class Births:
-    """Numbers of allocations in one interval, by category: `made` in total, `lasting` those outliving their phase."""
-
-    def __init__(self) -> None:
-        self.made: Counter[str] = Counter()
-        self.lasting: Counter[str] = Counter()
-        self._alive: dict[
-            StorageRecord, tuple[str, str]
-        ] = {}  # those of this interval, with phase and category at birth
-
-    def see(self, stored: StorageRecord, grown: int, phase: str, category: str) -> None:
-        """Records that a storage has grown, or was freed if `grown` is below 0."""
-        if grown > 0:
-            self.made[category] += 1
-            self._alive[stored] = phase, category
-        elif stored in self._alive:
-            born_in, as_what = self._alive.pop(stored)
-            self.lasting[as_what] += born_in != phase
-
-    def end(self) -> Births:
-        """Ends the interval: storages that are alive now have outlived it."""
-        for _, category in self._alive.values():
-            self.lasting[category] += 1
-        return self
-
-
 @dataclass
 class Extremes:
     """Largest values over an interval in one tier, in bytes; for whole intervals also the most births."""
@@ -126,11 +100,8 @@ class Extremes:
     alive_states: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
     """The states alive when their sum is largest, in the same form."""
     made: Counter[str] | None = None
+    """The most allocations in one interval by category, and of them those that outlive their phase (`lasting`)."""
     lasting: Counter[str] = field(default_factory=Counter)
-
-    def see_births(self, births: Births) -> None:
-        """Merges the births of one interval."""
-        self.made, self.lasting = (self.made or Counter()) | births.made, self.lasting | births.lasting
 
     def see(self, totals: Counter[str]) -> bool:
         """Merges the totals of one instant; returns True if they are a new peak."""
@@ -157,8 +128,10 @@ def thin_out(instants: list[Instant], most: int) -> list[Instant]:
         stretch = instants[start : start + width]
         highest = max(stretch, key=lambda i: i.total)
         before = instants[start - 1].phase if start else ""
-        kept += [i for i, last in zip(stretch, [before, *(i.phase for i in stretch)], strict=False)
-                 if i is highest or i.phase != last]  # fmt: skip
+        for instant in stretch:
+            if instant is highest or instant.phase != before:
+                kept.append(instant)
+            before = instant.phase
     return kept
 
 
@@ -234,8 +207,9 @@ def alive_after(interval: Interval, last: int) -> list[tuple[int, StorageRecord,
     replay = IntervalReplay(interval)
     for event in interval.events[: last + 1]:
         replay.take(event)
-    here = [(size, stored) for stored, size in replay.sizes.items() if size and stored.tier == labels.DEVICE]
-    return sorted(((size, stored, replay.categories[stored]) for size, stored in here), key=lambda one: -one[0])
+    here = [stored for stored, size in replay.sizes.items() if size and stored.tier == labels.DEVICE]
+    here.sort(key=lambda stored: -replay.sizes[stored])
+    return [(replay.sizes[stored], stored, replay.categories[stored]) for stored in here]
 
 
 class IntervalSums:
@@ -250,7 +224,9 @@ class IntervalSums:
 
     def add(self, whole: str, interval: Interval) -> int:
         """Adds an interval to the extremes of each phase and of `whole`. Returns its own peak, or -1."""
-        replay, births, instants = IntervalReplay(interval), Births(), list[Instant]()
+        replay, instants = IntervalReplay(interval), list[Instant]()
+        made, lasting = Counter[str](), Counter[str]()  # allocations by category, and those that outlive their phase
+        born: dict[StorageRecord, tuple[str, str]] = {}  # storages of this interval, with phase and category at birth
         on_device, best_at, states_at, phase = replay.totals[labels.DEVICE], -1, -1, ""
         best = self.extremes.setdefault(whole, Extremes())
         self._see_elsewhere(replay, whole, whole)
@@ -259,7 +235,12 @@ class IntervalSums:
             if event.phase == ASIDE:
                 continue
             if event.grown and event.stored is not None and event.stored.tier == labels.DEVICE:
-                births.see(event.stored, event.grown, event.phase, replay.categories[event.stored])
+                if event.grown > 0:
+                    born[event.stored] = event.phase, replay.categories[event.stored]
+                    made[replay.categories[event.stored]] += 1
+                elif event.stored in born:
+                    birth_phase, category = born.pop(event.stored)
+                    lasting[category] += birth_phase != event.phase
             if event.grown >= 0 or event.phase != phase:  # what shrinks within a phase sets no record
                 self.extremes.setdefault(event.phase, Extremes()).see(on_device)
                 if event.stored is None or event.stored.tier != labels.DEVICE:
@@ -274,11 +255,13 @@ class IntervalSums:
             phase = event.phase
         if whole == "step":
             self.extremes.setdefault(BETWEEN, Extremes()).see(on_device)
-        best.see_births(births.end())
+        lasting.update(category for _, category in born.values())
+        best.made, best.lasting = (best.made or Counter()) | made, best.lasting | lasting
         if best_at >= 0:
             best.alive = alive_after(interval, best_at)
         if states_at >= 0:
-            best.alive_states = [one for one in alive_after(interval, states_at) if one[2] in STATES]
+            alive = alive_after(interval, states_at)
+            best.alive_states = [(size, stored, category) for size, stored, category in alive if category in STATES]
         self.timeline = thin_out(instants, INSTANTS)
         return max((instant.total for instant in instants), default=-1)
 
@@ -318,9 +301,9 @@ def rows_by_line(
     for size, stored, category in storages:
         key = (category, stored.module, stored.source, "" if stored.module else stored.name)
         groups.setdefault(key, []).append((size, stored))
-    sums = {key: sum(size for size, _ in mine) for key, mine in groups.items()}
+    sums = {key: sum(size for size, _ in group) for key, group in groups.items()}
     for key in sorted(groups, key=lambda key: (-abs(sums[key]), key)):
         if sums[key]:
-            largest = max(groups[key], key=lambda one: abs(one[0]))[1]
+            largest = max(groups[key], key=lambda row: abs(row[0]))[1]
             kept_by = keepers.get(largest, "") if keepers else ""
             yield LineRow(rank, at, *key[:3], sums[key], len(groups[key]), largest.name, largest.shown_shape, kept_by)

@@ -1,12 +1,9 @@
-"""Labels for gradients, states and parameters that are not plain tensors, or not yet summed.
-
-Tensors that contain others (DTensor): the probes count their contents.
-"""
+"""Tensors that contain others, such as DTensors, of which the probes count and label the contents; nested tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,9 +38,9 @@ def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
         return
     names, _ = tensor.__tensor_flatten__()
-    for held in (getattr(tensor, name) for name in names):
-        if isinstance(held, torch.Tensor):  # a DTensor also names its mesh
-            yield from parts_of(held)
+    for content in (getattr(tensor, name) for name in names):
+        if isinstance(content, torch.Tensor):  # a DTensor also names its mesh
+            yield from parts_of(content)
 
 
 def label_parts(tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
@@ -52,26 +49,13 @@ def label_parts(tensor: torch.Tensor, category: str, name: str, tier: str | None
         labels.label(part, category, name, tier)
 
 
-def label_contributions(loss: torch.Tensor, tied: Mapping[torch.Tensor, str]) -> None:
-    """Hooks the graph of `loss`: each use of a `tied` parameter has a gradient, kept until they are summed."""
-    seen: set[Any] = set()
-    nodes = [loss.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        for place, (following, _) in enumerate(node.next_functions):
-            leaf = getattr(following, "variable", None)
-            if leaf is not None and leaf in tied:
-                node.register_hook(partial(_label_contribution, place, tied[leaf]))
-            nodes.append(following)
-
-
-def _label_contribution(place: int, name: str, gradients: Sequence[torch.Tensor | None], _outputs: object) -> None:
-    gradient = gradients[place]
-    if gradient is not None:
-        labels.label(gradient, labels.GRADIENTS, f"{name}, one place of use")
+def tensors_in(values: Any, depth: int = 99) -> Iterator[torch.Tensor]:
+    """Yields the tensors in nested tuples, lists and dicts, of at most `depth` levels."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif depth and isinstance(values, dict | tuple | list):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from tensors_in(value, depth - 1)
 
 
 def has_storage(tensor: torch.Tensor) -> bool:

@@ -13,6 +13,8 @@ bytes are known only from labels. Each tier has its own sums.
 
 A gradient is identified only once autograd delivers it. So a storage's first label applies from its birth: each step is
 recorded as events and summed when it is over.
+
+Fake tensors' storages are all on the meta device, whatever device they represent: their ledger is ShapesOnly.
 """
 
 from __future__ import annotations
@@ -21,23 +23,26 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..fake.graphs import GraphMode, dispatch_buffers
+from ..fake.host_values import HostValues
+from ..fake.observers import MATMULS, Growth, IntervalMark, copied_by_backend, shapes_asked, take_observers
+from ..fake.shortcuts import MISSED, represented_device
 from ..records import STATES
 from ..zero import labels
-from .collective_operators import NAMESPACES
 from .in_transit import InTransit
 from .intervals import Birth, Event, History, Interval, IntervalSums, StorageRecord
-from .keepers import keepers_of
-from .labeling import contains_others, holds_others, label_parts, parts_of
+from .labeling import contains_others, holds_others, label_parts, parts_of, tensors_in
 from .outside_dispatch import optimizer_steps_watched, resizes_watched
 from .source_lines import SourceLines
+from .traffic import COPIES, NAMESPACES
 
 FLEETING = (labels.ACTIVATIONS, "temporary")
 """Categories of storages that should not exist at the beginning or end of a step."""
@@ -50,13 +55,12 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class LedgerLog(Protocol):
-    """Notified of a ledger's intervals and of marks for torch's profiler (event_log.py). `of_storages`: whether events
-    of storages need the line that ran.
+    """Notified of marks for torch's profiler (event_log.py). `of_storages`: whether events of storages need the line
+    that ran.
     """
 
     of_storages: bool
 
-    def end(self, interval: Interval) -> None: ...
     def marked(self, operator: str, args: Sequence[object]) -> None: ...
 
 
@@ -75,16 +79,19 @@ class Ledger(GraphMode, labels.Observer):
         self.lines = SourceLines()
         self._live: dict[int, StorageRecord] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
-        self._events: list[Event] = []
+        self.events: list[Event] = []
+        """Of the interval, so far."""
         self._at_begin: dict[StorageRecord, int] = {}
         self._began = time.perf_counter()
         self._home = threading.get_ident()
-        self._in_optimizer = False
+        self._in_optimizer = False  # within an optimizer's step, whose copies are temporaries
         self._stack = ExitStack()
         self.history: History | None = None
         """Filled for a snapshot, if requested."""
         self.log: LedgerLog | None = None
-        """Notified of each interval, if a table of events is requested; its own events are then recorded, too."""
+        """If a table of events is requested: its own events are then recorded, too."""
+        self.logged: Interval | None = None
+        """The last interval that ended, if there is a log."""
         self.in_transit: InTransit | None = None
         """Waited for, if a loop's own collectives may drop tensors late."""
         self.within_model: Callable[[Any, Any], bool] = lambda func, args: False
@@ -96,7 +103,7 @@ class Ledger(GraphMode, labels.Observer):
         if "torch._inductor" in sys.modules:  # a loop that compiles: graphs are loaded at their first call
             dispatch_buffers()
         self._stack.enter_context(resizes_watched(self._meet))
-        self._stack.enter_context(optimizer_steps_watched(self._enter_optimizer))
+        self._stack.enter_context(optimizer_steps_watched(partial(setattr, self, "_in_optimizer")))
         super().__enter__()
         return self
 
@@ -114,7 +121,7 @@ class Ledger(GraphMode, labels.Observer):
         if self.in_transit is not None:
             # our engines keep what they send until they have waited for it
             is_foreign = labels.current_collective() in (("", ""), ("control", labels.BUFFERS))
-            self.in_transit.see(is_foreign and func.namespace in NAMESPACES, args, self.knows)
+            self.in_transit.before_operator(is_foreign and func.namespace in NAMESPACES, args, self.knows)
         if self.log is not None and func.namespace == "profiler":
             self.log.marked(func._schema.name.split("::")[1], args)
         self.lines.see_operator()
@@ -122,38 +129,34 @@ class Ledger(GraphMode, labels.Observer):
         if self.in_transit is not None and func is WAIT:
             self.in_transit.wait_for(args[0])
         self._meet_all(out)
-        if within_model:  # what ranks of one model send each other stays what it is
-            self._keep_category(args)
-            self._keep_category(out)
+        if within_model:  # what ranks of one model send each other is no communication buffer, in a later wait either
+            for tensor in tensors_in((args, out)):
+                self._meet(self._see(tensor), tensor.shape).labeled = True
         if func in (CLONE, CAST) and not self._in_optimizer:
             self._follow_copy(func, args[0], out)
         return out
 
-    def _run(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
-        return func(*args, **named)
-
-    def _enter_optimizer(self, within: bool) -> None:
-        """Records that the optimizer's step runs: its copies are temporaries."""
-        self._in_optimizer = within
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
 
     def _follow_copy(self, func: Any, source: torch.Tensor, copy: torch.Tensor) -> None:
         """Gives a copy of a state the state's category, unless a label says otherwise: for example a strategy's clone
         of gradients. A cast is such a copy only of a gradient in backward, as in FSDP2, which accumulates whole
         gradients in the dtype of the reduction; other casts compute.
         """
-        copied: Sequence[str] = STATES if func is CLONE and self.phase != "forward" else ()
+        categories: Sequence[str] = STATES if func is CLONE and self.phase != "forward" else ()
         if func is CAST and self.phase == "backward":
-            copied = (labels.GRADIENTS,)
-        origin, made = map(self.record_of, (source, copy))
-        if origin is not None and made is not None and origin.category in copied and not made.labeled:
-            made.category, made.name = origin.category, f"copy of {origin.name}"
+            categories = (labels.GRADIENTS,)
+        original, copied = map(self.record_of, (source, copy))
+        if original is not None and copied is not None and original.category in categories and not copied.labeled:
+            copied.category, copied.name = original.category, f"copy of {original.name}"
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
         """Applies a label: from birth if it is the storage's first, otherwise from now on; the tier is permanent."""
         stored = self._meet(self._see(tensor), tensor.shape)
         stored.tier = tier or stored.tier
         if stored.labeled and stored.category != category:
-            self._events.append(Event(self.phase, time.perf_counter(), stored, moved=(stored.category, category)))
+            self.events.append(Event(self.phase, time.perf_counter(), stored, moved=(stored.category, category)))
         stored.category, stored.labeled = category, True
         stored.name = name or stored.name
         stored.first_name = stored.first_name or name
@@ -164,7 +167,7 @@ class Ledger(GraphMode, labels.Observer):
             (path, name, category), StorageRecord(0, category, name, "", self.phase, True, labels.NVME)
         )
         grown, stored.bytes = size - stored.bytes, size
-        self._events.append(Event(self.phase, time.perf_counter(), stored, grown=grown))
+        self.events.append(Event(self.phase, time.perf_counter(), stored, grown=grown))
 
     def label_states(self, optimizer: torch.optim.Optimizer) -> None:
         """Labels an optimizer's states, which are in their parameter's tier."""
@@ -183,11 +186,6 @@ class Ledger(GraphMode, labels.Observer):
         """Returns True if the tensor's storage has been met."""
         return self.record_of(tensor) is not None
 
-    def is_labeled(self, tensor: torch.Tensor) -> bool:
-        """Returns True if the tensor's storage has a label."""
-        stored = self.record_of(tensor)
-        return stored is not None and stored.labeled
-
     def meet(self, tensor: torch.Tensor, name: str) -> None:
         """Counts a tensor that was made before the ledger started, as temporary."""
         stored = self._meet(self._see(tensor), tensor.shape)
@@ -203,41 +201,21 @@ class Ledger(GraphMode, labels.Observer):
         stored = self.record_of(tensor)
         return stored.name if stored is not None else ""
 
-    def note(self, kind: str, source: str, facts: Mapping[str, Any]) -> None:
+    def note(self, kind: str, source: str = "", **facts: Any) -> None:
         """Records an event of `kind` that changes no storage; `facts`: values of columns."""
         event = Event(self.phase, time.perf_counter(), source=source, kind=kind, module=self._maker(), facts=facts)
-        self._events.append(event)
+        self.events.append(event)
 
-    def count(self) -> int:
-        """Returns the number of events so far."""
-        return len(self._events)
-
-    def since(self, number: int) -> list[Event]:
-        """Returns the interval's events from number `number` on."""
-        return self._events[number:]
-
-    def note_collective(self, given: Any) -> None:
+    def note_collective(self, args: Any) -> None:
         """Makes unlabeled arguments of a collective communication buffers from their birth."""
-        if isinstance(given, torch.Tensor):
-            if not self._meet(self._see(given), given.shape).labeled:
-                self.on_tensor(given, labels.COMMUNICATION, "given to a collective")
-        elif isinstance(given, tuple | list):
-            for one in given:
-                self.note_collective(one)
-
-    def _keep_category(self, given: Any) -> None:
-        """Prevents later collectives, such as a wait, from turning tensors into communication buffers."""
-        for tensor in tree_leaves(given):
-            if isinstance(tensor, torch.Tensor):
-                self._meet(self._see(tensor), tensor.shape).labeled = True
+        for tensor in tensors_in(args):
+            if not self._meet(self._see(tensor), tensor.shape).labeled:
+                self.on_tensor(tensor, labels.COMMUNICATION, "given to a collective")
 
     def _meet_all(self, out: Any) -> None:
-        if isinstance(out, torch.Tensor):
-            for tensor in parts_of(out) if contains_others(out) else (out,):
-                self._meet(self._see(tensor), tensor.shape)
-        elif isinstance(out, tuple | list):
-            for one in out:
-                self._meet_all(one)
+        for tensor in (out,) if isinstance(out, torch.Tensor) else tensors_in(out):
+            for part in parts_of(tensor) if contains_others(tensor) else (tensor,):
+                self._meet(self._see(part), part.shape)
 
     def _see(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         return tensor.untyped_storage()
@@ -277,7 +255,7 @@ class Ledger(GraphMode, labels.Observer):
     def _grow(self, stored: StorageRecord, grown: int) -> None:
         """Records that a storage has grown by `grown` bytes, or shrunk if `grown` is below 0."""
         source = self.lines.here() if self.log is not None and self.log.of_storages else ""
-        self._events.append(Event(self.phase, time.perf_counter(), stored, grown, source=source))
+        self.events.append(Event(self.phase, time.perf_counter(), stored, grown, source=source))
         stored.bytes += grown
 
     def _maker(self) -> str:
@@ -301,20 +279,16 @@ class Ledger(GraphMode, labels.Observer):
         """Assigns later events to `phase`."""
         self._settle()
         self.phase = phase
-        self._events.append(Event(phase, time.perf_counter()))
+        self.events.append(Event(phase, time.perf_counter()))
 
     def live_bytes(self) -> dict[StorageRecord, int]:
         """Returns the storages currently alive on the device, with their sizes."""
         living = list(self._live.values())  # at once: other threads free tensors too
         return {stored: stored.bytes for stored in living if stored.tier == labels.DEVICE and stored.bytes}
 
-    def keepers(self, grown: Sequence[tuple[int, StorageRecord, str]]) -> dict[StorageRecord, str]:
-        """Returns the objects that keep storages alive that have grown by a number of bytes (keepers.py)."""
-        return keepers_of(self.record_of, {stored for by, stored, _ in grown if by > 0})
-
     def begin(self) -> None:
         """Begins an interval: drops the events so far."""
-        self._events = []
+        self.events = []
         self.lines.forget()
         self._began = time.perf_counter()
         self._at_begin = {stored: stored.bytes for stored in (*self._live.values(), *self._files.values())}
@@ -324,7 +298,7 @@ class Ledger(GraphMode, labels.Observer):
         self._settle()
         interval = self._interval()
         if self.log is not None:
-            self.log.end(interval)
+            self.logged = interval
         peak = self.sums.add(whole, interval)
         self.kept = {
             stored: size
@@ -339,11 +313,11 @@ class Ledger(GraphMode, labels.Observer):
         from birth, and a label that comes after the interval does not count.
         """
         categories = {stored: stored.category for stored in self._at_begin}
-        categories |= {event.stored: event.stored.category for event in self._events if event.stored is not None}
-        for event in reversed(self._events):
+        categories |= {event.stored: event.stored.category for event in self.events if event.stored is not None}
+        for event in reversed(self.events):
             if event.stored is not None and event.moved is not None:
                 categories[event.stored] = event.moved[0]
-        log = list(self._events)
+        log = list(self.events)
         changes = log if self.log is None else [event for event in log if not event.kind]
         return Interval(self._began, self._at_begin, categories, changes, log)
 
@@ -351,3 +325,67 @@ class Ledger(GraphMode, labels.Observer):
 def device_of(storage: torch.UntypedStorage) -> str:
     """Returns the type of the storage's device."""
     return storage.device.type
+
+
+class ShapesOnly(Ledger):
+    """Counts storages of fake tensors on the device that they represent. Placeholders, which represent the meta device
+    itself, are not counted, and neither are tensors that only answer a question about shapes. Its observers are
+    notified of each change.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self._placeholders: set[int] = set()
+        self._observers = take_observers()
+        self._at_once: Callable[[Any, Any, dict[str, Any]], Any] = lambda *_: MISSED
+
+    def __enter__(self) -> Ledger:
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, HostValues):
+                self._at_once = mode.at_once
+        return super().__enter__()
+
+    def enter_phase(self, phase: str) -> None:
+        super().enter_phase(phase)
+        self._notify(IntervalMark("phase", phase))
+
+    def begin(self) -> None:
+        super().begin()
+        self._notify(IntervalMark("begin"))
+
+    def end(self, whole: str) -> None:
+        super().end(whole)
+        self._notify(IntervalMark("end", whole))
+
+    def _grow(self, stored: StorageRecord, grown: int) -> None:
+        super()._grow(stored, grown)
+        self._notify(Growth(stored, grown))
+
+    def _notify(self, event: Growth | IntervalMark) -> None:
+        for observer in self._observers:
+            observer(event)
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        is_traffic = func.namespace != "aten" or func in COPIES  # the meter below sees it
+        out = MISSED if is_traffic else self._at_once(func, args, kwargs)
+        if out is MISSED:
+            out = func(*args, **kwargs)
+            self._meet_all(copied_by_backend(func, args))
+        if func in MATMULS:
+            self._meet_all(out)
+            self._notify(IntervalMark("matmul"))
+        return out
+
+    def _meet(self, storage: torch.UntypedStorage, shape: Sequence[int] = ()) -> StorageRecord:
+        stored = self._live.get(storage._cdata)
+        is_current = stored is not None and stored.bytes == self._bytes_of(storage)
+        return stored if stored is not None and is_current else super()._meet(storage, shape)
+
+    def _see(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+        storage = tensor.untyped_storage()
+        uncounted = represented_device(tensor).type == "meta" or shapes_asked()
+        (self._placeholders.add if uncounted else self._placeholders.discard)(storage._cdata)
+        return storage
+
+    def _bytes_of(self, storage: torch.UntypedStorage) -> int:
+        return 0 if storage._cdata in self._placeholders else storage.nbytes()

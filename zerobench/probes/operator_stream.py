@@ -29,7 +29,7 @@ from ..records.event_row import COMPUTE, ORDER
 from ..zero import labels
 from .event_log import EventLog
 from .intervals import ASIDE
-from .labeling import holds_others
+from .labeling import holds_others, tensors_in
 
 ATEN = torch.ops.aten
 
@@ -95,12 +95,12 @@ class OperatorStream(GraphMode):
     def __enter__(self) -> Self:
         self._number(torch.cpu.current_stream())
         self._log.stream = lambda: self._number(torch.cpu.current_stream())
-        for owner, name, tell in (
+        for owner, name, note in (
             (torch.cpu.Stream, "record_event", self._recorded), (NullStream, "record_event", self._recorded),
             (torch.cpu.Stream, "wait_event", self._waits), (torch.cpu.Stream, "wait_stream", self._waits),
             (torch.cpu.Event, "record", self._records), (torch.cpu.Event, "wait", self._waited),
         ):  # fmt: skip
-            self._stack.enter_context(mock.patch.object(owner, name, _told(getattr(owner, name), tell)))
+            self._stack.enter_context(mock.patch.object(owner, name, _noted(getattr(owner, name), note)))
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
@@ -124,7 +124,7 @@ class OperatorStream(GraphMode):
         packet = func.overloadpacket
         if packet in MAKES_ONLY or func.is_view:
             return
-        read, written = _tensors([*args, *named.values()]), _tensors([out])
+        read, written = list(tensors_in([*args, *named.values()])), list(tensors_in(out))
         moved = _bytes_of(packet, func, args, read, written)
         if not moved:
             return
@@ -132,11 +132,13 @@ class OperatorStream(GraphMode):
         flops = int(formula(*args, **named, out_val=out)) if formula is not None else 0
         made = written[0] if written else read[0]
         first = args[0] if isinstance(args[0], (list, tuple)) else [made]
-        elements = sum(one.numel() for one in _tensors(first))
+        elements = sum(tensor.numel() for tensor in tensors_in(first))
+        factors = MATMULS.get(packet) or ATTENTIONS.get(packet)
+        dtype = args[factors[0]].dtype if factors else made.dtype
         self._log.note(
             COMPUTE, operator=str(packet).removeprefix("aten."), bytes=moved, flops=flops,
             sizes=_sizes(packet, args, made), elements=elements, stream=self._log.stream(),
-            dtype=str(_dtype(packet, args, made)).removeprefix("torch."),
+            dtype=str(dtype).removeprefix("torch."),
         )  # fmt: skip
 
     def _number(self, thing: Any) -> int:
@@ -167,22 +169,12 @@ class OperatorStream(GraphMode):
         self._order("wait", stream or torch.cpu.current_stream(), event)
 
 
-def _told(method: Callable[..., Any], tell: Callable[..., Any]) -> Any:
+def _noted(method: Callable[..., Any], note: Callable[..., Any]) -> Any:
     @wraps(method)
     def call(owner: Any, *args: Any) -> Any:
-        return tell(owner, method(owner, *args), *args)
+        return note(owner, method(owner, *args), *args)
 
     return call
-
-
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
 
 
 def _size(tensor: torch.Tensor) -> int:
@@ -195,7 +187,7 @@ def _bytes_of(
     packet: Any, func: Any, args: Sequence[Any], read: list[torch.Tensor], written: list[torch.Tensor]
 ) -> int:
     """Returns the bytes that an operator reads and writes; a tensor changed in place counts as both."""
-    made = sum(_size(one) for one in written)
+    made = sum(map(_size, written))
     if packet in GATHERS:
         return 2 * made
     if packet in (ATEN.fill_, ATEN.zero_, ATEN.zeros_like, ATEN.ones_like, ATEN.full_like):
@@ -206,29 +198,23 @@ def _bytes_of(
         changed = [
             a for a, s in zip(args, func._schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write
         ]
-        made = sum(_size(one) for one in _tensors(changed))
+        made = sum(map(_size, tensors_in(changed)))
     if packet is torch.ops.zerobench.adam_:
-        made -= sum(_size(one) for one in args[2])  # parameters are written without being read
-    return made + sum(_size(one) for one in read)
+        made -= sum(map(_size, args[2]))  # parameters are written without being read
+    return made + sum(map(_size, read))
 
 
 def _sizes(packet: Any, args: Sequence[Any], made: torch.Tensor) -> str:
     if packet in MATMULS:
-        left, right = (args[place] for place in MATMULS[packet])
-        batch = next((one.shape[0] for one in (left, right, made) if one.dim() == 3), 1)
+        left, right = (args[position] for position in MATMULS[packet])
+        batch = next((matrices.shape[0] for matrices in (left, right, made) if matrices.dim() == 3), 1)
         sizes = [left.shape[-2], right.shape[-1], left.shape[-1]]
         if packet in GROUPED and 2 in (left.dim(), right.dim()):  # the groups divide rows, columns or what is summed
             shared = {(2, 3): 0, (3, 2): 1, (2, 2): 2}[left.dim(), right.dim()]
             sizes[shared] = max(1, sizes[shared] // batch)
         return "x".join(map(str, (batch, *sizes)))
     if packet in ATTENTIONS:
-        query, key = (args[place] for place in ATTENTIONS[packet])
+        query, key = (args[position] for position in ATTENTIONS[packet])
         batch, heads, length, head = query.shape
         return f"{batch}x{heads}x{length}x{key.shape[-2]}x{head}"
     return ""
-
-
-def _dtype(packet: Any, args: Sequence[Any], made: torch.Tensor) -> torch.dtype:
-    place = MATMULS.get(packet) or ATTENTIONS.get(packet)
-    dtype: torch.dtype = args[place[0]].dtype if place else made.dtype
-    return dtype

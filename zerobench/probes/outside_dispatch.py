@@ -1,5 +1,5 @@
-"""Events that a dispatch mode does not see: operators in other threads, collectives that are passed directly to a
-process group's backend, changes of a storage's size, and the beginning and end of an optimizer's step.
+"""Events that a dispatch mode does not see: operators in other threads, changes of a storage's size, the beginning and
+end of an optimizer's step, and the orthogonalizations of Muon.
 
 Modes are per thread. A thread that is started while its starter is observed gets relays of the modes; the engine's own
 threads (labels.EngineThread) do not: they allocate next to nothing, at times that vary between runs. Their sends are
@@ -12,33 +12,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
-from typing import Any
+from functools import partial
+from typing import Any, Self
 from unittest import mock
 
 import torch
+from torch.optim import _muon
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..fake.graphs import GraphMode
 from ..zero import labels
-from .collective_operators import RULES
-
-RAW = {name.removesuffix("_"): name for name in RULES if name.endswith("_") or name == "send"}
-"""Backend method -> the operator that calls it, whose rule counts it (traffic.py)."""
-
-Note = Callable[[str, tuple[Any, ...], int], None]
+from ..zero.optim.segments import cost_of
 
 
 class Relay(GraphMode):
-    """Passes another thread's operators to a mode that was entered in its own thread, while the mode is in `modes`."""
+    """Passes another thread's operators to mode number `index`, which was entered in its own thread, while it exists in
+    `modes`.
+    """
 
-    def __init__(self, modes: list[TorchDispatchMode], place: int) -> None:
+    def __init__(self, modes: list[TorchDispatchMode], index: int) -> None:
         super().__init__()
-        self._modes, self._place = modes, place
+        self._modes, self._index = modes, index
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for mode in self._modes[self._place : self._place + 1]:
+        for mode in self._modes[self._index : self._index + 1]:
             return mode.__torch_dispatch__(func, types, args, kwargs)
         return func(*args, **(kwargs or {}))  # a thread may outlive what has observed it
 
@@ -48,27 +46,22 @@ def threads_relayed(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
     """Gives threads started inside the block relays of `modes`, the outermost first, which end with the block."""
     start, listening = threading.Thread.start, list(modes)
 
-    def start_relayed(thread: threading.Thread) -> None:
-        if not isinstance(thread, labels.EngineThread):
-            thread.run = _relayed(thread.run, listening)  # type: ignore[method-assign]
-        start(thread)
-
-    threading.Thread.start = start_relayed  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        threading.Thread.start = start  # type: ignore[method-assign]
-        listening.clear()
-
-
-def _relayed(run: Callable[[], None], modes: list[TorchDispatchMode]) -> Callable[[], None]:
-    def run_relayed() -> None:
+    def run_relayed(run: Callable[[], None]) -> None:
         with ExitStack() as stack:
-            for place in range(len(modes)):
-                stack.enter_context(Relay(modes, place))
+            for index in range(len(listening)):
+                stack.enter_context(Relay(listening, index))
             run()
 
-    return run_relayed
+    def start_relayed(thread: threading.Thread) -> None:
+        if not isinstance(thread, labels.EngineThread):
+            thread.run = partial(run_relayed, thread.run)  # type: ignore[method-assign]
+        start(thread)
+
+    with mock.patch.object(threading.Thread, "start", start_relayed):
+        try:
+            yield
+        finally:
+            listening.clear()
 
 
 @contextmanager
@@ -76,48 +69,43 @@ def resizes_watched(meet: Callable[[torch.UntypedStorage], object]) -> Iterator[
     """Calls `meet(storage)` when a storage was resized, as FSDP2's and our stage 3's parameters are."""
     resize = torch.UntypedStorage.resize_
 
-    def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
+    def resize_and_meet(storage: torch.UntypedStorage, size: int) -> Any:
         result = resize(storage, size)
         meet(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize_and_tell  # type: ignore[assignment,method-assign]
-    try:
+    with mock.patch.object(torch.UntypedStorage, "resize_", resize_and_meet):
         yield
-    finally:
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
 
 
 @contextmanager
-def optimizer_steps_watched(tell: Callable[[bool], None]) -> Iterator[None]:
-    """Calls `tell(True)` before any optimizer's step and `tell(False)` after it."""
-    hooks = [
-        register_optimizer_step_pre_hook(lambda *_: tell(True)),
-        register_optimizer_step_post_hook(lambda *_: tell(False)),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def backends_watched(note: Note) -> Iterator[None]:
-    """Calls `note(operator, arguments, ranks)` for collectives that Python passes directly to a backend, for which no
-    operator is dispatched. torch.distributed's collectives reach the backend from C++, not through this path.
-    """
-    backend: Any = torch._C._distributed_c10d.Backend  # the base class of all, of Python's as well
-    with ExitStack() as stack:  # mock puts back what the class itself holds: a method that binds
-        for name in filter(partial(hasattr, backend), RAW):
-            stack.enter_context(mock.patch.object(backend, name, _noted(getattr(backend, name), RAW[name], note)))
+def optimizer_steps_watched(notify: Callable[[bool], None]) -> Iterator[None]:
+    """Calls `notify(True)` before any optimizer's step and `notify(False)` after it."""
+    before = register_optimizer_step_pre_hook(lambda *_: notify(True))
+    after = register_optimizer_step_post_hook(lambda *_: notify(False))
+    with before, after:
         yield
 
 
-def _noted(method: Callable[..., Any], operator: str, note: Note) -> Callable[..., Any]:
-    @wraps(method)
-    def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
-        note(operator, (*args, *kwargs.values()), backend.size())
-        return method(backend, *args, **kwargs)
+class NewtonSchulz:
+    """Counts, while it is entered, `calls` of torch's function, and `flops` of all its iterations."""
 
-    return call
+    def __init__(self) -> None:
+        self.calls = self.flops = 0
+        self._counted = _muon._zeropower_via_newtonschulz  # torch-private, tested
+
+    def __enter__(self) -> Self:
+        _muon._zeropower_via_newtonschulz = self._count  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _muon._zeropower_via_newtonschulz = self._counted
+
+    def begin(self) -> None:
+        """Resets the counts."""
+        self.calls = self.flops = 0
+
+    def _count(self, grad: torch.Tensor, coefficients: Any, steps: int, eps: float) -> torch.Tensor:
+        self.calls += 1
+        self.flops += steps * cost_of(grad.shape)
+        return self._counted(grad, coefficients, steps, eps)

@@ -1,4 +1,4 @@
-"""Source lines: which line of code made a storage.
+"""Lines of code that make storages, and the Python objects that keep them.
 
 A storage is made by the innermost frame outside of torch, the standard library and the instruments. In backward that
 frame is often only the call of `backward`; then it is the line of the forward whose gradient is computed: autograd
@@ -8,19 +8,32 @@ numbers its nodes in the order in which forward makes them, and backward reports
     backward      number of the running node -> that line, marked BACKWARD_OF
     graphs        code written by inductor is attributed to the line that called the compiled block
     hooks         a frame above the call of `backward` belongs to a hook, and counts like any other
+
+A storage that outlives its step often has a tensor in a list, a dict or an attribute, its *keeper*. The garbage
+collector knows which objects refer to the tensor, the frames on the stack their names, and the sources the lines that
+add to such a name. Tensors that only an autograd graph keeps have no Python object; then the kept tensor with a graph
+is named, if it grew.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import sys
 import sysconfig
 import tempfile
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
+from typing import Any
 
 import torch
+
+from .intervals import StorageRecord
 
 BACKWARD_OF = "backward of "
 """Prefix of a forward's line if its gradient made the storage."""
@@ -98,3 +111,94 @@ def shown_path(filename: str) -> str | None:
     if filename.startswith(PACKAGE):
         return str(path.relative_to(Path(PACKAGE).parent))
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+
+
+CONTAINERS = (list, dict, set, deque)
+ADDS = r"\s*(?:\.(?:append|appendleft|extend|insert|add|update|setdefault)\(|\[[^]]*\]\s*=(?!=)|\+=)"
+"""What follows a container's name on a line that adds to it."""
+
+
+def living_tensors() -> Iterator[torch.Tensor]:
+    """Yields every tensor that the garbage collector knows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some objects warn when their class is asked for
+        kinds: dict[type, bool] = {}
+        for candidate in gc.get_objects():
+            kind = type(candidate)
+            if kind not in kinds:
+                kinds[kind] = issubclass(kind, torch.Tensor) and not kind.__name__.startswith("Fake")
+            if kinds[kind]:
+                yield candidate
+
+
+def keepers_of(
+    record_of: Callable[[torch.Tensor], StorageRecord | None], grown: set[StorageRecord]
+) -> dict[StorageRecord, str]:
+    """Returns storage -> its keeper, as "the list losses (train.py:12)". `grown`: the storages that are asked for."""
+    keepers: dict[StorageRecord, str] = {}
+    with_graph = ""
+    for tensor in list(living_tensors()) if grown else ():
+        stored = record_of(tensor) if tensor.layout == torch.strided else None
+        if stored in grown and stored is not None and stored not in keepers and (keeper := _keeper_of(tensor)):
+            keepers[stored] = keeper
+            with_graph = with_graph or (keeper if tensor.grad_fn is not None else "")
+    if with_graph:
+        keepers |= dict.fromkeys(grown - keepers.keys(), f"a graph, by {with_graph}")
+    return keepers
+
+
+def _keeper_of(tensor: torch.Tensor) -> str:
+    """Names the container that holds a tensor, directly or in a tuple; empty if it has no name."""
+    for referrer in gc.get_referrers(tensor):
+        for holder in gc.get_referrers(referrer) if isinstance(referrer, tuple) else [referrer]:
+            if isinstance(holder, CONTAINERS) and (named := _name_of(holder)):
+                name, file = named
+                line = _line_that_adds(name.rpartition(".")[2], file)
+                return f"the {type(holder).__name__} {name}" + (f" ({line})" if line else "")
+    return ""
+
+
+def _name_of(container: Any) -> tuple[str, str] | None:
+    """Returns a container's name, "losses" or "Logger.losses", and the file where it has it."""
+    for frame in _frames():
+        for names in (frame.f_locals, frame.f_globals):
+            name = next((name for name, value in names.items() if value is container), "")
+            if name and not name.startswith("__"):
+                return name, frame.f_code.co_filename
+    for owner in gc.get_referrers(container):
+        owners = gc.get_referrers(owner) if isinstance(owner, dict) else [owner]
+        for candidate in (owner, *owners):
+            attributes, kind = getattr(candidate, "__dict__", None), type(candidate)
+            if not isinstance(attributes, dict) or isinstance(candidate, type):
+                continue
+            name = next((name for name, value in attributes.items() if value is container), "")
+            is_module = isinstance(candidate, ModuleType)
+            module = candidate if is_module else sys.modules.get(kind.__module__)
+            if name and module is not None:
+                return name if is_module else f"{kind.__name__}.{name}", getattr(module, "__file__", None) or ""
+    return None
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yields the frames on the stack that are neither torch's, the standard library's nor this package's."""
+    frame: FrameType | None = sys._getframe(1)
+    package = str(Path(__file__).parents[1])
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if shown_path(file) is not None and not file.startswith(package):
+            yield frame
+        frame = frame.f_back
+
+
+def _line_that_adds(name: str, file: str) -> str:
+    """Returns the only line that adds to a name, in its file or a file on the stack; empty if there are others."""
+    adds = re.compile(rf"\b{re.escape(name)}{ADDS}")
+    added_at = set()
+    for path in {file, *(frame.f_code.co_filename for frame in _frames())}:
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):
+            continue
+        numbers = (number for number, line in enumerate(lines, 1) if adds.search(line))
+        added_at |= {f"{shown_path(path) or path}:{number}" for number in numbers}
+    return added_at.pop() if len(added_at) == 1 else ""

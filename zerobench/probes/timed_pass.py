@@ -28,10 +28,8 @@ import torch.distributed as dist
 
 from ..host.environment import loopback_bytes, reset_resident_peak, resident_peak_bytes
 from . import allocator, cuda_memory
-from .allocator import nothing
-from .energy import EnergyMeter
+from .energy import EnergyMeter, read_state
 from .intervals import ASIDE
-from .nvml import GpuState, read_state
 from .probe import PassRecords, Probe
 
 APART = ("data", ASIDE)
@@ -41,25 +39,18 @@ APART = ("data", ASIDE)
 class TimedPass(Probe):
     """A clock: marks at the edges of phases, perf_counter on CPU and events on CUDA."""
 
-    def __init__(self, device: torch.device, node_size: int | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
         self._marks: dict[str, list[tuple[Any, Any]]] = {}
         self._steps: list[dict[str, list[tuple[Any, Any]]]] = []
-        self._measuring = False
-        self._carried: tuple[int | None, int | None] = None, None
-        self._first = 0
+        self._first: int | None = None  # the number of the first measured step
+        self._loopback: int | None = None  # bytes carried before the first step
         self._holds_garbage = False
-        self._take_allocated: Callable[[], Mapping[str, int]] = nothing
+        self._take_allocated: Callable[[], Mapping[str, int]] = dict
         self._energy = EnergyMeter(device)
-        self.times: list[dict[str, float]] = []
-        self.memory: dict[str, int | None] = {}
-        self.wall_s: float | None = None
-        """Seconds from the start of the first measured step to the end of the last."""
-        self.gpu_states: list[GpuState] = []
-        """Readings before the first measured step and after the last, if the GPU's state can be read."""
-        self.energy_j: float | None = None
-        """Joules from the first measured step to the end of the last, if a counter can be read."""
+        self.results = PassRecords(process_memory={})
+        """Filled in as the steps run."""
 
     def __enter__(self) -> Self:
         if not self._cuda:  # CUDA's peaks are process_memory's
@@ -70,11 +61,9 @@ class TimedPass(Probe):
         if self._holds_garbage:
             gc.unfreeze()
             gc.enable()
-        self.memory["resident_bytes"] = resident_peak_bytes()
-        before, after = self._carried
-        self.memory["loopback_bytes"] = None if before is None or after is None else after - before
+        self.results.process_memory["resident_bytes"] = resident_peak_bytes()
         if self._cuda and error[0] is None:  # after an error of the device it would raise another
-            self.memory |= cuda_memory.process_memory(cuda_memory.take_peaks())
+            self.results.process_memory |= cuda_memory.process_memory(cuda_memory.take_peaks())
             self._read_gpu()
 
     @contextmanager
@@ -88,9 +77,9 @@ class TimedPass(Probe):
     def step(self, measured: bool) -> Iterator[None]:
         """Times one whole step."""
         if not self._steps:
-            self._carried = loopback_bytes(), None
-        if measured and not self._measuring:
-            self._measuring, self._first = True, len(self._steps)
+            self._loopback = loopback_bytes()
+        if measured and self._first is None:
+            self._first = len(self._steps)
             self._begin_measuring()
         self._energy.follow()
         self._marks = {}
@@ -102,22 +91,23 @@ class TimedPass(Probe):
 
     def end_steps(self) -> None:
         """Converts marks to times once the last step's work has completed."""
-        self._carried = self._carried[0], loopback_bytes()
-        self.memory["timed_allocator_peak_bytes"] = self._take_allocated().get("allocated")
+        before, after, memory = self._loopback, loopback_bytes(), self.results.process_memory
+        memory["loopback_bytes"] = None if before is None or after is None else after - before
+        memory["timed_allocator_peak_bytes"] = self._take_allocated().get("allocated")
         if self._cuda and self._steps:
             begins = [marks["step"][0][0] for marks in self._steps]
             for marks, begin, end in zip(self._steps, begins, [*begins[1:], self._mark()], strict=True):
                 marks["step"] = [(begin, end)]
             torch.cuda.synchronize()
-        self.energy_j = self._energy.end()
-        self.times = [self._times(marks) for marks in self._steps]
-        measured = self._steps[self._first :] if self._measuring else []
-        if measured:
-            self.wall_s = self._between(measured[0]["step"][0][0], measured[-1]["step"][0][1])
+        self.results.energy_j = self._energy.end()
+        self.results.times = [self._times(marks) for marks in self._steps]
+        if self._first is not None:
+            begin, end = self._steps[self._first]["step"][0][0], self._steps[-1]["step"][0][1]
+            self.results.wall_s = self._between(begin, end)
 
     def _times(self, marks: dict[str, list[tuple[Any, Any]]]) -> dict[str, float]:
         """Returns the seconds of each phase, and of the step without the phases that are not part of it."""
-        times = {name: sum(self._between(*one) for one in pairs) for name, pairs in marks.items()}
+        times = {name: sum(self._between(*pair) for pair in pairs) for name, pairs in marks.items()}
         return times | {"step": times["step"] - sum(times.get(name, 0.0) for name in APART)}
 
     @property
@@ -125,21 +115,18 @@ class TimedPass(Probe):
         """False on CUDA, because reading a value between steps would wait for the device."""
         return not self._cuda
 
-    def may_look(self, measured: bool) -> bool:
+    def may_read_gradients(self, measured: bool) -> bool:
         """Returns True if the harness may read gradients before the update: not in a measured step."""
         return not measured
 
     @property
     def peak_bytes(self) -> int | None:
         """The allocator's peak so far, if it records one itself: on CUDA."""
-        return cuda_memory.max_allocated() if self._cuda else None
+        return torch.cuda.max_memory_allocated() if self._cuda else None
 
-    def found(self, rank: int, folder: Path) -> PassRecords:
+    def records(self, rank: int, folder: Path) -> PassRecords:
         """Returns the times, and the machine's state around the measured steps."""
-        return PassRecords(
-            process_memory=self.memory, gpu_states=self.gpu_states, energy_j=self.energy_j, wall_s=self.wall_s,
-            times=self.times,
-        )  # fmt: skip
+        return self.results
 
     def _begin_measuring(self) -> None:
         gc.collect()
@@ -158,7 +145,7 @@ class TimedPass(Probe):
     def _read_gpu(self) -> None:
         state = read_state(self._device)
         if state is not None:
-            self.gpu_states.append(state)
+            self.results.gpu_states.append(state)
 
     def _mark(self) -> Any:
         if not self._cuda:

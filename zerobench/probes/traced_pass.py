@@ -23,7 +23,7 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ Span = tuple[float, float]
 STEP = "zerobench: step"
 
 COLLECTIVES = ("c10d::", "_c10d_functional::")
+NCCL = ("ncclDevKernel", "ncclKernel")
 WRAPPERS = ("autograd::", "torch::autograd::")
 """Events around operators: other events within them (such as a waiting hook) are not computation."""
 
@@ -52,19 +53,9 @@ class Overlap(NamedTuple):
     exposed_s: float
 
 
-class TraceRule(NamedTuple):
-    """Predicates on events: communication and computation; `main`: the main thread."""
-
-    communicates: Callable[[Event], bool]
-    computes: Callable[[Event, Any], bool]
-    excluded: Callable[[Event, Any], bool]
-    """Events during which nothing counts as computation."""
-
-
 def read_trace(path: Path) -> list[Event]:
     """Reads the events of a trace, gzipped or not."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt") as file:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as file:
         events: list[Event] = json.load(file)["traceEvents"]
     return events
 
@@ -75,47 +66,26 @@ def overlaps(events: Iterable[Event], device: str) -> list[Overlap]:
     steps = [event for event in whole if event["name"] == STEP and event["cat"] == "user_annotation"]
     if not steps:
         return []
-    rule, main = RULES[device], steps[0]["tid"]
-    communicating = spans(event for event in whole if rule.communicates(event))
-    computing = subtract(
-        spans(event for event in whole if rule.computes(event, main)),
-        spans(event for event in whole if rule.excluded(event, main)),
-    )
-    return [_overlap(step, communicating, computing) for [step] in sorted(spans([event]) for event in steps)]
-
-
-def _overlap(step: Span, communicating: list[Span], computing: list[Span]) -> Overlap:
-    within = intersect([step], communicating)
-    return Overlap(*(length(one) / 1e6 for one in ([step], within, subtract(within, computing))))
-
-
-# -- classes of events --------------------------------------------------------------------------------------
-
-
-def _runs_gloo(event: Event) -> bool:
-    return event["name"].startswith("gloo:") or _is_collective(event)
-
-
-def _is_collective(event: Event) -> bool:
-    return event["cat"] == "cpu_op" and event["name"].startswith(COLLECTIVES)
-
-
-def _is_operator(event: Event, main: Any) -> bool:
-    """Returns True for the main thread's operators, which have a namespace, unlike nodes of the autograd graph."""
-    name = event["name"]
-    return event["cat"] == "cpu_op" and event["tid"] == main and "::" in name and not name.startswith(WRAPPERS)
-
-
-def _is_nccl(event: Event) -> bool:
-    return event["cat"] == "kernel" and event["name"].startswith(("ncclDevKernel", "ncclKernel"))
-
-
-RULES = {
-    "cpu": TraceRule(_runs_gloo, _is_operator, lambda event, main: event["tid"] == main and _is_collective(event)),
-    "cuda": TraceRule(
-        _is_nccl, lambda event, _: event["cat"] == "kernel" and not _is_nccl(event), lambda event, _: False
-    ),
-}  # fmt: skip
+    if device == "cuda":
+        kernels = [event for event in whole if event["cat"] == "kernel"]
+        communicating = spans(event for event in kernels if event["name"].startswith(NCCL))
+        computing = spans(event for event in kernels if not event["name"].startswith(NCCL))
+    else:
+        main = steps[0]["tid"]
+        operators = [event for event in whole if event["cat"] == "cpu_op"]
+        collectives = [event for event in operators if event["name"].startswith(COLLECTIVES)]
+        communicating = spans([*(event for event in whole if event["name"].startswith("gloo:")), *collectives])
+        # operators have a namespace, unlike nodes of the autograd graph
+        named = [event for event in operators if event["tid"] == main and "::" in event["name"]]
+        computing = subtract(
+            spans(event for event in named if not event["name"].startswith(WRAPPERS)),
+            spans(event for event in collectives if event["tid"] == main),
+        )
+    rows = []
+    for step in sorted(spans([event]) for event in steps):
+        within = intersect(step, communicating)
+        rows.append(Overlap(*(length(union) / 1e6 for union in (step, within, subtract(within, computing)))))
+    return rows
 
 
 # -- spans --------------------------------------------------------------------------------------------------
@@ -132,30 +102,30 @@ def spans(events: Iterable[Event]) -> list[Span]:
     return joined
 
 
-def intersect(one: list[Span], other: list[Span]) -> list[Span]:
+def intersect(left: list[Span], right: list[Span]) -> list[Span]:
     """Returns the intersection of two lists of spans."""
-    found: list[Span] = []
+    shared: list[Span] = []
     i = j = 0
-    while i < len(one) and j < len(other):
-        begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+    while i < len(left) and j < len(right):
+        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
         if begin < end:
-            found.append((begin, end))
-        if one[i][1] < other[j][1]:
+            shared.append((begin, end))
+        if left[i][1] < right[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return shared
 
 
-def subtract(one: list[Span], other: list[Span]) -> list[Span]:
-    """Returns the parts of `one` outside of `other`."""
-    edges = [-float("inf"), *(edge for span in other for edge in span), float("inf")]
-    return intersect(one, list(zip(edges[::2], edges[1::2], strict=True)))
+def subtract(left: list[Span], right: list[Span]) -> list[Span]:
+    """Returns the parts of `left` outside of `right`."""
+    edges = [-float("inf"), *(edge for span in right for edge in span), float("inf")]
+    return intersect(left, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
-def length(one: list[Span]) -> float:
+def length(union: list[Span]) -> float:
     """Returns the total length of the spans."""
-    return sum(end - begin for begin, end in one)
+    return sum(end - begin for begin, end in union)
 
 
 FOLDER = "traces"
@@ -164,8 +134,8 @@ FOLDER = "traces"
 class TracedPass(TimedPass):
     """A timed pass whose measured steps run under a profiler."""
 
-    def __init__(self, device: torch.device, node_size: int | None = None) -> None:
-        super().__init__(device, node_size)
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
         self._profile: profile | None = None
 
     def __exit__(self, *error: object) -> None:
@@ -176,45 +146,29 @@ class TracedPass(TimedPass):
     def step(self, measured: bool) -> Iterator[None]:
         """Runs one whole step; the span of a measured step ends once the device has finished it."""
         if measured and self._profile is None:
-            self._profile = self._start()
+            self._profile = profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA][: self._cuda]])
+            self._profile.start()
         with record_function(STEP) if measured else nullcontext(), super().step(measured):
             yield
             if self._cuda:
                 torch.cuda.synchronize()
 
-    def found(self, rank: int, folder: Path) -> PassRecords:
-        """Returns the times from the trace."""
-        self._finish(folder, rank)
-        return super().found(rank, folder)
-
-    def _finish(self, folder: Path, rank: int) -> None:
-        """Replaces the times of the measured steps by the trace's, and adds "communication" and "exposed".
+    def records(self, rank: int, folder: Path) -> PassRecords:
+        """Returns the times of the measured steps from the trace, with "communication" and "exposed".
 
         Writes rank 0's trace to traces/rank0.json.gz in the run's `folder`; the others' are read and dropped.
         """
-        if self._profile is None:
-            return
-        if rank == 0:
-            (folder / FOLDER).mkdir(exist_ok=True)
-            found = self._read(folder / FOLDER / "rank0.json.gz")
-        else:
-            with tempfile.TemporaryDirectory(dir=folder) as aside:  # removed with the run's folder
-                found = self._read(Path(aside) / "trace.json")
-        measured = self.times[len(self.times) - len(found) :]
-        for times, one in zip(measured, found, strict=True):
-            times |= {"step": one.step_s, "communication": one.communication_s, "exposed": one.exposed_s}
-        self._profile = None
+        if self._profile is not None:
+            with nullcontext(folder / FOLDER) if rank == 0 else tempfile.TemporaryDirectory(dir=folder) as parent:
+                Path(parent).mkdir(exist_ok=True)
+                path = Path(parent) / ("rank0.json.gz" if rank == 0 else "trace.json")
+                self._profile.export_chrome_trace(str(path))
+                steps = overlaps(read_trace(path), self._device.type)
+            measured = self.results.times[len(self.results.times) - len(steps) :]
+            for times, step in zip(measured, steps, strict=True):
+                times |= {"step": step.step_s, "communication": step.communication_s, "exposed": step.exposed_s}
+            self._profile = None
+        return super().records(rank, folder)
 
     def _begin_measuring(self) -> None:
         """Reads no machine state: the values would include the profiler."""
-
-    def _start(self) -> profile:
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
-        started = profile(activities=activities)
-        started.start()
-        return started
-
-    def _read(self, path: Path) -> list[Overlap]:
-        assert self._profile is not None
-        self._profile.export_chrome_trace(str(path))
-        return overlaps(read_trace(path), self._device.type)

@@ -28,9 +28,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from itertools import pairwise
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -38,7 +41,6 @@ import torch.distributed as dist
 from ..fake.graphs import GraphMode
 from ..records import COLLECTIVES, DATA_AXIS, TENSOR_AXIS
 from ..zero import labels
-from .collective_operators import NAMESPACES, RULES, SILENT, OperatorRule, tensors_in
 from .intervals import ASIDE, SAVE
 from .labeling import holds_others
 from .outside_dispatch import Relay
@@ -61,25 +63,96 @@ SAVER = f"{THREAD}checkpoint"
 SUMMED = ("elements", "payload_bytes", "wire_bytes", "within_bytes", "between_bytes", "volume_elements")
 """Fields of an operation that are summed over equal operations."""
 
+# -- torch's collectives by operator ---------------------------------------------------------------
+
+NAMESPACES = ("c10d", "_c10d_functional")
+"""Namespaces of torch's collectives: torch.distributed's, and those of torch.compile and DTensor."""
+
+SILENT = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd"}
+"""Operators without their own bytes: a receive is counted where it is sent."""
+
+
+class OperatorRule(NamedTuple):
+    """The accounting of one operator: its full tensor, its factors for n ranks, and the category of its volume if it
+    has no label.
+    """
+
+    full: Callable[[tuple[Any, ...]], list[torch.Tensor]]
+    kind: str = "other"
+    wire: Callable[[int], float] = lambda n: (n - 1) / n
+    volume: Callable[[int], float] = lambda n: 1
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else [tensor for part in value for tensor in _flat(part)]
+
+
+def _first(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    return _flat(arguments[0])
+
+
+def _second(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    return _flat(arguments[1])
+
+
+_OPERATORS = {
+    OperatorRule(_first, "all_reduce", lambda n: 2 * (n - 1) / n, lambda n: 2): (
+        "all_reduce", "all_reduce_coalesced", "allreduce_", "allreduce_coalesced_",
+    ),
+    OperatorRule(lambda arguments: _flat(arguments[0]) * arguments[1], "all_gather"): (  # input, group size
+        "all_gather_into_tensor", "all_gather_into_tensor_coalesced",
+    ),
+    OperatorRule(_first, "all_gather"): (
+        "allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
+    ),
+    OperatorRule(_first, "reduce_scatter"): ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
+    OperatorRule(_second, "reduce_scatter"): (
+        "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_",
+    ),
+    OperatorRule(_first): ("all_to_all_single", "broadcast", "broadcast_", "reduce_", "gather_", "scatter_"),
+    OperatorRule(_second): ("alltoall_", "alltoall_base_"),
+    OperatorRule(_first, wire=lambda n: 1, volume=lambda n: n / (n - 1) if n > 1 else 0): ("send",),
+}  # fmt: skip
+
+RULES = {operator: rule for rule, operators in _OPERATORS.items() for operator in operators}
+
+RAW = {name.removesuffix("_"): name for name in RULES if name.endswith("_") or name == "send"}
+"""Method of a process group's backend -> the operator that calls it, whose rule counts it."""
+
+
+def gloo_factor(operator: str) -> int:
+    """Returns gloo's bytes for an operator relative to the ring optimum: torch's reduce-scatter on gloo is a clone and
+    an all-reduce.
+    """
+    return 2 if "reduce_scatter" in operator else 1
+
+
+def tensors_in(args: tuple[Any, ...], rule: OperatorRule | None) -> list[torch.Tensor]:
+    """Returns the full tensors by the rule; for an unknown operator all tensors."""
+    return rule.full(args) if rule else [t for a in args if isinstance(a, torch.Tensor | list) for t in _flat(a)]
+
+
+# -- the meter -------------------------------------------------------------------------------------
+
 
 class Operation(NamedTuple):
     """One physical operation as it was issued."""
 
     phase: str
     operator: str
-    collective: str
     kind: str
     unit: str
     dtype: str
-    group_size: int
     elements: int
     payload_bytes: int
-    wire_bytes: float
-    within_bytes: float
-    between_bytes: float
-    volume_elements: float
     control: bool
-    known: bool
+    collective: str = ""
+    group_size: int = 1
+    wire_bytes: float = 0.0
+    within_bytes: float = 0.0
+    between_bytes: float = 0.0
+    volume_elements: float = 0.0
+    known: bool = True
     group: str = ""
     stride: int = 1
     axis: str = DATA_AXIS
@@ -111,7 +184,7 @@ class TrafficMeter(GraphMode, labels.Observer):
         self._tier_of, self._name_of = tier_of, name_of
         self.phase = "init"
         self.operations: list[tuple[Operation, int]] = []
-        self.tell: Callable[[Operation, int], None] | None = None
+        self.on_operation: Callable[[Operation, int], None] | None = None
         """Called with each operation when it is issued, if a table of events is requested."""
         self._home = threading.get_ident()
 
@@ -124,39 +197,30 @@ class TrafficMeter(GraphMode, labels.Observer):
             self._note(name if func.namespace == "c10d" else name.rstrip("_"), func, args)
         out = func(*args, **(kwargs or {}))
         if func in COPIES:
-            place = args[0] if func is torch.ops.aten.copy_.default else out
-            source = args[1] if func is torch.ops.aten.copy_.default else args[0]
-            self._note_copy(place, source)
+            self._note_copy(*(args[:2] if func is torch.ops.aten.copy_.default else (out, args[0])))
         return out
 
-    def _note_copy(self, place: torch.Tensor, source: torch.Tensor) -> None:
+    def _note_copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Records a copy between tiers: torch casts at the source, so that the transferred data has the destination's
         dtype.
         """
-        kind = LINKS.get((self._tier_of(source), self._tier_of(place)))
+        kind = LINKS.get((self._tier_of(source), self._tier_of(target)))
         if kind is not None and source.numel():
             # a batch or a flag: not data that the engine transfers between tiers
-            aside = self.phase == "data" or place.dim() == 0 or bool(labels.current_collective()[0])
-            name, size = self._name_of(place), place.element_size()
-            self._note_link("copy_", kind, name, place.dtype, place.numel(), size, aside)
+            is_control = self.phase == "data" or target.dim() == 0 or bool(labels.current_collective()[0])
+            dtype, size = str(target.dtype).removeprefix("torch."), target.numel() * target.element_size()
+            self._record(Operation(
+                self.phase, "copy_", kind, self._name_of(target), dtype, target.numel(), size,
+                self.phase == "init" or is_control,
+            ), 1)  # fmt: skip
 
     def on_transfer(self, kind: str, size: int, name: str) -> None:
         """Records bytes read from a file, or written to one."""
-        self._note_link(kind, kind, name, torch.uint8, size, 1)
-
-    def _note_link(
-        self, operator: str, kind: str, unit: str, dtype: torch.dtype, elements: int, size: int, aside: bool = False
-    ) -> None:
-        named = str(dtype).removeprefix("torch.")
-        operation = Operation(
-            self.phase, operator, "", kind, unit, named, 1, elements, elements * size, 0.0, 0.0, 0.0, 0.0,
-            control=self.phase == "init" or aside, known=True,
-        )  # fmt: skip
-        self._record(operation, 1)
+        self._record(Operation(self.phase, kind, kind, name, "uint8", size, size, self.phase == "init"), 1)
 
     def note_raw(self, name: str, args: tuple[Any, ...], ranks: int) -> None:
-        """Records a collective passed directly to a backend, without an operator (probes/outside_dispatch.py)."""
-        self._count(f"raw_{name}", RULES.get(name), tensors_in(args, RULES.get(name)), ranks, 0.0)
+        """Records a collective passed directly to a backend, without an operator."""
+        self._count(f"raw_{name}", RULES.get(name), args, ranks)
 
     def _note(self, name: str, func: Any, args: tuple[Any, ...]) -> None:
         if name in SILENT:
@@ -164,28 +228,20 @@ class TrafficMeter(GraphMode, labels.Observer):
         rule, group = RULES.get(name), self._group(func, args)
         if name == "send" and not any(t.numel() for t in tensors_in(args, rule)):
             return  # a barrier of gloo's ranks, which is empty
+        ranks = dist.get_process_group_ranks(group)
+        stride = min((following - here for here, following in pairwise(ranks)), default=1)
         for outside, times in self._shares_between(group, args[2] if name == "send" else None).items():
-            ranks = dist.get_process_group_ranks(group)
-            self._count(
-                name,
-                rule,
-                tensors_in(args, rule),
-                group.size(),
-                outside,
-                times,
-                group.group_name,
-                min((following - here for here, following in pairwise(ranks)), default=1),
-                self._axis_of(ranks),
-            )
+            self._count(name, rule, args, group.size(), outside, times, group.group_name, stride, self._axis_of(ranks))
 
     def _count(
-        self, name: str, rule: OperatorRule | None, tensors: list[torch.Tensor], n: int, outside: float, times: int = 1,
+        self, name: str, rule: OperatorRule | None, args: tuple[Any, ...], n: int, outside: float = 0.0, times: int = 1,
         group: str = "", stride: int = 1, axis: str = DATA_AXIS,
     ) -> None:  # fmt: skip
         """Records operations. `outside`: the fraction of wire bytes that leaves a node. `times`: number of such
         operations. `group`: the process group's name. `stride`: the distance between its consecutive ranks.
         `axis`: of the mesh; only traffic between ranks with different data counts in the strategy's volume.
         """
+        tensors = tensors_in(args, rule)
         elements = sum(t.numel() for t in tensors)
         payload = sum(t.numel() * t.element_size() for t in tensors)
         collective, unit = self._named()
@@ -193,31 +249,18 @@ class TrafficMeter(GraphMode, labels.Observer):
         wire = payload * rule.wire(n) if rule else 0.0
         between = wire * outside
         operation = Operation(
-            phase=self.phase,
-            operator=name,
-            collective=collective,
-            kind=collective if collective in COLLECTIVES else rule.kind if rule else "other",
-            unit=unit,
-            dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
-            group_size=n,
-            elements=elements,
-            payload_bytes=payload,
-            wire_bytes=wire,
-            within_bytes=wire - between,
-            between_bytes=between,
+            self.phase, name, collective if collective in COLLECTIVES else rule.kind if rule else "other", unit,
+            str(tensors[0].dtype).removeprefix("torch.") if tensors else "", elements, payload, control,
+            collective=collective, group_size=n, wire_bytes=wire, within_bytes=wire - between, between_bytes=between,
             volume_elements=elements * rule.volume(n) if rule and not control and n > 1 and axis == DATA_AXIS else 0.0,
-            control=control,
-            known=rule is not None,
-            group=group,
-            stride=stride,
-            axis=axis,
-        )
+            known=rule is not None, group=group, stride=stride, axis=axis,
+        )  # fmt: skip
         self._record(operation, times)
 
     def _record(self, operation: Operation, times: int) -> None:
         self.operations.append((operation, times))
-        if self.tell is not None:
-            self.tell(operation, times)
+        if self.on_operation is not None:
+            self.on_operation(operation, times)
 
     def followed(self) -> Relay:
         return Relay([self], 0)
@@ -236,8 +279,8 @@ class TrafficMeter(GraphMode, labels.Observer):
         unlabeled integers.
         """
         flags = any(not t.is_floating_point() for t in tensors) and not collective
-        said = collective == "control"
-        return (said and unit == labels.BUFFERS) or ((said or flags) and payload <= CONTROL_MOST_BYTES)
+        labeled = collective == "control"
+        return (labeled and unit == labels.BUFFERS) or ((labeled or flags) and payload <= CONTROL_MOST_BYTES)
 
     def _shares_between(self, group: dist.ProcessGroup, peer: int | None) -> dict[float, int]:
         """Returns fraction of an operation's wire bytes that leaves a node -> number of such operations. `peer`: the
@@ -250,7 +293,7 @@ class TrafficMeter(GraphMode, labels.Observer):
             return {0.0: each * len(peers) or 1}
         nodes = [rank // self.node_size for rank in dist.get_process_group_ranks(group)]
         if peers:
-            outside = Counter(float(nodes[one] != nodes[group.rank()]) for one in peers)
+            outside = Counter(float(nodes[peer] != nodes[group.rank()]) for peer in peers)
             return {fraction: each * sends for fraction, sends in outside.items()}
         leaving = sum(here != following for here, following in zip(nodes, nodes[1:] + nodes[:1], strict=True))
         return {leaving / len(nodes): 1}
@@ -265,13 +308,34 @@ class TrafficMeter(GraphMode, labels.Observer):
 
     @staticmethod
     def _group(func: Any, args: tuple[Any, ...]) -> dist.ProcessGroup:
-        places = [i for i, a in enumerate(func._schema.arguments) if a.name in ("process_group", "group_name")]
-        if not places or places[0] >= len(args):
+        names = [argument.name for argument in func._schema.arguments][: len(args)]
+        group = next((args[i] for i, name in enumerate(names) if name in ("process_group", "group_name")), None)
+        if group is None:
             assert dist.group.WORLD is not None
             return dist.group.WORLD
-        group = args[places[0]]
         if isinstance(group, str):
             group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]  # private; a test
         if not isinstance(group, dist.ProcessGroup):
             group = dist.ProcessGroup.unbox(group)
         return group
+
+
+@contextmanager
+def backends_watched(note: Callable[[str, tuple[Any, ...], int], None]) -> Iterator[None]:
+    """Calls `note(operator, arguments, ranks)` for collectives that Python passes directly to a backend, for which no
+    operator is dispatched. torch.distributed's collectives reach the backend from C++, not through this path.
+    """
+
+    def noted(method: Callable[..., Any], operator: str) -> Callable[..., Any]:
+        @wraps(method)
+        def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
+            note(operator, (*args, *kwargs.values()), backend.size())
+            return method(backend, *args, **kwargs)
+
+        return call
+
+    backend: Any = torch._C._distributed_c10d.Backend  # the base class of all, of Python's as well
+    with ExitStack() as stack:  # mock puts back what the class itself holds: a method that binds
+        for name in filter(partial(hasattr, backend), RAW):
+            stack.enter_context(mock.patch.object(backend, name, noted(getattr(backend, name), RAW[name])))
+        yield

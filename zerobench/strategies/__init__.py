@@ -1,7 +1,6 @@
 """Strategies of a sweep: built-in ones, peers' and users', each a row of one table.
 
-spec.py defines a row, table.py has the rows, registration.py adds and finds them, engine.py defines an engine's
-interface.
+spec.py defines a row, table.py has the rows, engine.py defines an engine's interface.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from . import table  # its import fills the table
-from .engine import Engine
 from .options import StrategyOptions
-from .registration import (
+from .spec import Composition, Look, StrategySpec
+from .table import (
     built_in,
     find,
     names_with,
@@ -25,14 +23,14 @@ from .registration import (
     specs,
     user_source,
 )
-from .spec import Composition, Look, StrategySpec
 
 if TYPE_CHECKING:
     from torch import nn, optim
 
+    from .engine import Engine
+
 __all__ = [
     "Composition",
-    "Engine",
     "Look",
     "StrategyOptions",
     "StrategySpec",
@@ -47,7 +45,6 @@ __all__ = [
     "spec_of",
     "specs",
     "synchronizing",
-    "table",
     "user_source",
     "wrap",
 ]
@@ -66,7 +63,7 @@ def wrap(
     engine: Engine = spec.build(model, optimizer, **spec.engine_options(strategy), **given)
     if not spec.of_user:
         return engine
-    from .peer_engine import AdaptedEngine  # with it comes torch, which a command that reads the table needs not
+    from .engine import AdaptedEngine  # with it comes torch, which a command that reads the table needs not
 
     return AdaptedEngine(spec, engine, model, optimizer, clips)
 

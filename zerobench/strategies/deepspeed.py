@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn, optim
 
 from ..zero import labels
-from .peer_engine import PeerEngine
+from .engine import PeerEngine
 
 FIELDS = {
     "reduce_bucket_numel": "reduce_bucket_size",
@@ -37,7 +37,7 @@ FIELDS = {
 
 
 class DeepspeedEngine(PeerEngine):
-    """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as in our stages."""
+    """DeepSpeed's engine; labels its tensors."""
 
     hides_gradients = True
     """Between backward and update the gradients are in the engine's own buffers."""
@@ -117,8 +117,8 @@ def _tensors_in(held: Any) -> Iterator[torch.Tensor]:
     if isinstance(held, torch.Tensor):
         yield held
     elif isinstance(held, dict | list | tuple):
-        for one in held.values() if isinstance(held, dict) else held:
-            yield from _tensors_in(one)
+        for item in held.values() if isinstance(held, dict) else held:
+            yield from _tensors_in(item)
 
 
 def _import_deepspeed(device: str) -> Any:

@@ -28,11 +28,11 @@ from torch.distributed.tensor import DTensor
 
 from ..zero import labels
 from ..zero.modules.wrapping import default_units
-from .peer_engine import PeerEngine, rebuilt
+from .engine import PeerEngine, rebuilt
 
 
 class Fsdp2Engine(PeerEngine):
-    """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as in our stages.
+    """FSDP2 over the units of stage 3.
 
     `prefetch`: units gathered ahead in the order of the module, 0 for FSDP2's own order. `async_gather`: gathers do not
     block. `reshard_ranks`: the number of ranks over which a unit stays partitioned between forward and backward, if
@@ -62,9 +62,9 @@ class Fsdp2Engine(PeerEngine):
         for unit in units if reshard_ranks else ():
             unit.register_forward_hook(_label_parts)  # after FSDP2's own
         self._root: Any = fully_shard(module, reshard_after_forward=None if reshard else False, **how)
-        for place, unit in enumerate(units if prefetch else []):
-            unit.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + prefetch])
-            unit.set_modules_to_backward_prefetch(units[max(0, place - prefetch) : place][::-1])
+        for index, unit in enumerate(units if prefetch else []):
+            unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + prefetch])
+            unit.set_modules_to_backward_prefetch(units[max(0, index - prefetch) : index][::-1])
         if async_gather:
             self._root._set_unshard_async_op(True)  # torch-private, used in a test
         for sharded in [*units, self._root] if sum_gradients else []:

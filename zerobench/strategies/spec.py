@@ -130,7 +130,7 @@ class StrategySpec:
     def takes(self, parameter: str, by_name_alone: bool = False) -> bool:
         """Returns True if the builder accepts a keyword `parameter`; `by_name_alone`: not through **options."""
         parameters = inspect.signature(self.build).parameters
-        rest = any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and not by_name_alone
+        rest = any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not by_name_alone
         return rest or parameter in parameters
 
     def engine_options(self, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class StrategySpec:
 def fullest_rank(shapes: Sequence[ParameterShape], ranks: int, optimizer: OptimizerShape) -> int:
     """Returns the rank whose optimizer keeps the most bytes for its trainable parameters; the lowest in a tie."""
     given, kept = [0] * ranks, [0] * ranks
-    for shape in sorted(shapes, key=lambda one: -one.numel):
+    for shape in sorted(shapes, key=lambda shape: -shape.numel):
         rank = given.index(min(given))
         given[rank] += shape.numel
         kept[rank] += optimizer.bytes_of(shape.numel, updated_bytes(shape)) * shape.trainable

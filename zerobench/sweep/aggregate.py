@@ -22,8 +22,8 @@ from ..predict import estimate
 from ..predict.flops import step_flops, utilization
 from ..predict.quantized_share import coded_share, units_of
 from ..predict.unexplained import Accounted, Expected, unexplained
-from ..probes.collective_operators import gloo_factor
-from ..probes.saves import ASYNCHRONOUS
+from ..probes.probe import ASYNCHRONOUS
+from ..probes.traffic import gloo_factor
 from ..rank_record import RankRecord
 from ..records import BETWEEN, CATEGORIES, COLLECTIVES, DATA_AXIS, LINKS, PHASE_PEAKS, TENSOR_AXIS, MemoryRow, RunRow
 from ..sections import known

@@ -26,7 +26,7 @@ from ..launch.follower import interruption
 from ..launch.over_cluster import launch, places
 from ..predict import activations
 from ..predict.estimate import simulated_ranks
-from ..probes import allocator_hook, saves, snapshot
+from ..probes import allocator, probe, snapshot
 from ..rank_record import RankRecord
 from ..records import RunRow
 from ..results import folders, provenance, rescue, selection, tables
@@ -150,7 +150,7 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
     """Returns the status, its reason and the records of all passes; sets the row's CPU load by others when timed."""
     records: list[RankRecord] = []
     if cell.config.device == "cpu":
-        allocator_hook.library()  # compiled once, before many ranks ask for it
+        allocator.hook_library()  # compiled once, before many ranks ask for it
     predicted = activations.depends_on(cell.config)
     ranks = ranks_of(cell.config)
     for mode in passes_of(cell.config, row.repeat):
@@ -165,7 +165,7 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
         if mode == "timed" and job.current_job() is None:  # ranks of a joined job are no processes of this one
             row.others_cores = others.cores()
         (aside / f"rendezvous-{mode}").unlink(missing_ok=True)
-        shutil.rmtree(aside / saves.FOLDER, ignore_errors=True)
+        shutil.rmtree(aside / probe.SAVES, ignore_errors=True)
         if outcome.status != "ok":
             shown = "".join(f"; the allocator then: {name}" for name in snapshot.written(aside)[:1])
             return outcome.status, f"{mode} pass: {outcome.reason}{shown}", []

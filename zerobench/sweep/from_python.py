@@ -29,7 +29,7 @@ from ..registry import GROUPS, installed
 from ..results.frames import frame_of, to_frame
 from ..results.tables import Results, load, merge
 from ..strategies import specs
-from ..strategies.registration import PACKAGES
+from ..strategies.table import PACKAGES
 from .command import run_cells
 
 

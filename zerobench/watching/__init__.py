@@ -7,18 +7,17 @@
             optimizer.zero_grad()
     watch.results.runs.peak_bytes
 
-watch.py is the object and its states, phases.py finds the phases of a step, held_tensors.py labels tensors that the
-loop already has, exchange.py collects the ranks' records, rows.py makes the tables, callbacks.py is for trainers.
+watch.py is the object and its states, with callbacks for trainers; phases.py finds the phases of a step,
+held_tensors.py labels tensors that the loop already has, exchange.py collects the ranks' records, rows.py makes the
+tables.
 
-With `verify=` a watch also makes a certificate of the training: observed.py observes a rank, parts.py names what it
-updates, job_seen.py joins the ranks; judging.py and comparing.py judge; certificate.py has the expected training and
-the result.
+With `verify=` a watch also makes a certificate of the training: observed.py observes a rank, job_seen.py joins the
+ranks; judging.py and comparing.py judge; certificate.py has the expected training and the result.
 """
 
-from .callbacks import lightning_callback, trainer_callback
 from .certificate import Certificate, CertificateError, ExpectedTraining
 from .exchange import WatchError
-from .watch import Watch
+from .watch import Watch, lightning_callback, trainer_callback
 
 __all__ = [
     "Certificate",

@@ -43,17 +43,13 @@ class Bounds:
     share: float
     rounding: float
 
-    @classmethod
-    def between(cls, job: JobSeen, reference: JobSeen) -> Bounds:
-        """Returns the bounds for two loops."""
-        dtype = min(job.precision, reference.precision, key=NARROW.index)
-        name, share, rounding = {
-            "float32": ("fp32", 1e-3, 1e-6),
-            "bfloat16": ("bf16", 0.45, 1e-2),
-            "float16": ("fp16", 0.45, 1e-2),
-        }[dtype]
-        return cls(dtype, *TOLERANCES[name], share, rounding)
 
+BOUNDS = {
+    "float32": Bounds("float32", *TOLERANCES["fp32"], 1e-3, 1e-6),
+    "bfloat16": Bounds("bfloat16", *TOLERANCES["bf16"], 0.45, 1e-2),
+    "float16": Bounds("float16", *TOLERANCES["fp16"], 0.45, 1e-2),
+}
+"""By the narrower dtype of the two loops."""
 
 EQUAL = "equal to the bit"
 AGREES = "gradients at the update and parameters after it agree, so that a later factor makes up for it"
@@ -71,7 +67,7 @@ def compare_with_reference(job: JobSeen, reference: JobSeen) -> Iterator[Certifi
         why = "the first update was skipped: the next one has another batch than the reference's"
         yield _row("updates", "not compared", "", why, UNKNOWN)
         return
-    bounds = Bounds.between(job, reference)
+    bounds = BOUNDS[min(job.precision, reference.precision, key=NARROW.index)]
     values = list(_values(job, reference, bounds, steps))
     # Clipping makes norms agree whatever they were before.
     unclipped = [n for n in range(steps) if relative(reference.norm(n, True), reference.norm(n)) <= bounds.norm]
@@ -139,7 +135,14 @@ def _norms(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees:
                     first = step
                     break
         elif row.verdict == DIFFERENT:
-            row.why += _factor(*pairs[first], len(job.ranks), first)
+            factor, ranks = pairs[first][0] / pairs[first][1], len(job.ranks)
+            if ranks > 1 and math.isclose(factor, ranks, rel_tol=1e-2):
+                row.why += f"; it is {ranks} times the reference's, as a sum over {ranks} ranks in place of the mean"
+            elif ranks > 1 and math.isclose(factor, 1 / ranks, rel_tol=1e-2):
+                row.why += f"; it is 1/{ranks} of the reference's, as after a second division by the ranks"
+            else:
+                row.why += f"; it is {factor:.4g} times the reference's from step {first} on: check the backward and"
+                row.why += " the reduction"
             clips = [side.norm(first, True) < side.norm(first) * (1 - bounds.norm) for side in (job, reference)]
             if at_update and not job.reduces_late and clips[0] != clips[1]:
                 row.why += f"; {'this loop' if clips[0] else 'the reference'} alone clips them"
@@ -168,25 +171,12 @@ def _series(
     ulps = [ulps_between(*torch.tensor([[own], [other]])) for own, other in pairs]
     finding += f"; off by at most {max(offs):.1e}, {-1 if -1 in ulps else max(ulps):,} fp32 ULP"
     factors = [own / other if other else math.nan for own, other in pairs]
-    if (
-        first is not None
-        and agrees
-        and all(math.isclose(factor, factors[0], rel_tol=bounds.norm) for factor in factors)
-    ):
+    is_one_factor = all(math.isclose(factor, factors[0], rel_tol=bounds.norm) for factor in factors)
+    if first is not None and agrees and is_one_factor:
         why = f"they are {factors[0]:.4g} times the reference's; {AGREES}"
         return _row(subject, finding, expected, why, UNKNOWN), first
     why = f"relative difference within {bound:.0e} for {bounds.dtype}"
     return _row(subject, finding, expected, why, verdict_of(first is None)), first
-
-
-def _factor(own: float, other: float, ranks: int, step: int) -> str:
-    """Returns the probable cause of a norm's deviation as text."""
-    factor = own / other
-    if ranks > 1 and math.isclose(factor, ranks, rel_tol=1e-2):
-        return f"; it is {ranks} times the reference's, as a sum over {ranks} ranks in place of the mean"
-    if ranks > 1 and math.isclose(factor, 1 / ranks, rel_tol=1e-2):
-        return f"; it is 1/{ranks} of the reference's, as after a second division by the ranks"
-    return f"; it is {factor:.4g} times the reference's from step {step} on: check the backward and the reduction"
 
 
 def _rates(job: JobSeen, reference: JobSeen, steps: int) -> Iterator[CertificateRow]:

@@ -208,8 +208,14 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
     if seen.lost and seen.changes and not seen.is_torchs:
         why = f"{seen.optimizer} changes it: has it gradients of its own?"
         return "no gradient in the optimizer", "", why, UNKNOWN, line
-    if seen.lost:
-        return *_lost(job, seen), line
+    if seen.lost:  # its gradient did not reach the optimizer: that of all parts, or of some
+        finding, wanted = "no gradient in the optimizer", "the gradient that backward left"
+        if seen.is_copy:
+            why = "backward makes one on the model's parameter, and the optimizer has another tensor of its shape"
+            return finding, wanted, why, DIFFERENT, line
+        why = f"backward left one before {seen.lost} of {job.steps} updates: is it dropped, or set to 0, before the"
+        reaches = any(square for step in range(job.steps) for square in job.squares(step, True).values())
+        return finding, wanted, f"{why} update?", UNUSUAL if reaches else DIFFERENT, line
     if max(seen.updates, default=0) > 1:
         why = "no backward came in between"
         return f"{max(seen.updates)} updates with the same gradient", ONCE, why, UNUSUAL, line
@@ -222,7 +228,20 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
             return "no gradient", "a gradient", why, UNUSUAL, ""
         return "no gradient", "", "the loop may not use it in these steps", UNKNOWN, ""
     if not seen.changes:
-        return *_unchanged(job, seen, [at_update for _, at_update in gradients]), line
+        squares, lr = [at_update for _, at_update in gradients], max(seen.rates, default=math.inf)
+        if len(job.skipped) == job.steps or any(s is not None and not math.isfinite(s) for s in squares):
+            return "no change", "", "updates are skipped, or gradients not finite, in these steps", UNKNOWN, line
+        if lr < LEAST_LR:
+            why = f"the learning rate is {lr:.2g} in these steps: less than float32 can add to most values"
+            return "no change", "", why if lr else "the learning rate is 0 in these steps", UNKNOWN, line
+        if not any(squares):
+            return "no change", "", "its gradient is 0 in these steps", UNKNOWN, line
+        if seen.reach < SURE:
+            is_wide = getattr(torch, seen.master).itemsize >= 4
+            why = f"its updates are about half a unit in the last place of its {seen.master} values, or less"
+            return "never changed", "" if is_wide else ONCE, why, UNKNOWN if is_wide else UNUSUAL, line
+        why = "it has a gradient, and a learning rate that is not 0"
+        return "never changed", ONCE, why, DIFFERENT if math.isfinite(seen.reach) else UNUSUAL, line
     if seen.not_finite:
         return "values that are not finite", "", "see the check of finite values", UNKNOWN, ""
     if job.updates_copies_alone and seen.is_copy:
@@ -234,34 +253,6 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
         why = "is it frozen later, or has it no gradient or learning rate in some steps?"
         return f"{seen.changes} of {number} updates change it", "", why, UNKNOWN, ""
     return ONCE, ONCE, "a step is one update", SAME, ""
-
-
-def _lost(job: JobSeen, seen: PartSeen) -> tuple[str, str, str, str]:
-    """Returns the finding for a part whose gradient did not reach the optimizer: of all parts, or of some."""
-    wanted = "the gradient that backward left"
-    if seen.is_copy:
-        why = "backward makes one on the model's parameter, and the optimizer has another tensor of its shape"
-        return "no gradient in the optimizer", wanted, why, DIFFERENT
-    why = f"backward left one before {seen.lost} of {job.steps} updates: is it dropped, or set to 0, before the update?"
-    reaches = any(square for step in range(job.steps) for square in job.squares(step, True).values())
-    return "no gradient in the optimizer", wanted, why, UNUSUAL if reaches else DIFFERENT
-
-
-def _unchanged(job: JobSeen, seen: PartSeen, gradients: list[float | None]) -> tuple[str, str, str, str]:
-    """Returns the finding for a part that got `gradients`, and has the values that it had before."""
-    if len(job.skipped) == job.steps or any(square is not None and not math.isfinite(square) for square in gradients):
-        return "no change", "", "updates are skipped, or gradients not finite, in these steps", UNKNOWN
-    if (lr := max(seen.rates, default=math.inf)) < LEAST_LR:
-        why = f"the learning rate is {lr:.2g} in these steps: less than float32 can add to most values"
-        return "no change", "", why if lr else "the learning rate is 0 in these steps", UNKNOWN
-    if not any(gradients):
-        return "no change", "", "its gradient is 0 in these steps", UNKNOWN
-    if seen.reach < SURE:
-        is_wide = getattr(torch, seen.master).itemsize >= 4
-        why = f"its updates are about half a unit in the last place of its {seen.master} values, or less"
-        return "never changed", "" if is_wide else ONCE, why, UNKNOWN if is_wide else UNUSUAL
-    why = "it has a gradient, and a learning rate that is not 0"
-    return "never changed", ONCE, why, DIFFERENT if math.isfinite(seen.reach) else UNUSUAL
 
 
 def _finite(job: JobSeen) -> Iterator[CertificateRow]:

@@ -173,15 +173,6 @@ def replaced(owner: Any, name: str, context: Callable[..., AbstractContextManage
     return undo
 
 
-def tensors_in(values: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """Yields the tensors in nested tuples, lists and mappings."""
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif depth and isinstance(values, dict | tuple | list):
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from tensors_in(value, depth - 1)
-
-
 def inside_compiled() -> bool:
     """Returns True inside a call that torch.compile has wrapped, such as an optimizer's step."""
     frame: FrameType | None = sys._getframe()

@@ -22,8 +22,7 @@ from ..cluster.serialize import rebuild
 from ..config.cell import CellConfig
 from ..config.identity import WATCHED
 from ..host.temporary import temporary_folder
-from ..probes.probe import PassRecords
-from ..probes.step_values import StepResult
+from ..probes.probe import PassRecords, StepResult
 from ..rank_record import RankRecord, steps_of
 from ..results import provenance
 from ..results.folders import claim_folder, write_run
@@ -33,7 +32,7 @@ from ..theory.shapes import ROOT, ParameterShape, Schedule
 from . import held_tensors
 from .certificate import Certificate
 from .exchange import WatchedWorld
-from .parts import numel_of
+from .held_tensors import numel_of
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")
@@ -115,7 +114,11 @@ def write(
     config = about.config(world, measured)
     machine = provenance.provenance(config) | {"commit": provenance.commit_of(Path.cwd()), "launched_by": "watch"}
     row = blank_row(config, machine, world.started)
-    row.status, row.reason = status_of(error)
+    if error is not None:
+        lines = str(error).strip().splitlines()
+        row.reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+        is_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        row.status = "oom" if is_memory else "interrupted" if isinstance(error, KeyboardInterrupt) else "crash"
     row.seconds = round(time.monotonic() - world.began, 3)
     losses = (about.losses + [float("nan")] * (about.warmup + measured))[: about.warmup + measured]
     results = [StepResult(loss, None, 1.0, False, None) for loss in losses]
@@ -137,14 +140,3 @@ def write(
         if certificate is not None and to is not None:
             certificate.write(path)
         return load(path), path if to is not None else None
-
-
-def status_of(error: BaseException | None) -> tuple[str, str]:
-    """Returns the run's status and reason, given the error that ended the loop, if any."""
-    if error is None:
-        return "ok", ""
-    lines = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return "oom", reason
-    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "crash"), reason

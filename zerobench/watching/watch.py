@@ -1,4 +1,4 @@
-"""A watch over a training loop, and its states.
+"""A watch over a training loop, and its states; and callbacks that mark steps in a trainer's loop.
 
     new        it knows the loop's model and optimizers, and observes nothing
     warming    `warmup` steps are observed without records, while optimizer states and buckets are created
@@ -28,7 +28,7 @@ from ..cluster.serialize import rebuild, to_plain
 from ..probes import AccountedPass
 from ..probes.in_transit import InTransit
 from ..probes.intervals import History
-from ..probes.labeling import has_storage
+from ..probes.labeling import has_storage, tensors_in
 from ..probes.snapshot import recorded, take
 from ..probes.snapshot import write as write_snapshot
 from ..records import CertificateRow
@@ -37,12 +37,11 @@ from . import held_tensors, rows
 from .certificate import FIRST, UNKNOWN, Certificate, ExpectedTraining
 from .comparing import compare_with_reference, effect_of_option
 from .exchange import WatchedWorld, WatchError
-from .held_tensors import HeldTensors
+from .held_tensors import HeldTensors, is_ours
 from .job_seen import JobSeen
 from .judging import judge
 from .observed import FirstUpdates, RankSeen, TrainingObserver
-from .parts import is_ours
-from .phases import Phases, inside_compiled, is_engine, on_step, tensors_in
+from .phases import Phases, inside_compiled, is_engine, on_step
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
 
@@ -51,6 +50,9 @@ OF_LOOP = ("model", "_outer", "_called", "_optimizers", "_watched", "_held", "_p
 
 _watching: list[Watch] = []
 """The watch that observes this process, if any."""
+
+DEPTH = 4
+"""Levels of nested arguments of a loop in which tensors are looked for."""
 
 ENDS = ("optimizer", "step")
 """Ends of a step: the optimizer's step, or the loop's call of `watch.step()`."""
@@ -96,7 +98,16 @@ class Watch:
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
         if is_ours(model):  # whose step is more than its optimizer's, whichever of the two the loop calls
             self._optimizers = [model if given is model.optimizer else given for given in self._optimizers]
-        _check(self._optimizers, ends, warmup, steps)
+        if ends not in (None, *ENDS):
+            raise ValueError(f'watch: ends={ends!r}; it is "optimizer" or "step"')
+        if ends == "optimizer" and not self._optimizers:
+            raise ValueError('watch: ends="optimizer" needs the optimizer; give it, or mark steps with watch.step()')
+        for given in self._optimizers:
+            if not callable(getattr(given, "step", None)):
+                raise ValueError(f"watch: optimizer is {type(given).__name__}, which has no step")
+        for argument, value, least in (("warmup", warmup, 0), ("steps", steps, 1)):
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"watch: {argument}={value!r}; it is a whole number from {least} on")
         if snapshot and to is None:
             raise ValueError("watch: snapshot=True writes a file into the run's folder; give to=, a results folder")
         self._ends = ends or ("optimizer" if self._optimizers else "step")
@@ -149,7 +160,7 @@ class Watch:
             self._watched = [*self._optimizers, *held_tensors.torch_optimizers(self._optimizers)]
             self._held = HeldTensors(self.probe.ledger, self._outer, self.model, self._optimizers)
             self._held.label_all()
-            self.probe.hear(self.model)
+            self.probe.listen_to(self.model)
             engines = list(filter(is_engine, dict.fromkeys((self._outer, *self._optimizers))))
             self._phases = self._observing.enter_context(Phases(self._called, engines, self))
             if self._verifying is not None:
@@ -221,7 +232,7 @@ class Watch:
             world.post_problem(problem)
         if problem and error is None:
             raise WatchError(problem)
-        plain = to_plain(self.probe.found(world.rank, Path())) if measured else {}
+        plain = to_plain(self.probe.records(world.rank, Path())) if measured else {}
         # after an error other ranks may wait for this one in a collective: their records will not come
         records, observed = [plain], []
         if error is None:
@@ -232,8 +243,9 @@ class Watch:
             if self._verifying is not None and self._observer is not None and observed:
                 about, values = self._about, self._observer.values
                 self.certificate = self._verifying.certify(observed, values, about.strategy, about.name)
-            made = rows.write(self._about, world, measured, records, error, self._to, self.certificate)
-            self.results, self.folder = made
+            self.results, self.folder = rows.write(
+                self._about, world, measured, records, error, self._to, self.certificate
+            )
         if self._snapshot is not None:
             folder = world.share_folder(self.folder) if error is None else self.folder
             write_snapshot(folder, world.rank, self._snapshot)
@@ -285,7 +297,7 @@ class Watch:
     def on_inputs(self, inputs: Any) -> None:
         """Called when the model is called."""
         self._seen_forward = self._has_forward = True
-        tensors = [tensor for tensor in tensors_in(inputs) if has_storage(tensor)]
+        tensors = [tensor for tensor in tensors_in(inputs, DEPTH) if has_storage(tensor)]
         self._about.read_batch(tensors)
         self.probe.inputs(*tensors)
 
@@ -305,7 +317,7 @@ class Watch:
         self._has_forward = False
         if isinstance(tensors, torch.Tensor):
             self.probe.before_backward(tensors)
-        for tensor in tensors_in(tensors):
+        for tensor in tensors_in(tensors, DEPTH):
             if type(tensor) is torch.Tensor and tensor.numel() == 1:
                 self._loss += float(tensor.detach())
             elif type(tensor) is torch.Tensor and self._observer is not None and not tensor.detach().isfinite().all():
@@ -318,19 +330,6 @@ class Watch:
             self._seen_forward = any(p.grad is not None for p in self.model.parameters())
         if self._observer is not None:
             self._observer.after_backward()
-
-
-def _check(optimizers: list[Any], ends: str | None, warmup: int, steps: int) -> None:
-    if ends not in (None, *ENDS):
-        raise ValueError(f'watch: ends={ends!r}; it is "optimizer" or "step"')
-    if ends == "optimizer" and not optimizers:
-        raise ValueError('watch: ends="optimizer" needs the optimizer; give it, or mark steps with watch.step()')
-    for optimizer in optimizers:
-        if not callable(getattr(optimizer, "step", None)):
-            raise ValueError(f"watch: optimizer is {type(optimizer).__name__}, which has no step")
-    for name, value, least in (("warmup", warmup, 0), ("steps", steps, 1)):
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"watch: {name}={value!r}; it is a whole number from {least} on")
 
 
 class Verifying:
@@ -367,3 +366,67 @@ class Verifying:
             checks.append(effect_of_option(job, self._unlike.job))
         checks.sort(key=lambda row: FIRST.index(row.verdict) if row.verdict in FIRST else len(FIRST))
         return Certificate(job, checks, values)
+
+
+class WatchOfTrainer:
+    """The common part of both callbacks: the watch, which the first step creates, and its end."""
+
+    watch: Watch | None = None
+
+    def on_train_end(self, *_args: Any, **_objects: Any) -> None:
+        """Makes the tables."""
+        if self.watch is not None:
+            self.watch.stop()
+
+    @property
+    def results(self) -> Any:
+        """The tables, on rank 0 once the training has ended."""
+        return self.watch.results if self.watch is not None else None
+
+
+def trainer_callback(**options: Any) -> Any:
+    """Returns a transformers.TrainerCallback that watches a Trainer's steps; `options` are Watch's.
+
+    A step lasts from one `on_step_begin` to the next `on_step_end`, with all of its micro-batches. The callback's
+    `results` exist when training has ended. A trainer does not notify callbacks of a failure:
+    `callback.watch.stop(error)` then makes the tables. Raises ImportError if transformers is not installed.
+    """
+    from transformers import TrainerCallback
+
+    class TrainerWatch(WatchOfTrainer, TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            if self.watch is None:
+                self.watch = Watch(objects["model"], objects.get("optimizer"), ends="step", **options).start()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            if self.watch is not None:
+                self.watch.step()
+
+    return TrainerWatch()
+
+
+def lightning_callback(**options: Any) -> Any:
+    """Returns a lightning.pytorch.Callback that watches a Trainer's steps; `options` are Watch's.
+
+    A step ends with `on_train_batch_end` of the last micro-batch of an accumulation. Raises ImportError if Lightning
+    is not installed.
+    """
+    from lightning.pytorch import Callback
+
+    class LightningWatch(WatchOfTrainer, Callback):
+        _updates = 0
+
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            if self.watch is None:
+                self.watch = Watch(trainer.model, trainer.optimizers, ends="step", **options).start()
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if self.watch is not None and trainer.global_step > self._updates:
+                self._updates = trainer.global_step
+                self.watch.step()
+
+        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+            if self.watch is not None:
+                self.watch.stop(exception)
+
+    return LightningWatch()
