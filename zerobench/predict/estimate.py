@@ -11,14 +11,11 @@ from ..config.combinations import activation_policy
 from ..config.schema import Gpt
 from ..strategies import predicts, shape_of, spec_of
 from ..theory.closed_forms import Formula, between_nodes_formula, explained_volume, floor_bytes, state_formulas
-from ..theory.groups import GroupShape
-from ..theory.replay.link_traffic import Links, predict_links
+from ..theory.groups import GroupShape, tensor_parallel_bytes
 from ..theory.replay.states import Prediction, explained, fullest_ranks, predict_states
-from ..theory.replay.traffic import predict_traffic
-from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
+from ..theory.replay.traffic import Links, predict_links, predict_traffic
+from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule, TierShape
 from ..theory.strategy import StrategyShape
-from ..theory.tensor_parallel import TensorParallelShape
-from ..theory.tiers import TierShape
 from . import activations as own_activations
 from .build import ModelFacts, facts_if_any, facts_of, schedule_options
 
@@ -181,7 +178,6 @@ def tensor_axis_bytes(config: CellConfig) -> dict[str, int]:
     ranks, model, policy = config.tensor_parallel, config.model, activation_policy(config)
     if ranks == 1 or not isinstance(model, Gpt):
         return {}
-    numel, size = config.micro_batch * config.sequence * model.hidden, config.precision.dtype.itemsize
-    partitions = policy.partition and numel * size >= policy.least_bytes
-    shape = TensorParallelShape(ranks, model.layers, numel, size, config.recomputes, partitions)
-    return shape.predict(config.accumulation)
+    size = config.micro_batch * config.sequence * model.hidden * config.precision.dtype.itemsize
+    partitions = policy.partition and size >= policy.least_bytes
+    return tensor_parallel_bytes(ranks, model.layers, size, config.recomputes, partitions, config.accumulation)

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..records.palette import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from ..theory import strategies as theory
+from ..theory import strategy as theory
 from . import options
 from .registration import register_strategy
 from .spec import Composition, Look, fullest_rank

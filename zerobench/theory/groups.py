@@ -15,6 +15,15 @@ With shards in groups of k, and R = N/k replicas: (k-1)/k · S inside a group fo
 2(R-1)/R · S/k between replicas, volume 2E/k. comm/quantize.py defines a payload: a byte or half a byte an
 element, 4 bytes a block, 8 bytes, and padding to 64.
 
+Ranks that share a model send activations: A = b·s·h elements of a block, micro-batch, sequence, width. On n ranks, per
+block and micro-batch::
+
+    all-reduces of A    2 forward, 2 backward, 1 in recomputation           2(n-1)/n · A each, volume 2A
+    all-gathers of A    1 of its input in parts (P_a)                       (n-1)/n · A, volume A
+
+ZeRO, section 8, counts 2 all-reduces in the recomputation of a block: its volume is 12A, and P_a adds 1/12. The second
+makes the next block's input, which is kept, so recomputation ends before it: the volume is 10A, and P_a adds 1/10.
+
 Rank r owns slice (r mod L) · Z + r div L of every partitioned buffer if collectives take hops through nodes, slice
 r mod k if k ranks share a shard, else slice r (comm/hierarchical.py).
 """
@@ -190,3 +199,14 @@ def slice_of(rank: int, groups: GroupShape) -> int:
         return rank % groups.shard_group
     node_size, nodes = groups.nodes
     return rank % node_size * nodes + rank // node_size
+
+
+def tensor_parallel_bytes(
+    ranks: int, blocks: int, activation_bytes: int, recomputes: bool, partitions: bool, micro_batches: int
+) -> dict[str, int]:
+    """Returns collective -> bytes that a rank sends in a step to the ranks that share its model. `activation_bytes`: of
+    A; `recomputes`: each block in backward; `partitions`: from a partitioned input (P_a).
+    """
+    counts = {"all_reduce": 2 * (4 + recomputes), "all_gather": int(partitions)}
+    each = activation_bytes * micro_batches * blocks
+    return {name: each * count * (ranks - 1) // ranks for name, count in counts.items()}
