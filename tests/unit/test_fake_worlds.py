@@ -288,7 +288,7 @@ def _rows_of(words: list[str]) -> list[Any]:
     question = ask(words, defaults={"strategy": ",".join(STRATEGIES), "world_size": "4", "data": "synthetic"})
     found = [execute(one.config, target=question.target) for one in question.cells if not one.problems]
     assert [one.problem for one in found] == [""] * len(found)
-    records = [one.known for one in found]
+    records = [one.result for one in found]
     bytes_of = [(one.memory, one.allocated_bytes, one.reserved_bytes, one.host_bytes, one.file_bytes) for one in found]
     # without the number of allocations: the first cell of a process allocates a scalar more
     rows = []

@@ -23,7 +23,7 @@ from zerobench.config.schema_training import Fp16, Muon
 from zerobench.fake_execution import execute
 from zerobench.predict.build import build_model, facts_of
 from zerobench.predict.estimate import tensor_axis_bytes
-from zerobench.predict.quantized_share import coded_share, units_of
+from zerobench.predict.unexplained import coded_share, units_of
 from zerobench.probes.traffic import TrafficMeter
 from zerobench.records import TENSOR_AXIS, TrafficRow
 from zerobench.sweep.parity import training_key
@@ -215,6 +215,6 @@ def test_a_fake_world_has_both_axes() -> None:
     config = in_parts("zero2", 16, 4, activation=PartitionActivations(least_bytes=1024)).config
     found = execute(config)
     assert not found.problem
-    rows = [row for row in found.known.traffic if row.axis == TENSOR_AXIS]
+    rows = [row for row in found.result.traffic if row.axis == TENSOR_AXIS]
     moved = {kind: sum(row.wire_bytes for row in rows if row.kind == kind) for kind in ("all_reduce", "all_gather")}
     assert moved == tensor_axis_bytes(config)

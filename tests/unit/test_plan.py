@@ -23,8 +23,7 @@ from zerobench.commands.simulated import SimulatedCell, Step, Work, whole_of
 from zerobench.config.compose import compose_cells
 from zerobench.config.schema_training import Bf16, Fp32
 from zerobench.fake_execution import CUDA, Execution, execute
-from zerobench.timing.interval import StepInterval
-from zerobench.timing.prediction import Reduced
+from zerobench.timing.prediction import Reduced, StepInterval
 
 MIB = 2**20
 

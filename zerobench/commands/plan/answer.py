@@ -199,7 +199,7 @@ def _fastest_sentence(plan: search.Plan) -> str:
         least = "" if second.fit.whole else "at least "
         message += f"; {second.candidate.name} is {least}{step.rate() / other.rate() - 1:.1%} behind, because it {why}"
         message += "" if step.is_ahead(other) else "; that is within the interval: a tie"
-    return " ".join(filter(None, (f"{message}.", *plan.turns, f"The interval: {step.interval.words}.")))
+    return " ".join(filter(None, (f"{message}.", *plan.turns, f"The interval: {step.interval.basis}.")))
 
 
 HELPS = {
