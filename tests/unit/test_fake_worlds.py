@@ -27,9 +27,8 @@ from zerobench.config.compose import compose_cells
 from zerobench.config.schema import Model
 from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.fake import world_of_tensors
-from zerobench.fake.host_values import HostValues
 from zerobench.fake.observers import Growth, IntervalMark, listening
-from zerobench.fake.shortcuts import MISSED, VIEWS, Shortcuts, modes_called_directly
+from zerobench.fake.operators import MISSED, VIEWS, HostValues, Shortcuts, modes_called_directly
 from zerobench.fake_execution import Target, execute
 from zerobench.predict.build import build_model
 from zerobench.predict.estimate import simulated_ranks

@@ -81,26 +81,15 @@ class NoFolder:
         self.path = Path(parent)
 
 
-def _bytes_of(tensor: torch.Tensor) -> range:
-    """Represents a tensor's memory: it has a length, and can be sliced."""
-    return range(tensor.numel() * tensor.element_size())
-
-
-ROWS: list[tuple[Any, str, Any]] = [
-    (file_store, "Channel", NoFile),
-    (file_store, "Carriers", CarriersAtOnce),
-    (file_store, "memory_of", _bytes_of),
-    (paged_tensor, "Scratch", NoFolder),
-]
-"""(module, name, replacement)."""
-
-
 @contextmanager
 def no_files() -> Iterator[None]:
-    """Counts the bytes of files without creating any."""
-    with ExitStack() as stack:
-        for module, name, other in ROWS:
-            stack.enter_context(mock.patch.object(module, name, other))
+    """Counts the bytes of files without creating any. A range has a length and can be sliced, as a tensor's memory."""
+    with (
+        mock.patch.object(file_store, "Channel", NoFile),
+        mock.patch.object(file_store, "Carriers", CarriersAtOnce),
+        mock.patch.object(file_store, "memory_of", lambda tensor: range(tensor.numel() * tensor.element_size())),
+        mock.patch.object(paged_tensor, "Scratch", NoFolder),
+    ):
         yield
 
 
@@ -148,11 +137,11 @@ def as_with_values() -> Iterator[None]:
     if not hasattr(module, FUNCTION):  # no such model, or transformers of another release
         yield
         return
-    ask = getattr(module, FUNCTION)
+    find = getattr(module, FUNCTION)
 
     def none_packed(positions: Any) -> None:
         if not positions.is_meta:
-            (ask(positions)[:, -1] == 0).all()  # what it computes takes memory, for a moment
+            (find(positions)[:, -1] == 0).all()  # what it computes takes memory, for a moment
 
     with mock.patch.object(module, FUNCTION, none_packed):
         yield

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from ..fake.host_values import HostValues
 from ..fake.observers import Growth, IntervalMark, copied_by_backend, shapes_asked, take_observers
-from ..fake.shortcuts import MISSED, represented_device
+from ..fake.operators import MISSED, HostValues, represented_device
 from .intervals import StorageRecord
 from .ledger import Ledger
 from .traffic import COPIES

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ..fake.graphs import GraphMode, dispatch_buffers
+from ..fake.compiler import GraphMode, dispatch_buffers
 from ..records import STATES
 from ..zero import labels
 from .collective_operators import NAMESPACES

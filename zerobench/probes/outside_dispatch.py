@@ -20,7 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..fake.graphs import GraphMode
+from ..fake.compiler import GraphMode
 from ..zero import labels
 from .collective_operators import RULES
 

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ..fake.graphs import GraphMode
+from ..fake.compiler import GraphMode
 from ..records import COLLECTIVES, DATA_AXIS, TENSOR_AXIS
 from ..zero import labels
 from .collective_operators import NAMESPACES, RULES, SILENT, OperatorRule, tensors_in
