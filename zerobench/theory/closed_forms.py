@@ -146,18 +146,17 @@ def state_formulas(
 ) -> dict[str, Formula]:  # fmt: skip
     """Category -> closed form of its bytes on a rank's device; "states" is the sum. Without terms in flight."""
     states = states_of(strategy, shapes, groups, optimizer, precision, tiers)
-    text = _Text(shapes, groups, tiers)
     formulas = {}
     for category in dict.fromkeys(state.category for state in states):
         of_category = [state for state in states if state.category == category]
         here = sum(state.size * state.stays / (state.ranks or 1) for state in of_category)
-        formulas[category] = text.formula(of_category, math.floor(here))
+        formulas[category] = _formula(of_category, math.floor(here), shapes, groups, tiers)
     joined: dict[tuple[str, float], State] = {}  # with one letter and one part left on the device: K is all of O
     for state in states:
         key = state.letter, state.stays
         size = state.size + (joined[key].size if key in joined else 0)
         joined[key] = replace(joined.get(key, state), size=size, category="states")
-    whole = text.formula([*joined.values()], _sum(states))
+    whole = _formula([*joined.values()], _sum(states), shapes, groups, tiers)
     return formulas | {"communication": Formula("0", 0, {}), "states": whole}
 
 
@@ -179,49 +178,40 @@ def _sum(states: Sequence[State]) -> int:
     return max(0, sum(-(-size // ranks[letter]) for letter, size in whole.items()) - int(elsewhere))
 
 
-class _Text:
-    """Writes states in multiples of ψ if all parameters have one dtype, else as P, G and O."""
-
-    def __init__(self, shapes: Sequence[ParameterShape], groups: GroupShape, tiers: TierShape) -> None:
-        self.psi = sum(s.numel for s in shapes if s.trainable)
-        self.phi = sum(s.numel for s in shapes if not s.trainable)
-        self.is_uniform = self.psi > 0 and len({s.element_bytes for s in shapes if s.numel}) == 1
-        self.ranks, self.shard_ranks = ("k" if groups.shard_group else "N"), groups.shard_ranks
-        self.fraction = tiers.fraction
-
-    def formula(self, states: Sequence[State], value: int) -> Formula:
-        """The states' sum as an equation, with the numbers in it."""
-        sums: dict[str, list[str]] = {}
-        numbers: dict[str, float] = {}
-        for state in states:
-            if state.size and state.stays:
-                for token, symbol in self._products(state, numbers):
-                    sums.setdefault(symbol + f"/{self.ranks}" * (state.ranks is not None), []).append(token)
-                numbers |= {self.ranks: self.shard_ranks} if state.ranks else {}
-        terms = []
-        for symbol, tokens in sums.items():
-            is_sum = len(tokens) > 1 and symbol
-            terms += [f"({' + '.join(tokens)}){symbol}"] if is_sum else [token + symbol for token in tokens]
-        return Formula(" + ".join(terms) or "0", value, numbers)
-
-    def _products(self, state: State, numbers: dict[str, float]) -> list[tuple[str, str]]:
-        """Returns (coefficient, symbol) pairs of a state; adds the values of their symbols to `numbers`."""
-        left = "(1 − f)·" if state.stays < 1 else ""
-        numbers |= {"f": self.fraction} if left else {}
-        trained, products = state.size - state.frozen, []
-        if not self.is_uniform:
+def _formula(
+    states: Sequence[State], value: int, shapes: Sequence[ParameterShape], groups: GroupShape, tiers: TierShape
+) -> Formula:
+    """The states' sum in multiples of ψ and φ if all parameters have one dtype, else of P, G and O."""
+    psi, phi = (sum(shape.numel for shape in shapes if shape.trainable is trains) for trains in (True, False))
+    is_uniform = psi > 0 and len({shape.element_bytes for shape in shapes if shape.numel}) == 1
+    ranks = "k" if groups.shard_group else "N"
+    sums: dict[str, list[str]] = {}  # symbol, divided by the ranks -> coefficients
+    numbers: dict[str, float] = {}
+    for state in states:
+        if not state.size or not state.stays:
+            continue
+        left, products = "(1 − f)·" if state.stays < 1 else "", []
+        if left:
+            numbers["f"] = tiers.fraction
+        if not is_uniform:
             numbers[state.letter] = state.size
-            return [(left + state.letter, "")]
-        if trained:
-            each = trained / self.psi
-            if short := state.category == "states" and state.letter == "O":
-                numbers["K"] = each
-            numbers["ψ"] = self.psi
-            products.append((left + ("K" if short else f"{each:g}"), "ψ"))
-        if state.frozen:
-            numbers["φ"] = self.phi
-            products.append((f"{left}{state.frozen / self.phi:g}", "φ"))
-        return products
+            products.append((state.letter, ""))
+        if is_uniform and (trained := state.size - state.frozen):
+            is_k = state.category == "states" and state.letter == "O"
+            numbers |= ({"K": trained / psi} if is_k else {}) | {"ψ": psi}
+            products.append(("K" if is_k else f"{trained / psi:g}", "ψ"))
+        if is_uniform and state.frozen:
+            numbers["φ"] = phi
+            products.append((f"{state.frozen / phi:g}", "φ"))
+        for coefficient, symbol in products:
+            sums.setdefault(symbol + f"/{ranks}" * (state.ranks is not None), []).append(left + coefficient)
+        if state.ranks:
+            numbers[ranks] = groups.shard_ranks
+    terms = []
+    for symbol, coefficients in sums.items():
+        is_sum = len(coefficients) > 1 and symbol
+        terms += [f"({' + '.join(coefficients)}){symbol}"] if is_sum else [text + symbol for text in coefficients]
+    return Formula(" + ".join(terms) or "0", value, numbers)
 
 
 # -- volume ----------------------------------------------------------------------------------------

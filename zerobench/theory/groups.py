@@ -106,8 +106,9 @@ class GroupShape:
         """Traffic of an all-gather that is never quantized, in one hop or two; a reduce-scatter sends the same."""
         inside, outside = (self.shard_ranks, 1) if self.shard_group else self.nodes
         moved = Moved(numel, (inside - 1) / inside * numel * size) if inside > 1 else Moved()
-        return moved + (Moved(numel // inside, 0, (outside - 1) / outside * numel // inside * size)
-                        if outside > 1 else Moved())  # fmt: skip
+        if outside > 1:
+            moved += Moved(numel // inside, 0, (outside - 1) / outside * numel // inside * size)
+        return moved
 
     def owned_gather(self, own: int, size: int) -> Moved:
         """Traffic of the rank that owns `own` elements of a unit of matrices and sends them to every other rank."""
@@ -126,9 +127,8 @@ class GroupShape:
         """Traffic of a reduce-scatter of gradients, or of the all-to-alls that replace it."""
         if self.quantizes(self.gradient_block, size):
             first, second = self._hop_payloads(numel)
-            inside, outside = self.nodes
-            moved = Moved(first, (inside - 1) / inside * first) if inside > 1 else Moved()
-            return moved + (Moved(second, 0, (outside - 1) / outside * second) if outside > 1 else Moved())
+            inside, outside = self.nodes  # a hop of one has no payload
+            return Moved(first + second, (inside - 1) / inside * first, (outside - 1) / outside * second)
         if self.shard_ranks == self.world_size:
             return self.exact_gather(numel, size)
         replicas, own = self.world_size // self.shard_ranks, numel // self.shard_ranks
