@@ -243,7 +243,7 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     def tell(plan: Plan, row: PlanRow | None) -> None:
         told.extend([row.problem] if row else ["first"] * (not plan.ran))
 
-    layers = Plan("largest_model", capacity, run, tell=tell)
+    layers = Plan("largest_model", capacity, run, report=tell)
     layers.search({candidate: start}, lambda _: search.LAYERS)
     found = layers.rows[candidate]
     assert _layers(found.fit) + 1 == _layers(found.beyond)
