@@ -34,8 +34,7 @@ from zerobench.results.tables import load
 from zerobench.timing import hardware
 from zerobench.timing.costs import MOST_BLOCKS
 from zerobench.timing.hardware import US
-from zerobench.timing.interval import StepInterval, interval_of
-from zerobench.timing.prediction import PHASES, StepSchedule, reduced, schedule_of, step_time
+from zerobench.timing.prediction import PHASES, StepInterval, StepSchedule, interval_of, reduced, schedule_of, step_time
 
 from .gpu_runs import timed
 from .predicted_runs import write_validated

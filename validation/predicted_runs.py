@@ -38,8 +38,7 @@ from zerobench.results.grid import Grid
 from zerobench.sections import known
 from zerobench.sizes import show_count
 from zerobench.timing.hardware import Scales
-from zerobench.timing.interval import NOT_VALIDATED, interval, kind_of
-from zerobench.timing.prediction import Reduced, StepTime, reduced, step_time
+from zerobench.timing.prediction import NOT_VALIDATED, Reduced, StepTime, interval, kind_of, reduced, step_time
 
 from .published_runs.cells import plan_of
 from .published_runs.hardware import RunHardware, hardware_of
@@ -232,7 +231,7 @@ def _predicted(run: PublishedRun, plan: PlannedRun | str, schedules: Schedules) 
     rate = plan.tokens / step.step_s
     costs = plan.hardware.costs
     range_ = interval(costs, kind_of(costs.device, plan.hardware.spans_nodes), unknown)
-    reason = range_.words if range_.words.startswith(NOT_VALIDATED) else ""
+    reason = range_.basis if range_.basis.startswith(NOT_VALIDATED) else ""
     return PredictionRow(
         run.id, rate, rate / range_.high, rate / range_.low, reason, step.step_s, step.exposed_s, step.host_s,
         step.binds, plan.assumed,

@@ -74,7 +74,7 @@ class Schedules:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         aside = self._path(key).with_suffix(".partial")
-        events = [event for event in found.known.events if event.kind in KINDS]
+        events = [event for event in found.result.events if event.kind in KINDS]
         frame = pd.DataFrame({name: [getattr(event, name) for event in events] for name in COLUMNS})
         frame.to_parquet(aside, index=False)
         aside.replace(self._path(key))

@@ -233,7 +233,7 @@ class StatesRow:
 
 def row_of(place: TableCell, found: Execution) -> CellRow:
     """Returns the row of an execution that went well."""
-    config, record = found.config, found.known
+    config, record = found.config, found.result
     strategy, groups, trained = shape_of(config.strategy.values()), config.groups, training_shapes(config)
     schedule = record.schedule
     psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
@@ -258,7 +258,7 @@ def row_of(place: TableCell, found: Execution) -> CellRow:
 def states_of(place: TableCell, found: Execution) -> list[StatesRow]:
     """Returns the parts of the states, by line of code, the largest first."""
     where = (place.size, place.ranks, place.strategy, place.variant)
-    lines = [line for line in found.known.lines if line.at == "states"]
+    lines = [line for line in found.result.lines if line.at == "states"]
     return [StatesRow(*where, one.category, one.source, one.name, one.storages, one.bytes) for one in lines]
 
 

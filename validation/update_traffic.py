@@ -58,7 +58,7 @@ def run(chosen: argparse.Namespace) -> int:
         with counted() as updates:
             words = [f"strategy={strategy}", f"model={model}", *COMMON, *["clip=1.0"] * (clip == "yes"), *options]
             cell = compose_cells(words, target="cuda")[0]
-            shapes = execute(cell.config, target=CUDA, operators=True).known.schedule.shapes
+            shapes = execute(cell.config, target=CUDA, operators=True).result.schedule.shapes
         psi, last = sum(shape.numel for shape in shapes), updates[-1]
         older, newer = (sum(one.kernels[version] for one in last.operators) for version in (OLDER, NEWER))
         touched, moved = (round(size / psi, 1) for size in (last.touched, last.moved))

@@ -24,7 +24,7 @@ class RankRecord(PassRecords):
     buffer_bytes: int = 0
     """Bytes of the module's buffers."""
     own_activation_bytes: int | None = None
-    """Activations of the model without an engine (predict/activations.py), if they can be predicted."""
+    """Activations of the model without an engine (predict/estimate.py), if they can be predicted."""
     gradient_holders: int = 1
     """Number of ranks that have the same part of the gradients, and add the same amount to their norm."""
 

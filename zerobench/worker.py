@@ -25,8 +25,8 @@ from .fake import RealWorld, world_of_tensors
 from .host.environment import FAKE, SIMULATED, Rendezvous, make_deterministic, rank_environment, seed_everything
 from .models import loss_of
 from .models.linears import TensorAxis
-from .predict import activations as predicted_activations
 from .predict.build import build_as_run, connect_axis, initial_options, place_model, schedule_options, shapes_of
+from .predict.estimate import predict_activations
 from .probes import Probe, make_pass
 from .probes.intervals import ASIDE
 from .probes.labeling import tensors_in
@@ -123,7 +123,7 @@ def run_rank(job: RankJob, report: Report) -> RankRecord:
     records = probe.records(job.rank, Path(job.folder))
     own_activation_bytes = job.own_activation_bytes
     if own_activation_bytes is None and job.mode == "accounted" and job.rank == 0:
-        own_activation_bytes = predicted_activations.of(config, batches, build_as_run)
+        own_activation_bytes = predict_activations(config, batches, build_as_run)
     return RankRecord(
         **vars(records),
         rank=job.rank,

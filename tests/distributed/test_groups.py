@@ -18,7 +18,7 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16
 from zerobench.predict.estimate import training_shapes
-from zerobench.predict.quantized_share import coded_share, units_of
+from zerobench.predict.unexplained import coded_share, units_of
 from zerobench.strategies import shape_of as strategy_shape
 from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import predict_states

@@ -19,7 +19,7 @@ from tests.ranks import wait_until
 from zerobench import cli
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch, Measure
-from zerobench.predict import fit
+from zerobench.predict import estimate
 from zerobench.records import RunRow
 from zerobench.results.tables import run_folders
 from zerobench.sweep.cell import _blank_row
@@ -166,7 +166,7 @@ def test_a_dry_run_tells_what_would_be_done_and_writes_nothing(tmp_path: Path, m
 def test_what_does_not_fit_is_refused_unless_it_is_to_run_anyway(tmp_path: Path, monkeypatch, capsys) -> None:
     """The model of these cells is built without memory: it is larger than that of this machine."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fit, "machine_bytes", lambda: 23 * 2**30)
+    monkeypatch.setattr(estimate, "machine_bytes", lambda: 23 * 2**30)
     words = ["model=gpt_7b", "world_size=2", "strategy=ddp", "device=cpu"]
     why = "model=gpt_7b: its states need 101.40 GiB per rank, 202.80 GiB for 2 ranks, and this machine has 23.00 GiB"
     anyway = "launch.check_memory=false"

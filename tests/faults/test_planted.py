@@ -22,14 +22,13 @@ import torch
 import torch.distributed as dist
 
 from tests.cells import cell
-from zerobench import strategies
+from zerobench import strategies, worker
 from zerobench.config import schema_memory
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema_training import Bf16, Precision
 from zerobench.judging.judge import Limit, judge_cell, recorded
 from zerobench.launch.start_ranks import launch
 from zerobench.models.gpt import Block
-from zerobench.predict import activations
 from zerobench.probes.accounted_pass import AccountedPass
 from zerobench.probes.allocator import PhasePeaks
 from zerobench.probes.ledger import Ledger
@@ -68,7 +67,7 @@ class Fault:
 def run_planted(jobs: list[tuple[str | None, RankJob]], tell: Any) -> list[Any]:
     """The records of a simulated rank for each job, with the fault of that name planted, or without one."""
     by_name = {fault.name: fault for fault in FAULTS}
-    records, foretold = [], activations.of
+    records, foretold = [], worker.predict_activations
     known: dict[str, int | None] = {}
 
     def once(config: CellConfig, *rest: Any) -> int | None:
@@ -79,7 +78,7 @@ def run_planted(jobs: list[tuple[str | None, RankJob]], tell: Any) -> list[Any]:
         return known[key]
 
     for name, job in jobs:
-        with by_name[name].plant() if name else ExitStack(), patch.object(activations, "of", once):
+        with by_name[name].plant() if name else ExitStack(), patch.object(worker, "predict_activations", once):
             records.append(run_rank(job, lambda _: None))
         gc.collect()  # what one run leaves is not to be freed in the next
     return records

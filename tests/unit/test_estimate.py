@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.cells import cell
-from zerobench.commands.estimate import as_csv, as_table, estimate, verdict
+from zerobench.commands.estimate import as_csv, as_table, draw, estimate, verdict
 from zerobench.commands.simulated import DEFAULTS, LargeTensor, SimulatedCell, ask
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import RefusedError
 from zerobench.config.flat import name_strategies
 from zerobench.config.schema_memory import FusedBuffers
 from zerobench.config.schema_training import Bf16, Sgd
-from zerobench.fake_execution.parts import PARTS
+from zerobench.fake_execution.execute import PARTS
 from zerobench.launch.start_ranks import launch
 from zerobench.models.huggingface import read_config
 from zerobench.worker import RankJob, run_rank
@@ -164,8 +164,6 @@ def test_tables_and_csv_say_what_fits_and_what_failed(tmp_path: Path) -> None:
     first, second = csv.DictReader(as_csv(rows, None).splitlines())
     assert [int(first[f"{key}_bytes"]) for key in ("peak", "loss", "largest")] == [2**32, 3 * 2**30, 2**30]
     assert (second["peak_bytes"], second["problem"]) == ("", "strategy=deepspeed_zero3: needs deepspeed")
-    from zerobench.commands.estimate_figure import draw
-
     draw(rows[:1], tmp_path / "bars.svg", "a title", 2**31)
     drawn = (tmp_path / "bars.svg").read_text()
     assert "stroke-dasharray" in drawn

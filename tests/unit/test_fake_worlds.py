@@ -27,9 +27,8 @@ from zerobench.config.compose import compose_cells
 from zerobench.config.schema import Model
 from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.fake import world_of_tensors
-from zerobench.fake.host_values import HostValues
 from zerobench.fake.observers import Growth, IntervalMark, listening
-from zerobench.fake.shortcuts import MISSED, VIEWS, Shortcuts, modes_called_directly
+from zerobench.fake.operators import MISSED, VIEWS, HostValues, Shortcuts, modes_called_directly
 from zerobench.fake_execution import Target, execute
 from zerobench.predict.build import build_model
 from zerobench.predict.estimate import simulated_ranks
@@ -287,7 +286,7 @@ def _rows_of(words: list[str]) -> list[Any]:
     question = ask(words, defaults={"strategy": ",".join(STRATEGIES), "world_size": "4", "data": "synthetic"})
     found = [execute(one.config, target=question.target) for one in question.cells if not one.problems]
     assert [one.problem for one in found] == [""] * len(found)
-    records = [one.known for one in found]
+    records = [one.result for one in found]
     bytes_of = [(one.memory, one.allocated_bytes, one.reserved_bytes, one.host_bytes, one.file_bytes) for one in found]
     # without the number of allocations: the first cell of a process allocates a scalar more
     rows = []

@@ -12,10 +12,9 @@ from zerobench.config import schema_memory, world
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema import Launch
 from zerobench.host import environment
-from zerobench.predict import fit
+from zerobench.predict import estimate as needs
 from zerobench.predict.build import facts_of
-from zerobench.predict.estimate import closed_form, estimate
-from zerobench.predict.fit import Fit, fit_of, refuse_unfit
+from zerobench.predict.estimate import Fit, closed_form, estimate, fit_of, refuse_unfit
 from zerobench.sizes import show_bytes
 
 MACHINE, GPU = 2**34, 2**32
@@ -23,8 +22,8 @@ MACHINE, GPU = 2**34, 2**32
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "machine_bytes", lambda: MACHINE)
-    monkeypatch.setattr(fit, "gpu_bytes", lambda: GPU)
+    monkeypatch.setattr(needs, "machine_bytes", lambda: MACHINE)
+    monkeypatch.setattr(needs, "gpu_bytes", lambda: GPU)
 
 
 def config_of(name: str, ranks: int, **more: Any) -> CellConfig:
@@ -56,7 +55,7 @@ def test_without_a_gpu_the_tiers_are_one_memory_and_a_gpu_has_its_own() -> None:
 
 
 def test_the_host_of_gpus_may_be_what_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "machine_bytes", lambda: 1000)
+    monkeypatch.setattr(needs, "machine_bytes", lambda: 1000)
     found = fit_of(config_of("zero3", 2, offload=schema_memory.SCHEMAS["offload"]["cpu"](), device="cuda"))
     assert (found.owner, found.memory_bytes, found.ranks) == ("this machine", 1000, 2)
 
@@ -76,9 +75,9 @@ def test_a_peer_is_known_by_the_papers_formula_and_what_no_theory_knows_is_not_j
 def test_a_cell_that_does_not_fit_has_a_problem_unless_it_is_to_run_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     fits = cell("ddp", 2)
     states = estimate(fits.config).states_bytes
-    monkeypatch.setattr(fit, "machine_bytes", lambda: 2 * states)
+    monkeypatch.setattr(needs, "machine_bytes", lambda: 2 * states)
     assert refuse_unfit(fits) == fits
-    monkeypatch.setattr(fit, "machine_bytes", lambda: 2 * states - 1)
+    monkeypatch.setattr(needs, "machine_bytes", lambda: 2 * states - 1)
     assert refuse_unfit(fits).problems == (
         f"model=tiny: its states need {show_bytes(states)} per rank, {show_bytes(2 * states)} for 2 ranks, and this"
         f" machine has {show_bytes(2 * states - 1)}; launch.check_memory=false runs it all the same",

@@ -35,10 +35,8 @@ from zerobench.theory.closed_forms import (
 from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import explained, predict_states
 from zerobench.theory.replay.traffic import predict_control, predict_traffic
-from zerobench.theory.shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule
-from zerobench.theory.strategies import DDP, MEGATRON, ZERO1, ZERO2, ZERO3
-from zerobench.theory.strategy import StrategyShape, StrategyTheory
-from zerobench.theory.tiers import TierShape
+from zerobench.theory.shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule, TierShape
+from zerobench.theory.strategy import DDP, MEGATRON, ZERO1, ZERO2, ZERO3, StrategyShape, StrategyTheory
 
 ADAM, HALF = OptimizerShape(2, 1), PrecisionShape(2, 2, 4 * 2**20)
 WIDE, AT_ONCE = PrecisionShape(4, 4), PrecisionShape(2, 2, None)

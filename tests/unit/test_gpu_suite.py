@@ -19,7 +19,7 @@ from zerobench.config import world
 from zerobench.config.schema import Measure
 from zerobench.config.schema_memory import CheckpointOffloadActivations, OffloadActivations
 from zerobench.config.schema_training import Bf16, Fp32
-from zerobench.predict.activations import moved_bytes
+from zerobench.predict.estimate import moved_bytes
 from zerobench.results import provenance
 from zerobench.sweep.cell import run_cell
 from zerobench.timing import hardware

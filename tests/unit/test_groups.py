@@ -22,13 +22,12 @@ from zerobench.config.schema_training import Fp16
 from zerobench.fake_execution import execute
 from zerobench.predict.build import build_model, facts_of
 from zerobench.predict.estimate import tensor_axis_bytes
-from zerobench.predict.quantized_share import coded_share, units_of
+from zerobench.predict.unexplained import coded_share, units_of
 from zerobench.probes.traffic import TrafficMeter
 from zerobench.records import TENSOR_AXIS, TrafficRow
 from zerobench.sweep.parity import training_key
-from zerobench.theory.groups import GroupShape, payload_bytes
+from zerobench.theory.groups import GroupShape, payload_bytes, tensor_parallel_bytes
 from zerobench.theory.shapes import ParameterShape
-from zerobench.theory.tensor_parallel import TensorParallelShape
 from zerobench.zero import Zeropp
 from zerobench.zero.comm.quantize import Codec
 
@@ -187,9 +186,9 @@ def test_ranks_of_a_model_have_its_matrices_together() -> None:
 
 
 def test_closed_form() -> None:
-    plain = TensorParallelShape(4, 3, 1000, 2)
-    assert plain.predict(2) == {"all_reduce": 2 * 3 * 4 * 2 * 3 * 1000 * 2 // 4, "all_gather": 0}
-    again = TensorParallelShape(4, 3, 1000, 2, recomputes=True, partitions=True).predict(2)
+    plain = tensor_parallel_bytes(4, 3, 1000 * 2, recomputes=False, partitions=False, micro_batches=2)
+    assert plain == {"all_reduce": 2 * 3 * 4 * 2 * 3 * 1000 * 2 // 4, "all_gather": 0}
+    again = tensor_parallel_bytes(4, 3, 1000 * 2, recomputes=True, partitions=True, micro_batches=2)
     assert again["all_reduce"] == 10 * again["all_gather"]
 
 
@@ -197,6 +196,6 @@ def test_a_fake_world_has_both_axes() -> None:
     config = in_parts("zero2", 16, 4, activation=PartitionActivations(least_bytes=1024)).config
     found = execute(config)
     assert not found.problem
-    rows = [row for row in found.known.traffic if row.axis == TENSOR_AXIS]
+    rows = [row for row in found.result.traffic if row.axis == TENSOR_AXIS]
     moved = {kind: sum(row.wire_bytes for row in rows if row.kind == kind) for kind in ("all_reduce", "all_gather")}
     assert moved == tensor_axis_bytes(config)

@@ -8,8 +8,7 @@ from tests.zoo import gpt
 from zerobench.theory import layout as partition
 from zerobench.theory.layout import TAIL_NUMEL, lay_out, lay_out_buckets
 from zerobench.theory.shapes import ParameterShape
-from zerobench.theory.strategies import ZERO2
-from zerobench.theory.strategy import StrategyShape, settle
+from zerobench.theory.strategy import ZERO2, StrategyShape, settle
 from zerobench.zero import STAGES, Offload, initialize
 from zerobench.zero.comm import gloo
 from zerobench.zero.layout import MemoryOrder, buckets, one_unit

@@ -21,8 +21,7 @@ from zerobench.commands.simulated import SimulatedCell, Step, Work, whole_of
 from zerobench.config.compose import compose_cells
 from zerobench.config.schema_training import Bf16, Fp32
 from zerobench.fake_execution import CUDA, Execution, execute
-from zerobench.timing.interval import StepInterval
-from zerobench.timing.prediction import Reduced
+from zerobench.timing.prediction import Reduced, StepInterval
 
 MIB = 2**20
 
@@ -229,7 +228,7 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     def tell(plan: Plan, row: PlanRow | None) -> None:
         told.extend([row.problem] if row else ["first"] * (not plan.ran))
 
-    layers = Plan("largest_model", capacity, run, tell=tell)
+    layers = Plan("largest_model", capacity, run, report=tell)
     layers.search({candidate: start}, lambda _: search.LAYERS)
     found = layers.rows[candidate]
     assert _layers(found.fit) + 1 == _layers(found.beyond)

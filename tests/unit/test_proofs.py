@@ -120,7 +120,7 @@ FP32_SUMS = {"system": "nanotron", "precision": "bf16, fp32 accumulation of grad
 def test_gradients_that_are_accumulated_in_fp32_take_four_bytes() -> None:
     pytest.importorskip("transformers")
     row = SMALL | FP32_SUMS | {"id": "sums", "strategy": "zero1", "grad_accum": 2, "notes": "tied embeddings"}
-    records = [execute(plan_of(run_of(row | more)).config).known for more in ({}, {"precision": "bf16"})]
+    records = [execute(plan_of(run_of(row | more)).config).result for more in ({}, {"precision": "bf16"})]
     numel = sum(shape.numel for shape in records[0].schedule.shapes)
     of_backward = ({(m.phase, m.category): m.max_bytes for m in record.memory} for record in records)
     wide, usual = (most["backward", "gradients"] for most in of_backward)

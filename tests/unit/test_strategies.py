@@ -21,7 +21,7 @@ from zerobench.predict.estimate import estimate
 from zerobench.results import printed_table, provenance
 from zerobench.strategies import predicts, specs, table
 from zerobench.sweep.cell import run_cell
-from zerobench.theory.strategies import ZERO1
+from zerobench.theory.strategy import ZERO1
 
 ROOT = Path(__file__).parents[2]
 CELL = ("model=gpt_tiny", "world_size=2", "device=cpu")

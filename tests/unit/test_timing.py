@@ -19,8 +19,7 @@ from zerobench.probes.operator_stream import FORMULAS, GROUPED, _sizes
 from zerobench.records import EventRow
 from zerobench.timing import hardware, prediction
 from zerobench.timing.costs import GpuCosts, Transfer, numbers
-from zerobench.timing.interval import interval_of
-from zerobench.timing.prediction import StepSchedule, reduced, schedule_of
+from zerobench.timing.prediction import StepSchedule, interval_of, reduced, schedule_of
 from zerobench.timing.timeline import Declared, lay_out
 
 
@@ -340,7 +339,7 @@ SCORES_AGAIN = 2 * (2 * 4 * 2 * 32 * 32 * 32)
 
 
 def computed(found: Execution) -> list[EventRow]:
-    return [event for event in found.known.events if event.kind == "compute"]
+    return [event for event in found.result.events if event.kind == "compute"]
 
 
 @pytest.mark.parametrize(("strategy", "device"), [("ddp", "cuda"), ("zero3", "cuda"), ("ddp", "cpu")])
@@ -395,7 +394,7 @@ def test_a_product_has_its_shape_and_reads_its_factors_once() -> None:
 
 
 def test_collectives_are_on_streams_of_their_own_and_wait_for_what_they_send() -> None:
-    events = executed("zero3").known.events
+    events = executed("zero3").result.events
     launches = [event for event in events if event.kind == "launch" and not event.control]
     assert all(launch.stream for launch in launches)
     order = [event for event in events if event.kind == "order" and event.operator == "wait"]
@@ -409,7 +408,7 @@ def test_the_stream_changes_no_byte() -> None:
     plain, streamed = (execute(config, target=question.target, operators=one) for one in (False, True))
     assert plain.at_peak == streamed.at_peak
     assert plain.wire_bytes == streamed.wire_bytes
-    assert not plain.known.events
+    assert not plain.result.events
 
 
 def test_what_stands_for_other_ranks_is_no_work() -> None:
@@ -418,7 +417,7 @@ def test_what_stands_for_other_ranks_is_no_work() -> None:
 
 
 def test_the_reducer_of_ddp_waits_at_the_end_of_the_backward() -> None:
-    events = executed("ddp").known.events
+    events = executed("ddp").result.events
     assert any(event.kind == "launch" and event.operator == "allreduce_" for event in events)
     assert not any(event.kind == "wait" for event in events), "C++ waits, at the end"
 

@@ -50,7 +50,7 @@ def test_update_and_clipping_take_few_kernels(strategy: str, options: dict[str, 
     bucketed = {"bucket_bytes": 2**20} if strategy != "zero3" else {}
     config = cell(strategy, 1, "million", "cuda", **{"precision": schema_training.Bf16()} | bucketed | options).config
     with cached_memory.counted() as updates:
-        shapes = execute(config, target=CUDA, operators=True).known.schedule.shapes
+        shapes = execute(config, target=CUDA, operators=True).result.schedule.shapes
     last, norm = updates[-1], 0 if not options else 4 if strategy == "megatron" else 2
     assert last.touched / sum(shape.numel for shape in shapes) == pytest.approx(LARGEST[strategy] + norm, abs=0.1)
     assert last.kernels <= most

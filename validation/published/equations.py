@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from zerobench.theory.closed_forms import between_nodes_formula, floor_bytes, volume_formula
 from zerobench.theory.groups import GroupShape
-from zerobench.theory.shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule
-from zerobench.theory.strategies import DDP, MEGATRON, ZERO1, ZERO2, ZERO3
-from zerobench.theory.strategy import StrategyShape
-from zerobench.theory.tiers import NOWHERE, TierShape
+from zerobench.theory.shapes import NOWHERE, OptimizerShape, ParameterShape, PrecisionShape, Schedule, TierShape
+from zerobench.theory.strategy import DDP, MEGATRON, ZERO1, ZERO2, ZERO3, StrategyShape
 
 from ..activation_formula import GptShape, layer_bytes
 

@@ -20,7 +20,7 @@ HALF_BYTES = 2
 
 def psi(one: Execution) -> float:
     """Trained parameters, ψ."""
-    return float(sum(shape.numel for shape in one.known.schedule.shapes if shape.trainable))
+    return float(sum(shape.numel for shape in one.result.schedule.shapes if shape.trainable))
 
 
 def per_size(*names: str) -> Callable[[Execution], float]:
@@ -39,7 +39,7 @@ def per_size(*names: str) -> Callable[[Execution], float]:
 
 def states(one: Execution) -> Parts:
     """Bytes of the states on the device, at the instant where their sum is largest."""
-    rows = [row for row in one.known.memory if row.phase == "step" and row.tier == "device"]
+    rows = [row for row in one.result.memory if row.phase == "step" and row.tier == "device"]
     return {row.category: float(row.at_states_peak_bytes or 0) for row in rows if row.category in STATES}
 
 
@@ -47,7 +47,7 @@ def most_of(category: str) -> Callable[[Execution], Parts]:
     """Returns the largest sum of one category on the device."""
 
     def most(one: Execution) -> Parts:
-        rows = [row for row in one.known.memory if (row.phase, row.tier) == ("step", "device")]
+        rows = [row for row in one.result.memory if (row.phase, row.tier) == ("step", "device")]
         return {category: float(sum(row.max_bytes for row in rows if row.category == category))}
 
     return most
@@ -75,7 +75,7 @@ def between_nodes(*where: tuple[str, str]) -> Callable[[Execution], Parts]:
         ranks = one.config.world_size
         nodes = ranks // (one.config.node_size or ranks)
         whole = ranks / (nodes - 1) / HALF_BYTES
-        rows = [row for row in one.known.traffic if not row.control]
+        rows = [row for row in one.result.traffic if not row.control]
         return {
             f"{phase} {kind}": whole * sum(r.between_bytes for r in rows if (r.phase, r.kind) == (phase, kind))
             for phase, kind in where
@@ -86,7 +86,7 @@ def between_nodes(*where: tuple[str, str]) -> Callable[[Execution], Parts]:
 
 def _sums(one: Execution, column: str) -> Parts:
     sums: Parts = {}
-    for row in one.known.traffic:
+    for row in one.result.traffic:
         if not row.control:
             sums[row.kind] = sums.get(row.kind, 0.0) + getattr(row, column)
     return sums

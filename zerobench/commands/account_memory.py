@@ -3,7 +3,7 @@
 The *largest rank* is the one whose peak is the run's peak_bytes. A *residual* is measured minus predicted bytes.
 Figures of the other tiers are for the rank that has the most in that tier, next to the prediction for the states; for
 host memory the sum of the ranks' peaks on the fullest node is added. Bytes moved between tiers are for one step over
-all ranks, next to the formula (theory/replay/link_traffic.py).
+all ranks, next to the formula (theory/replay/traffic.py).
 
 A formula of the paper has no schedule. The replay's prediction knows the schedule and must be met to the byte; its
 bytes beyond the formula are *in flight* and are listed by name.

@@ -6,17 +6,15 @@ With a launcher, also the jobs that run them: their numbers, and the launcher se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..config.cell import Cell, CellConfig
+from ..config.cell import Cell
 from ..config.flat import name_cells
 from ..config.hydra_problems import first_line
-from ..config.launcher import LauncherChoice, at_once
+from ..config.launcher import LauncherChoice, Resources, at_once
 from ..host.terminal import print_on, stdout_console
-from ..predict.estimate import Estimate, estimate
-from ..predict.fit import Fit, fit_of
+from ..predict.estimate import Estimate, Fit, estimate, fit_of
 from ..results.grid import Grid
 from ..results.printed_table import ONE_MEMORY
 from ..sizes import show_bytes, show_count
@@ -55,13 +53,18 @@ def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher:
     cells, fits, estimates, notes = list(cells), list[Fit | None](), list[Estimate | None](), list[str]()
     for index, cell in enumerate(cells):
         fits.append(fit_of(cell.config) if here and not cell.problems else None)
-        prediction, problem = (None, "") if cell.problems else _predict(cell.config)
+        prediction, problem = None, ""
+        if not cell.problems:
+            try:
+                prediction = estimate(cell.config)
+            except Exception as error:  # a user's builder may do things that a model without memory cannot
+                problem = f"no prediction, for the model cannot be built without memory: {first_line(error)}"
         estimates.append(prediction)
         cells[index : index + 1] = fitting([cell]) if here else [cell]
         if reason := "; ".join(cells[index].problems) or problem:
             notes.append(f"{names[index]}: {reason}")
     plans = [_plan(cell, launcher) for cell in cells]
-    jobs, by_job = _jobs(cells, launcher) if launcher is not None else ({}, [])
+    jobs, by_job = _jobs(cells, plans, launcher) if launcher is not None else ({}, [])
     columns = {"cell": names, "plan": plans} | _figures(estimates, fits) | jobs
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
     console.print(Grid(list(columns), rows, 2, FIRST_TO_GO, chosen))
@@ -77,23 +80,21 @@ def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher:
     return int(any(cell.problems for cell in cells))
 
 
-def _jobs(cells: Sequence[Cell], launcher: LauncherChoice) -> tuple[dict[str, list[str]], list[str]]:
+def _jobs(
+    cells: Sequence[Cell], plans: Sequence[str], launcher: LauncherChoice
+) -> tuple[dict[str, list[str]], list[str]]:
     """Returns the columns of the cells' jobs and of the resources they request, and a line on all jobs."""
-    wanted = [resources_for(cell, launcher) if _plan(cell, launcher).startswith(RUNS) else None for cell in cells]
-    jobs, numbers = [job for job in wanted if job is not None], count(1)
-    settings = [job.settings(launcher).items() if job else () for job in wanted]
+    jobs, columns = list[Resources](), dict[str, list[str]]({JOB: [], ASKED: []})
+    for cell, plan in zip(cells, plans, strict=True):
+        settings: Mapping[str, Any] = {}
+        if runs := plan.startswith(("run", "search")):
+            jobs.append(resources_for(cell, launcher))
+            settings = jobs[-1].settings(launcher)
+        columns[JOB].append(str(len(jobs)) if runs else "–")
+        columns[ASKED].append(" ".join(f"{key}={value}" for key, value in settings.items()) or "–")
     bound = at_once(launcher, jobs)
     line = f"{launcher.name}: {show_count(len(jobs), 'job')}"
-    line += f", at most {bound} at once" if bound is not None and bound < len(jobs) else ""
-    columns = {
-        JOB: [str(next(numbers)) if job else "–" for job in wanted],
-        ASKED: [" ".join(f"{key}={value}" for key, value in of_job) or "–" for of_job in settings],
-    }
-    return columns, [line]
-
-
-RUNS = ("run", "search")
-"""Beginnings of the plans of cells that need a job."""
+    return columns, [line + (f", at most {bound} at once" if bound is not None and bound < len(jobs) else "")]
 
 
 def _plan(cell: Cell, launcher: LauncherChoice | None) -> str:
@@ -102,21 +103,14 @@ def _plan(cell: Cell, launcher: LauncherChoice | None) -> str:
     if cell.config.search.memory_limit is not None:
         tries = sum(len(ladder) for ladder in combinations(cell))
         return f"search under {cell.config.search.memory_limit}, up to {tries} combinations"
-    wanted = cell.config.measure.repeats
-    if launcher is None:
-        there = sum(find_reusable(cell, repeat) is not None for repeat in range(wanted))
-    else:
-        there = sum(find_elsewhere(cell, repeat, ("ok",), launcher.name) is not None for repeat in range(wanted))
-    if there == wanted:
+    repeats = cell.config.measure.repeats
+    missing = [
+        find_reusable(cell, repeat) if launcher is None else find_elsewhere(cell, repeat, ("ok",), launcher.name)
+        for repeat in range(repeats)
+    ].count(None)
+    if not missing:
         return "reuse"
-    return "run" if wanted == 1 else f"run {wanted - there} of {wanted} launches"
-
-
-def _predict(config: CellConfig) -> tuple[Estimate | None, str]:
-    try:
-        return estimate(config), ""
-    except Exception as error:  # a user's builder may do things that a model without memory cannot
-        return None, f"no prediction, for the model cannot be built without memory: {first_line(error)}"
+    return "run" if repeats == 1 else f"run {missing} of {repeats} launches"
 
 
 def _figures(estimates: Sequence[Estimate | None], fits: Sequence[Fit | None]) -> dict[str, list[str]]:

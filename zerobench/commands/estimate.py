@@ -2,7 +2,7 @@
 
 Simulates one rank of each cell of a command line (simulated.py). The figures are shown as tables, a line per figure,
 with the largest tensors at each peak below; or written as JSON with everything, or as CSV with a line per cell, both
-with the columns of SimulatedCell.as_dict; and drawn (estimate_figure.py).
+with the columns of SimulatedCell.as_dict; and drawn: a bar per cell with the parts of its peak stacked.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rich.text import Text
 
 from ..fake.as_gpu import ATTENTION_KERNELS
 from ..fake_execution import Limits
-from ..fake_execution.execute import KINDS
-from ..fake_execution.parts import PARTS
+from ..fake_execution.execute import KINDS, PARTS
 from ..host.pipes import print_note
 from ..host.terminal import file_console, print_on, stdout_console
+from ..records.palette import CATEGORIES
 from ..results.grid import Grid
 from ..results.options import Parser, add_cells, verb
 from ..results.provenance import versions
-from ..sizes import parse_memory, printable, show_bytes
+from ..sizes import SIZES, parse_memory, printable, show_bytes
 from .simulated import DEFAULTS, DEVICE, LARGEST, SimulatedCell, ask, simulate
 
 DESCRIPTION = """\
@@ -77,10 +77,8 @@ def estimate(arguments: list[str]) -> int:
     if chosen.format == "table" and chosen.out is None:
         show(cells, memory)
     else:
-        write_text(FORMS[chosen.format](cells, memory), chosen.out)
+        write_text(FORMATS[chosen.format](cells, memory), chosen.out)
     if chosen.figure is not None:
-        from .estimate_figure import draw  # matplotlib takes a second
-
         estimated = [cell for cell in cells if not cell.problem]
         draw(estimated, chosen.figure, heading(estimated) if estimated else "", memory)
     return int(any(cell.problem for cell in cells))
@@ -97,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--device-memory", metavar="SIZE", help=memory_help)
     tensors_help = "show the K largest tensors at the peak of each cell (default: %(default)s)"
     add("--tensors", type=int, default=LARGEST, metavar="K", help=tensors_help)
-    add("--format", choices=FORMS, default="table", help="default: %(default)s")
+    add("--format", choices=FORMATS, default="table", help="default: %(default)s")
     add("--out", type=Path, metavar="FILE", help="write to FILE instead of standard output")
     add("--figure", type=Path, metavar="FILE", help="stacked bars by part: .svg, .png or .pdf")
     return parser
@@ -154,10 +152,10 @@ def heading(cells: Sequence[SimulatedCell]) -> str:
         "device": f"for {first['device']}",
         "attention": f"{first['attention']} attention" if first["attention"] else "",
     }
-    return shared_words(rows, model | training_words(first) | target)
+    return shared_texts(rows, model | training_texts(first) | target)
 
 
-def training_words(row: Mapping[str, Any]) -> dict[str, str]:
+def training_texts(row: Mapping[str, Any]) -> dict[str, str]:
     """Returns column -> the setting of the training of an estimate or a prediction as text."""
     accumulation, sequence = row["accumulation"], row["sequence"]
     return {
@@ -168,7 +166,7 @@ def training_words(row: Mapping[str, Any]) -> dict[str, str]:
     }  # fmt: skip
 
 
-def shared_words(rows: Sequence[Mapping[str, Any]], texts: dict[str, str]) -> str:
+def shared_texts(rows: Sequence[Mapping[str, Any]], texts: dict[str, str]) -> str:
     """Returns the texts of the columns that are the same in all rows."""
     return ", ".join(text for key, text in texts.items() if text and len({row[key] for row in rows}) == 1)
 
@@ -220,6 +218,55 @@ def _side_by_side(cells: Sequence[SimulatedCell], memory: int | None) -> Grid:
     return Grid(header, [[Text(text, style[name]) for text in (name, *texts)] for name, texts in lines.items()])
 
 
+# -- the figure ------------------------------------------------------------------------------------
+
+
+LOOKS = {**CATEGORIES, "logits": ("#F5D5E5", ""), "loss": ("#8B4A72", "//")}
+"""Part -> color and hatch; two parts of the activations have their own."""
+
+VISIBLE = 1e-3
+"""A part is drawn from this fraction of the highest peak on."""
+
+
+def draw(cells: Sequence[SimulatedCell], path: Path, title: str, memory: int | None = None) -> None:
+    """Draws cells that have an estimate into `path`, and a device's memory as a line. Raises ValueError if there is no
+    cell.
+    """
+    from matplotlib.figure import Figure  # takes a second
+
+    from ..plots.page import Page
+
+    if not cells:
+        raise ValueError("--figure: no cell has an estimate to draw")
+    peaks = [cell.peak_bytes for cell in cells]
+    highest = max([*peaks, memory or 0])
+    name = next((name for name in ("tib", "gib", "mib") if highest >= SIZES[name]), "kib")
+    unit, bottoms = SIZES[name], [0.0] * len(cells)
+    with Page().used():
+        figure = Figure(figsize=(max(4.5, 2.5 + 0.95 * len(cells)), 4.0), layout="constrained")
+        axes = figure.subplots()
+        for part in PARTS:
+            heights = [cell.parts_bytes[part] / unit for cell in cells]
+            if max(heights) > VISIBLE * max(peaks) / unit:
+                color, hatch = LOOKS[part]
+                style: dict[str, Any] = {"color": color, "hatch": hatch, "edgecolor": "white", "lw": 0.4}
+                axes.bar(range(len(cells)), heights, 0.6, bottoms, label=part, **style)
+            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        for bar in zip(range(len(cells)), bottoms, strict=True):
+            label = show_bytes(peaks[bar[0]])
+            axes.annotate(label, bar, (0, 3), textcoords="offset points", ha="center", fontsize=7)
+        axes.set_xticks(range(len(cells)), [cell.name.replace(" ", "\n") for cell in cells], fontsize=7)
+        if memory is not None:
+            axes.axhline(memory / unit, color="black", linestyle="--", linewidth=1, label=show_bytes(memory))
+        axes.set_ylabel(f"peak ({name[0].upper()}iB)")
+        axes.set_title(title, loc="left", fontsize=8, wrap=True)
+        axes.set_ylim(0, 1.08 * highest / unit)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # without a date the same data give the same file
+        figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
 # -- files -----------------------------------------------------------------------------------------
 
 
@@ -239,13 +286,11 @@ def as_csv(cells: Sequence[SimulatedCell], memory: int | None) -> str:
 
     lines = []
     for cell in cells:
-        columns = cell.as_dict()
-        parts = columns.pop("parts_bytes")
-        del columns["tensors"], columns["config"]
-        columns |= {f"{part}_bytes": parts.get(part) for part in PARTS}
+        columns = cell.as_dict() | {f"{part}_bytes": cell.parts_bytes.get(part) for part in PARTS}
         largest = cell.tensors[0] if cell.tensors else None
         lines.append(columns | {"largest_bytes": largest and largest.bytes, "largest": largest and largest.where})
-    return str(pd.DataFrame(lines, dtype="object").to_csv(index=False))
+    frame = pd.DataFrame(lines, dtype="object").drop(columns=["parts_bytes", "tensors", "config"])
+    return str(frame.to_csv(index=False))
 
 
 def as_table(cells: Sequence[SimulatedCell], memory: int | None) -> str:
@@ -255,11 +300,8 @@ def as_table(cells: Sequence[SimulatedCell], memory: int | None) -> str:
     return text.getvalue()
 
 
-FORMS: dict[str, Callable[[Sequence[SimulatedCell], int | None], str]] = {
-    "table": as_table,
-    "json": as_json,
-    "csv": as_csv,
-}
+FORMATS: dict[str, Callable[[Sequence[SimulatedCell], int | None], str]]
+FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}
 
 
 def write_text(text: str, out: Path | None) -> None:

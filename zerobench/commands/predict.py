@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ..sizes import counted
 from ..timing import hardware
 from ..timing.costs import GpuCosts
 from ..timing.prediction import PHASES
-from .estimate import print_problems, shared_words, training_words, write_text
+from .estimate import print_problems, shared_texts, training_texts, write_text
 from .simulated import DEFAULTS, SimulatedCell, ask, setting_of, simulate
 
 FORMATS = ("table", "json", "csv")
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="FILE", help=out_help)
     add("--trace", type=Path, metavar="FILE", help="the predicted steps for https://ui.perfetto.dev")
     add_price(parser)
-    add_columns(parser, HEADER)
+    add_columns(parser, [*COLUMNS])
     return parser
 
 
@@ -133,9 +133,10 @@ def _within_rates(cell: Cell, costs: GpuCosts) -> Cell:
     return replace(cell, problems=tuple(problem for problem, applies in problems.items() if applies)[:1])
 
 
+EXPOSED = ("exposed_forward_s", "exposed_backward_s", "exposed_update_s")
+
 TIMES = (
-    "step_s", "low_s", "high_s", "tokens_per_s_gpu", *PRICED, "mfu", "compute_s", "communication_s",
-    "exposed_forward_s", "exposed_backward_s", "exposed_update_s", "host_s",
+    "step_s", "low_s", "high_s", "tokens_per_s_gpu", *PRICED, "mfu", "compute_s", "communication_s", *EXPOSED, "host_s",
 )  # fmt: skip
 """Columns of a predicted step; None without one."""
 
@@ -155,17 +156,30 @@ def columns_of(cell: SimulatedCell, cluster: str, costs: GpuCosts, price: float 
     return row | step.columns(price) | exposed | {
         "mfu": flops.model / (time.step_s * costs.peak_flops(config.precision.name)) if flops else None,
         "compute_s": time.compute_s, "communication_s": time.communication_s, "host_s": time.host_s,
-        "binds": time.binds, "validated": step.interval.words,
+        "binds": time.binds, "validated": step.interval.basis,
     }  # fmt: skip
 
 
 # -- the answer ------------------------------------------------------------------------------------
 
 
-HEADER = [
-    "cell", "step", "90 % interval", "tokens/s/GPU", "MFU", "compute", "communication", "exposed forward", "backward",
-    "update", "host", "$/M tokens", "binds",
-]  # fmt: skip
+COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "cell": lambda row: row["name"],
+    "step": lambda row: show_time(row["step_s"]),
+    "90 % interval": lambda row: f"{show_time(row['low_s'])} – {show_time(row['high_s'])}",
+    "tokens/s/GPU": lambda row: f"{row['tokens_per_s_gpu']:,.0f}",
+    "MFU": lambda row: "–" if row["mfu"] is None else f"{row['mfu']:.1%}",
+    "compute": lambda row: show_time(row["compute_s"]),
+    "communication": lambda row: show_time(row["communication_s"]),
+    "exposed forward": lambda row: show_time(row["exposed_forward_s"]),
+    "backward": lambda row: show_time(row["exposed_backward_s"]),
+    "update": lambda row: show_time(row["exposed_update_s"]),
+    "host": lambda row: show_time(row["host_s"]),
+    "$/M tokens": show_price,
+    "binds": lambda row: row["binds"],
+}
+"""Column of the table -> its text for a row."""
+
 FIRST_TO_GO = ("communication", "update", "compute", "host", "exposed forward")
 
 
@@ -174,29 +188,19 @@ def _show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> N
     predicted = [row for row in rows if row["step_s"] is not None]
     if predicted:
         first = predicted[0]
-        setting = {"model": first["model"]} | training_words(first)
+        setting = {"model": first["model"]} | training_texts(first)
         setting["batch"] = f"batch {first['batch']} over all ranks"
-        print_on(console, f"{shared_words(predicted, setting)}; on {first['cluster']}:")
+        print_on(console, f"{shared_texts(predicted, setting)}; on {first['cluster']}:")
         noun = counted(row["sequence"] for row in predicted)
-        priced = first["dollars_per_mtokens"] is not None
-        kept = [name for name in HEADER if priced or columns or name != "$/M tokens"]
-        columns = columns and [name.replace("tokens", noun) for name in columns]
+        is_priced = first["dollars_per_mtokens"] is not None
+        kept = {name: text for name, text in COLUMNS.items() if is_priced or columns or text is not show_price}
         header = [name.replace("tokens", noun) for name in kept]
-        lines = [[_line(row)[name] for name in kept] for row in predicted]
+        lines = [[text(row) for text in kept.values()] for row in predicted]
+        columns = columns and [name.replace("tokens", noun) for name in columns]
         console.print(Grid(header, lines, ("cell", "binds"), FIRST_TO_GO, columns))
     for basis in dict.fromkeys(row["validated"] for row in predicted):
         print_on(console, f"interval: {basis}")
     print_problems(console, rows)
-
-
-def _line(row: Mapping[str, Any]) -> dict[str, str]:
-    times = ("compute_s", "communication_s", "exposed_forward_s", "exposed_backward_s", "exposed_update_s", "host_s")
-    figures = [
-        row["name"], show_time(row["step_s"]), f"{show_time(row['low_s'])} – {show_time(row['high_s'])}",
-        f"{row['tokens_per_s_gpu']:,.0f}", "–" if row["mfu"] is None else f"{row['mfu']:.1%}",
-        *(show_time(row[name]) for name in times), show_price(row), row["binds"],
-    ]  # fmt: skip
-    return dict(zip(HEADER, figures, strict=True))
 
 
 def show_time(seconds: float | None) -> str:

@@ -17,15 +17,23 @@ from ..config.compose import RefusedError, compose_cells
 from ..config.flat import name_strategies
 from ..fake_execution import CUDA, Execution, Limits, Target, execute_all
 from ..fake_execution.execute import settled
-from ..fake_execution.parts import part_of, parts_at_peak
 from ..host.environment import FAKE, SIMULATED
 from ..host.terminal import progress_bar
 from ..predict.estimate import closed_form
 from ..records import TensorRow
 from ..results.options import dollars_per_million
 from ..timing.costs import GpuCosts
-from ..timing.interval import StepInterval, interval_of
-from ..timing.prediction import Reduced, StepSchedule, StepTime, reduced, schedule_of, step_time, with_few_micro_batches
+from ..timing.prediction import (
+    Reduced,
+    StepInterval,
+    StepSchedule,
+    StepTime,
+    interval_of,
+    reduced,
+    schedule_of,
+    step_time,
+    with_few_micro_batches,
+)
 
 DEFAULTS = {"strategy": "ddp,zero1,zero2,zero3,fsdp2", "world_size": "8", "data": "synthetic"}
 """Key -> its values if the command line does not set it."""
@@ -77,7 +85,14 @@ LARGEST = 5
 
 SETTING: dict[str, tuple[Callable[[CellConfig], Any], str]] = {
     "strategy": (lambda config: config.strategy.name, "Choice of the key `strategy`."),
-    "model": (lambda config: _model_of(config), "Choice of the key `model`."),
+    "model": (
+        lambda config: (
+            f"{config.model_name} {config.huggingface.architecture}"
+            if config.model_name == "huggingface" and config.huggingface is not None
+            else config.model_name
+        ),
+        "Choice of the key `model`.",
+    ),
     "world_size": (lambda config: config.world_size, "Ranks."),
     "micro_batch": (lambda config: config.micro_batch, "Sequences per rank in one forward."),
     "accumulation": (lambda config: config.accumulation, "Micro-batches per step."),
@@ -95,12 +110,6 @@ SETTING: dict[str, tuple[Callable[[CellConfig], Any], str]] = {
 def setting_of(config: CellConfig) -> dict[str, Any]:
     """Returns the columns of SETTING."""
     return {column: value(config) for column, (value, _) in SETTING.items()}
-
-
-def _model_of(config: CellConfig) -> str:
-    """Returns the model's name, with its architecture unless it is a preset."""
-    shape = config.huggingface if config.model_name == "huggingface" else None
-    return config.model_name if shape is None else f"{config.model_name} {shape.architecture}"
 
 
 @dataclass(frozen=True)
@@ -209,20 +218,20 @@ class SimulatedCell:
         if execution.problem:
             return cls(cell, problem=execution.problem)
         facts, (low, high) = execution.facts, execution.reserved_bytes or (None, None)
-        large = [
-            LargeTensor(row.bytes, part_of(row, execution), row.name, row.module, row.shape, row.source)
-            for row in execution.tensors
-        ]
+        on_device = (row for row in execution.tensors if row.tier == "device")
+        same = (
+            "rank", "peak_bytes", "parts_bytes", "states_bytes", "host_bytes", "file_bytes", "volume_elements",
+            "wire_bytes", "allocated_bytes", "seconds", "at_peak",
+        )  # fmt: skip
         return cls(
-            cell, rank=execution.rank, psi=facts.psi if facts else 0,
-            frozen=facts.frozen if facts else 0, peak_bytes=execution.peak_bytes, parts_bytes=parts_at_peak(execution),
-            states_bytes=execution.states_bytes,
-            formula_bytes=closed_form(execution.config, facts) if facts else None, host_bytes=execution.host_bytes,
-            file_bytes=execution.file_bytes, volume_elements=execution.volume_elements,
-            wire_bytes=execution.wire_bytes, allocated_bytes=execution.allocated_bytes, reserved_low_bytes=low,
-            reserved_high_bytes=high, tensors=tuple(large), seconds=execution.seconds, at_peak=execution.at_peak,
-            largest=max((row for row in execution.tensors if row.tier == "device"), key=lambda row: row.bytes,
-                        default=None),
+            cell, **{name: getattr(execution, name) for name in same}, reserved_low_bytes=low, reserved_high_bytes=high,
+            psi=facts.psi if facts else 0, frozen=facts.frozen if facts else 0,
+            formula_bytes=closed_form(execution.config, facts) if facts else None,
+            largest=max(on_device, key=lambda row: row.bytes, default=None),
+            tensors=tuple(
+                LargeTensor(row.bytes, execution.part_of(row), row.name, row.module, row.shape, row.source)
+                for row in execution.tensors
+            ),
         )  # fmt: skip
 
     @property
@@ -346,27 +355,26 @@ def run_works(
     """Simulates works, also those that `take` adds, which gets each work's index and answer. `execute`: execute_all for
     a device. `note` gets the index of a config, and its progress or its execution.
     """
-    configs, operators, owners, parts = list[CellConfig](), list[bool](), list[int](), list[dict[int, Execution]]()
+    configs, operators, executed = list[CellConfig](), list[bool](), dict[int, Execution]()
+    jobs: list[range] = []  # of each work: indices of its configs
 
     def add_new() -> None:
-        for index, work in enumerate(works[len(parts) :], len(parts)):
+        for work in works[len(jobs) :]:
+            jobs.append(range(len(configs), len(configs) + len(work.small.configs)))
             configs.extend(work.small.configs)
             operators.extend([work.timed] * len(work.small.configs))
-            owners.extend([index] * len(work.small.configs))
-            parts.append({})
 
-    def tell(job: int, news: dict[str, Any] | Execution) -> None:
+    def report(job: int, news: dict[str, Any] | Execution) -> None:
         note(job, news)
         if isinstance(news, Execution):
-            index = owners[job]
-            parts[index][job] = news
-            if len(parts[index]) == len(works[index].small.configs):
-                executions, parts[index] = [parts[index][part] for part in sorted(parts[index])], {}
-                take(index, works[index].answer(executions, costs))
+            executed[job] = news
+            index = next(index for index, own in enumerate(jobs) if job in own)
+            if executed.keys() >= {*jobs[index]}:
+                take(index, works[index].answer([executed.pop(own) for own in jobs[index]], costs))
                 add_new()
 
     add_new()
-    execute(configs, tell=tell, operators=operators)
+    execute(configs, tell=report, operators=operators)
 
 
 def simulate(
@@ -377,10 +385,8 @@ def simulate(
     as they are. Progress is on standard error. `tensors`: number of tensors to list.
     """
     target, names = question.target, name_strategies([cell.config for cell in question.cells])
-    cells = [
-        SimulatedCell(cell, target, name, "; ".join(cell.problems))
-        for cell, name in zip(question.cells, names, strict=True)
-    ]
+    named = zip(question.cells, names, strict=True)
+    cells = [SimulatedCell(cell, target, name, "; ".join(cell.problems)) for cell, name in named]
     due = [index for index, cell in enumerate(cells) if not cell.problem]
     works = [Work.of(cells[index].cell) if costs is None else Work.of_step(cells[index].cell) for index in due]
     measures = [settled(config).measure for work in works for config in work.small.configs]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from .. import zero
 from ..sections import Key
 from ..strategies import names_with, spec_of, specs
-from ..theory.tiers import NOWHERE, TierShape
+from ..theory.shapes import NOWHERE, TierShape
 from ..zero.activations.policies import POLICIES, ActivationPolicy
 from ..zero.comm.zeropp import Zeropp
 from ..zero.offload.disk import problems_of_path

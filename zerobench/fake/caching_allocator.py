@@ -160,17 +160,17 @@ class CachingAllocator:
 
     def _segment(self, pool: BlockPool, size: int) -> MemoryBlock:
         """Reserves a segment (rule 2)."""
-        wanted = pool.page if pool.is_small or size < MIN_LARGE else round_up(size, ROUND_LARGE)
-        self._reserve(wanted)
-        return MemoryBlock(pool, self._addresses(wanted), wanted)
+        size = pool.page if pool.is_small or size < MIN_LARGE else round_up(size, ROUND_LARGE)
+        self._reserve(size)
+        return MemoryBlock(pool, self._addresses(size), size)
 
     def _reserve(self, size: int) -> None:
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def _expanded(self, pool: BlockPool, size: int) -> MemoryBlock:
-        """Maps memory at the first place in an expandable segment that has room for `size` bytes."""
-        block = next(start for start in _places(pool) if _fits(start, size))
+        """Maps memory at the first address of an expandable segment that has room for `size` bytes."""
+        block = next(start for start in _starts(pool) if _fits(start, size))
         if not block.mapped:
             self._map(block, min(block.size, size))
         while block.size < size:
@@ -216,7 +216,7 @@ class CachingAllocator:
         pool.put(block)
 
 
-def _places(pool: BlockPool) -> Iterator[MemoryBlock]:
+def _starts(pool: BlockPool) -> Iterator[MemoryBlock]:
     """Yields the blocks where an expandable segment could grow, lowest address first, including a free block before."""
     for _, block in list(pool.unmapped):
         before = block.before
@@ -225,11 +225,11 @@ def _places(pool: BlockPool) -> Iterator[MemoryBlock]:
 
 def _fits(block: MemoryBlock | None, size: int) -> bool:
     """Whether consecutive free or unmapped blocks, starting at `block`, have `size` bytes."""
-    there = 0
-    while block is not None and block.is_free and there < size:
-        there += block.size
+    room = 0
+    while block is not None and block.is_free and room < size:
+        room += block.size
         block = block.after
-    return there >= size
+    return room >= size
 
 
 def _split(block: MemoryBlock, size: int) -> MemoryBlock:

@@ -83,7 +83,7 @@ def shapes_asked() -> bool:
 
 
 @contextmanager
-def shapes_asked_apart() -> Iterator[None]:
+def noting_shape_functions() -> Iterator[None]:
     """Tracks when DTensor calls shape functions, and looks once per operator for shards in strides: a fused update asks
     per parameter, about all parameters. Both are private to torch; a test fails if they move.
 
@@ -98,17 +98,17 @@ def shapes_asked_apart() -> Iterator[None]:
 
     def propagate_if_strided(strategy: Any, schema: Any) -> None:
         if looked[0] is not schema:
-            of_shards = (type(one) for spec in schema.args_spec for one in spec.placements)
-            looked[:] = schema, _StridedShard in of_shards
+            kinds = (type(placement) for spec in schema.args_spec for placement in spec.placements)
+            looked[:] = schema, _StridedShard in kinds
         if looked[1] and propagate_flag is not None:
             propagate_flag(strategy, schema)
 
-    answer = ShardingPropagator._propagate_tensor_meta_non_cached
+    propagate = ShardingPropagator._propagate_tensor_meta_non_cached
 
     def noted(propagator: ShardingPropagator, schema: Any) -> Any:
         _asked[0] = True
         try:
-            return answer(propagator, schema)
+            return propagate(propagator, schema)
         finally:
             _asked[0] = False
 
@@ -125,5 +125,5 @@ COPIED = {torch.ops.c10d._reduce_scatter_base_.default: 1}
 
 def copied_by_backend(func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
     """Returns a new tensor representing the backend's copy for an operator, None if it makes none."""
-    place = COPIED.get(func)
-    return None if place is None else torch.empty_like(args[place])
+    index = COPIED.get(func)
+    return None if index is None else torch.empty_like(args[index])

@@ -79,26 +79,15 @@ class NoFolder:
         self.path = Path(parent)
 
 
-def _bytes_of(tensor: torch.Tensor) -> range:
-    """Represents a tensor's memory: it has a length, and can be sliced."""
-    return range(tensor.numel() * tensor.element_size())
-
-
-ROWS: list[tuple[Any, str, Any]] = [
-    (disk, "Channel", NoFile),
-    (disk, "Carriers", CarriersAtOnce),
-    (disk, "memory_of", _bytes_of),
-    (nvme, "Scratch", NoFolder),
-]
-"""(module, name, replacement)."""
-
-
 @contextmanager
 def no_files() -> Iterator[None]:
-    """Counts the bytes of files without creating any."""
-    with ExitStack() as stack:
-        for module, name, other in ROWS:
-            stack.enter_context(mock.patch.object(module, name, other))
+    """Counts the bytes of files without creating any. A range has a length and can be sliced, as a tensor's memory."""
+    with (
+        mock.patch.object(disk, "Channel", NoFile),
+        mock.patch.object(disk, "Carriers", CarriersAtOnce),
+        mock.patch.object(disk, "memory_of", lambda tensor: range(tensor.numel() * tensor.element_size())),
+        mock.patch.object(nvme, "Scratch", NoFolder),
+    ):
         yield
 
 
@@ -146,11 +135,11 @@ def as_with_values() -> Iterator[None]:
     if not hasattr(module, FUNCTION):  # no such model, or transformers of another release
         yield
         return
-    ask = getattr(module, FUNCTION)
+    find = getattr(module, FUNCTION)
 
     def none_packed(positions: Any) -> None:
         if not positions.is_meta:
-            (ask(positions)[:, -1] == 0).all()  # what it computes takes memory, for a moment
+            (find(positions)[:, -1] == 0).all()  # what it computes takes memory, for a moment
 
     with mock.patch.object(module, FUNCTION, none_packed):
         yield

@@ -4,7 +4,7 @@
     storages     have sizes, lifetimes and owners as in a run, so that the ledger records each, but no memory
     addresses    are made up, and unique while a storage lives, since code compares them
     collectives  are launched on torch's fake process group, complete at once and change nothing
-    values       that the host branches on: host_values.py
+    values       that the host branches on: operators.py
     files        have sizes, but are not created: substitutes.py
     threads      of the engine's updates: substitutes.py
 
@@ -28,9 +28,8 @@ from torch.utils._pytree import tree_map_only
 
 from ..zero.activations import offload as offloaded_activations
 from ..zero.parameters import absent
-from .host_values import HostValues
-from .observers import shapes_asked_apart
-from .shortcuts import modes_called_directly
+from .observers import noting_shape_functions
+from .operators import HostValues, modes_called_directly
 from .substitutes import as_with_values, grouped_products_of_any_dtype, no_files, threads_done_at_start
 
 ADDRESS_BITS = 48
@@ -117,7 +116,7 @@ def world_of_tensors(fake: bool) -> Iterator[RealWorld]:
         mock.patch.object(FakeTensor, "data_ptr", _address_of, create=True),
         mock.patch.object(torch.UntypedStorage, "data_ptr", _begin_of),
         mock.patch.dict(absent._nan, clear=True),  # one per dtype in a process: those of another world are not its own
-        shapes_asked_apart(),
+        noting_shape_functions(),
         modes_called_directly(),
         mode,
         HostValues(mode) as values,

@@ -1,6 +1,5 @@
 """Simulates cells on fake tensors in this process: no ranks, no weights, no memory, no results folder."""
 
-from .execute import CPU, CUDA, Execution, Target, execute
-from .many import LIMITS, Limits, execute_all
+from .execute import CPU, CUDA, LIMITS, Execution, Limits, Target, execute, execute_all
 
 __all__ = ["CPU", "CUDA", "LIMITS", "Execution", "Limits", "Target", "execute", "execute_all"]

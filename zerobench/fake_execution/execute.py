@@ -1,4 +1,4 @@
-"""One rank of a cell, simulated on fake tensors in this process: the bytes that a run would use and send.
+"""One rank of a cell, simulated on fake tensors: the bytes that a run would use and send.
 
 cell        any resolved cell; it runs as backend=simulated tensors=fake, with the fewest steps that reach steady state
 target      the device to simulate: cpu, as this harness runs there (gloo's exchange in pieces, CPU kernels); cuda, as
@@ -6,14 +6,19 @@ target      the device to simulate: cpu, as this harness runs there (gloo's exch
             allocator: fake/as_gpu)
 rank        the one that the cell names, or the one that has the peak
 execution   that rank's records, as from an accounted pass, or the error message if there are none
+parts       of its peak: the categories, but activations and temporaries as wide as the vocabulary are logits, if a
+            module with a weight makes them, the output projection, else loss: its fp32 copy, their gradients
+processes   simulate many cells side by side, one at a time each, within limits of time and memory. A process whose cell
+            was simulated takes the next: its first simulation takes longer than the others
 """
 
 from __future__ import annotations
 
+import gc
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,11 +32,14 @@ from ..config.schema import Measure
 from ..config.schema_memory import CpuOffload
 from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, DeviceMemory, as_gpu
 from ..fake.as_gpu.kernels import fused_rms_norms
-from ..host.environment import FAKE, SIMULATED
+from ..host.environment import FAKE, SIMULATED, data_bytes, usable_cores
+from ..host.temporary import temporary_folder
+from ..launch.start_ranks import Outcome, launch_each
 from ..predict.build import ModelFacts, facts_if_any
 from ..predict.estimate import host_bytes_beyond, simulated_ranks
 from ..rank_record import RankRecord
-from ..records import CATEGORIES, STATES, MemoryRow, TensorRow
+from ..records import CATEGORIES, STATES, LineRow, MemoryRow, TensorRow
+from ..sizes import show_bytes
 from ..worker import RankJob, run_rank
 
 KINDS = ("cpu", "cuda")
@@ -72,12 +80,7 @@ class Target:
             yield allocations
 
 
-CPU = Target()
-
-CUDA = Target("cuda")
-
-
-# -- the steady step -------------------------------------------------------------------------------
+CPU, CUDA = Target(), Target("cuda")
 
 
 def settled(config: CellConfig) -> CellConfig:
@@ -93,7 +96,13 @@ def settled(config: CellConfig) -> CellConfig:
 # -- the execution ---------------------------------------------------------------------------------
 
 
-Tell = Callable[[dict[str, Any]], None]
+LOGITS, LOSS = "logits", "loss"
+
+FLEETING = ("activations", "temporary")
+"""Categories that logits and loss are taken from."""
+
+PARTS = (*(name for name in CATEGORIES if name not in ("inputs", "temporary")), LOGITS, LOSS, "inputs", "temporary")
+"""The parts of a peak, in display order."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +150,7 @@ class Execution:
     @property
     def host_bytes(self) -> int:
         """The largest sum of live bytes in host memory in a step, on the rank that uses most host memory."""
-        return self._largest_in("host") + host_bytes_beyond(self.config, self.known.schedule, self.rank)
+        return self._largest_in("host") + host_bytes_beyond(self.config, self.result.schedule, self.rank)
 
     @property
     def file_bytes(self) -> int:
@@ -161,20 +170,20 @@ class Execution:
     @property
     def tensors(self) -> list[TensorRow]:
         """The largest storages at the peak instant."""
-        return self.known.tensors
+        return self.result.tensors
 
     @property
     def volume_elements(self) -> float:
         """Elements that the rank moves in a step, by the paper's convention."""
-        return sum(row.volume_elements for row in self.known.traffic)
+        return sum(row.volume_elements for row in self.result.traffic)
 
     @property
     def wire_bytes(self) -> float:
         """Bytes that the rank sends in a step, without control traffic."""
-        return sum(row.wire_bytes for row in self.known.traffic if not row.control)
+        return sum(row.wire_bytes for row in self.result.traffic if not row.control)
 
     @property
-    def known(self) -> RankRecord:
+    def result(self) -> RankRecord:
         """The record. Raises ValueError if the simulation failed."""
         if self.record is None:
             raise ValueError(self.problem)
@@ -182,22 +191,45 @@ class Execution:
 
     @cached_property
     def _step(self) -> dict[str, MemoryRow]:
-        return {row.category: row for row in self.known.memory if row.phase == "step" and row.tier == "device"}
+        return {row.category: row for row in self.result.memory if row.phase == "step" and row.tier == "device"}
 
     @property
     def _fullest(self) -> Execution:
         return max((self, *self.others), key=lambda execution: execution._step["states"].max_bytes)
 
+    def part_of(self, row: LineRow | TensorRow) -> str:
+        """Returns the part of a row of its tables. If modules are unknown (the model cannot be built on the meta
+        device), logits count as loss.
+        """
+        if row.category not in FLEETING:
+            return row.category
+        vocabulary = self.config.model_options.get("vocabulary")
+        width = vocabulary if isinstance(vocabulary, int) else self.config.vocabulary or None
+        if row.shape.split("x")[-1] != str(width):
+            return row.category
+        return LOGITS if self.facts and row.module in self.facts.weighted else LOSS
+
+    @property
+    def parts_bytes(self) -> dict[str, int]:
+        """Part -> its bytes at the peak instant; they add up to `peak_bytes`."""
+        parts = dict.fromkeys(PARTS, 0) | self.at_peak
+        for row in self.result.lines:
+            if row.at == "peak" and (part := self.part_of(row)) != row.category:
+                parts[row.category] -= row.bytes
+                parts[part] += row.bytes
+        return parts
+
     def _largest_in(self, tier: str) -> int:
-        rows = [row for row in self.known.memory if (row.phase, row.tier, row.category) == ("step", tier, "total")]
+        rows = [row for row in self.result.memory if (row.phase, row.tier, row.category) == ("step", tier, "total")]
         return max((row.max_bytes for row in rows), default=0)
 
 
 def execute(
-    config: CellConfig, tell: Tell = lambda _: None, target: Target = CPU, operators: bool = False
-) -> Execution:
+    config: CellConfig, report: Callable[[dict[str, Any]], None] = lambda _: None, target: Target = CPU,
+    operators: bool = False,
+) -> Execution:  # fmt: skip
     """Simulates one rank of a resolved cell as on `target`: the one that has the peak. Any failure becomes an error
-    message in the result. `tell` takes progress. `operators`: whether its events include every compute operator, for
+    message in the result. `report` takes progress. `operators`: whether its events include every compute operator, for
     times; then the rank is the one with the largest states.
     """
     config = replace(settled(config), backend=SIMULATED, device="cpu", tensors=FAKE)
@@ -207,7 +239,7 @@ def execute(
         with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
             try:
                 with target.stands_in() as allocations:
-                    record = run_rank(RankJob(config, "accounted", rank, "", folder, operators=operators), tell)
+                    record = run_rank(RankJob(config, "accounted", rank, "", folder, operators=operators), report)
                 memory = None if allocations is None else allocations.memory()
             except Exception as error:  # a model may be any code: the other cells are executed all the same
                 problem = (str(error).strip() or "no message").splitlines()[0]
@@ -224,3 +256,94 @@ def execute(
     peak = max(executions, key=lambda execution: execution.peak_bytes)
     seconds = sum(execution.seconds for execution in executions)
     return replace(peak, seconds=seconds, others=tuple(other for other in executions if other is not peak))
+
+
+# -- many cells, in processes ----------------------------------------------------------------------
+
+
+OUT_OF_MEMORY = ("MemoryError", "can't allocate memory", "bad_alloc")
+"""Words in errors of Python, torch and C++ when a process exceeds its memory limit."""
+
+MOST_GARBAGE = 2**28
+"""Bytes by which earlier simulations may have left a process larger before it searches for garbage."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one cell's process: `seconds`, and `memory_bytes` in addition to its initial memory."""
+
+    seconds: float = 600.0
+    memory_bytes: int = 4 * 2**30
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class _Job:
+    config: CellConfig
+    target: Target
+    limits: Limits
+    folder: str
+    operators: bool = False
+
+
+def execute_all(
+    configs: Sequence[CellConfig], target: Target = CPU, jobs: int | None = None,
+    tell: Callable[[int, dict[str, Any] | Execution], None] = lambda *_: None, limits: Limits = LIMITS,
+    operators: bool | Sequence[bool] = False,
+) -> list[Execution]:  # fmt: skip
+    """Simulates one rank of each resolved cell, `jobs` in parallel (None: one per core that this process may use), and
+    of those that `tell` adds to `configs` at the end of one. `tell` takes a cell's index, and its progress (`step` of
+    `steps`) or, at its end, its execution. `operators`: whether their events include every compute operator, of all or
+    one by one. Executions are returned in the order of the cells.
+
+    A crash, timeout or excess of memory becomes an error message in that execution's `problem`. Raises
+    KeyboardInterrupt when the user interrupts, after all processes have ended. These processes build users' models as a
+    sweep's ranks do, from the script or package that registers them.
+    """
+    work, executions = list[_Job](), dict[int, Execution]()
+    with temporary_folder() as folder:
+
+        def add_new() -> None:
+            for index, config in enumerate(configs[len(work) :], len(work)):
+                every = operators if isinstance(operators, bool) else operators[index]
+                work.append(_Job(config, target, limits, str(folder), every))
+
+        def report(index: int, news: Any) -> None:
+            if isinstance(news, Outcome):
+                news = executions[index] = _execution_of(configs[index], news, limits)
+            tell(index, news)
+            add_new()
+
+        add_new()
+        launch_each(run_job, work, folder, limits.seconds, jobs or usable_cores(), report, _is_sound)
+    return [executions[index] for index in range(len(work))]
+
+
+def run_job(job: _Job, report: Callable[[Any], None]) -> Execution:
+    """Simulates a cell in a forked process. `limits.memory_bytes` is in addition to the memory at its first cell."""
+    # To search for garbage in cycles takes a fifth of a simulation, whose bytes would depend on when Python searches.
+    gc.disable()
+    tempfile.tempdir = job.folder  # what a killed process leaves goes with the folder
+    limit, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit == most:
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + job.limits.memory_bytes, most))
+    elif data_bytes() + job.limits.memory_bytes > limit + MOST_GARBAGE:
+        gc.collect()
+    return execute(job.config, report, job.target, job.operators)
+
+
+def _is_sound(execution: Execution) -> bool:
+    return not execution.problem
+
+
+def _execution_of(config: CellConfig, outcome: Outcome, limits: Limits) -> Execution:
+    execution = outcome.results[0] if outcome.status == "ok" else Execution(config, 0, 0.0, None, outcome.reason)
+    if any(word in execution.problem for word in OUT_OF_MEMORY):
+        problem = f"its execution takes more than {show_bytes(limits.memory_bytes)} of this machine's memory"
+    elif outcome.status == "ok":
+        return execution
+    else:
+        problem = f"its execution {outcome.reason}"
+    return Execution(execution.config, execution.rank, execution.seconds, None, problem)

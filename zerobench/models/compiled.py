@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from ..fake import graphs
+from ..fake.compiler import dispatch_buffers, modes_active
 from ..zero.activations.policies import Forward, Wrapped
 from ..zero.modules.wrapping import blocks
 
@@ -47,8 +47,8 @@ class CompiledForward(Wrapped):
             tqdm.set_lock(threading.RLock())
             torch._dynamo.config.optimize_ddp = False
             torch._inductor.config.compile_threads = 1  # compile here: worker processes would outlive the compilation
-            if graphs.modes_active():
-                graphs.dispatch_buffers()
+            if modes_active():
+                dispatch_buffers()
             self._graph = torch.compile(self.forward, fullgraph=True, dynamic=False)
 
         try:

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..fake.host_values import has_values
+from ..fake.operators import has_values
 from .gpt import GPT, Block, initialize
 
 ROUTINGS = ("learned", "balanced", "skewed")

@@ -1,25 +1,37 @@
-"""Predicts a cell's needs before it runs: its model is built on torch's meta device, and theory replays the schedule of
-a sequential model. The run itself is compared with predictions for its real schedule.
+"""Predicts a cell's needs before it runs, and whether they fit.
+
+states        the model is built on torch's meta device, and theory replays the schedule of a sequential model. The run
+              itself is compared with predictions for its real schedule
+activations   of the model's forward and backward on fake tensors, observed by the ledger, without engine or ranks; the
+              engine causes any excess in a run
+fit           a run needs at least its states: a cell whose states do not fit runs out of memory, and on a CPU so do
+              other processes. In a simulated world only one rank runs, and fake tensors need no memory
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
 
-from ..config.cell import CellConfig
+import torch
+from torch import nn
+
+from ..config.cell import Cell, CellConfig
 from ..config.combinations import activation_policy
-from ..config.schema import Gpt
+from ..config.schema import Gpt, GptMoe
+from ..fake import world_of_tensors
+from ..host.environment import FAKE, SIMULATED, gpu_bytes, machine_bytes
+from ..sizes import show_bytes
 from ..strategies import predicts, shape_of, spec_of
 from ..theory.closed_forms import Formula, between_nodes_formula, explained_volume, floor_bytes, state_formulas
-from ..theory.groups import GroupShape
-from ..theory.replay.link_traffic import Links, predict_links
+from ..theory.groups import GroupShape, tensor_parallel_bytes
 from ..theory.replay.states import Prediction, explained, fullest_ranks, predict_states
-from ..theory.replay.traffic import predict_traffic
-from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
+from ..theory.replay.traffic import Links, predict_links, predict_traffic
+from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule, TierShape
 from ..theory.strategy import StrategyShape
-from ..theory.tensor_parallel import TensorParallelShape
-from ..theory.tiers import TierShape
-from . import activations as own_activations
+from ..zero import labels
 from .build import ModelFacts, facts_if_any, facts_of, schedule_options
 
 
@@ -127,7 +139,7 @@ def links_of(config: CellConfig, schedule: Schedule) -> Links | None:
     """Returns the bytes between tiers in a step of a resolved cell, over all ranks, for a strategy that theory
     predicts; None if activations that cannot be predicted move to host memory.
     """
-    activations = own_activations.moved_bytes(config)
+    activations = moved_bytes(config)
     if activations is None:
         return None
     states, moved = links_of_states(config, schedule), activations * config.world_size
@@ -181,7 +193,138 @@ def tensor_axis_bytes(config: CellConfig) -> dict[str, int]:
     ranks, model, policy = config.tensor_parallel, config.model, activation_policy(config)
     if ranks == 1 or not isinstance(model, Gpt):
         return {}
-    numel, size = config.micro_batch * config.sequence * model.hidden, config.precision.dtype.itemsize
-    partitions = policy.partition and numel * size >= policy.least_bytes
-    shape = TensorParallelShape(ranks, model.layers, numel, size, config.recomputes, partitions)
-    return shape.predict(config.accumulation)
+    size = config.micro_batch * config.sequence * model.hidden * config.precision.dtype.itemsize
+    partitions = policy.partition and size >= policy.least_bytes
+    return tensor_parallel_bytes(ranks, model.layers, size, config.recomputes, partitions, config.accumulation)
+
+
+# -- activations -----------------------------------------------------------------------------------
+
+
+def predict_activations(config: CellConfig, batches: Any, build: Callable[[CellConfig], nn.Module]) -> int | None:
+    """Returns the peak bytes on the device, for the model that `build` makes from a resolved cell. None if there is no
+    prediction: for GPUs, whose kernels keep other tensors, for users' models and data, whose activations may depend on
+    values, as separate experts with learned routing do, for tensor parallelism, if a policy moves activations, and for
+    fake tensors, whose run is itself such a prediction.
+    """
+    moved = config.activation.name != "none" or config.arena or config.tensor_parallel > 1  # no groups are there now
+    if config.device != "cpu" or config.tensors == FAKE or moved:
+        return None
+    if config.model.kind not in ("gpt", "gpt_moe", "mlp") or config.data.name not in ("text", "synthetic"):
+        return None
+    if isinstance(config.model, GptMoe) and config.model.separate_experts and config.model.routing == "learned":
+        return None
+    return activation_bytes(lambda: build(config), batches.batch(0, 0))
+
+
+def activations_depend_on(config: CellConfig) -> str:
+    """Returns as text all that `predict_activations` depends on: with equal texts it is the same."""
+    cast = None if config.precision.name == "fp32" else (config.precision, config.strategy.name)
+    model = config.model_options, config.model.kind, config.data, config.micro_batch, config.sequence, config.compile
+    return repr((model, cast, config.activation, config.arena, config.device, config.tensors, config.deterministic))
+
+
+def activation_bytes(build: Callable[[], nn.Module], inputs: Sequence[torch.Tensor]) -> int:
+    """Returns the peak bytes of activations in a forward and backward of the model, which returns a loss, on `inputs`,
+    of which only shapes and dtypes are used. Propagates the error of a model that reads values.
+    """
+    from ..probes.ledger import ShapesOnly  # not needed by the timed pass, which imports this module, too
+
+    with world_of_tensors(fake=True) as world:
+        with world.building():
+            model = build()
+        batch = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in inputs]
+        with ShapesOnly("cpu") as ledger:
+            for name, parameter in model.named_parameters():
+                ledger.on_tensor(parameter, labels.PARAMETERS, name)
+                if parameter.requires_grad:
+                    parameter.register_hook(lambda gradient: ledger.on_tensor(gradient, labels.GRADIENTS, ""))
+            for tensor in batch:
+                ledger.on_tensor(tensor, labels.INPUTS, "batch")
+            ledger.begin()
+            ledger.enter_phase("forward")
+            loss = model(*batch)
+            ledger.enter_phase("backward")
+            loss.backward()
+            ledger.end("step")
+    return ledger.sums.extremes["step"].highest[labels.ACTIVATIONS]
+
+
+def moved_bytes(config: CellConfig) -> int | None:
+    """Returns the bytes of activations that a rank sends to host memory in a step, and fetches back. None if there is
+    no prediction: for models other than our GPT, with adapters, with chunked MLPs, or with tensor parallelism unless
+    blocks are recomputed. All layers except the last send the tensors that they keep: Korthikanti et al., Reducing
+    Activation Recomputation, arXiv 2205.05198, section 4, without dropout and with fused attention.
+    """
+    model, policy = config.model, activation_policy(config)
+    if policy.keep != "host":
+        return 0
+    recomputes = config.recomputes or policy.recompute
+    is_cut = config.tensor_parallel > 1 and not recomputes
+    if not isinstance(model, Gpt) or model.lora or model.mlp_chunks > 1 or is_cut:
+        return None
+    tokens = config.sequence * config.micro_batch
+    stream = config.precision.dtype.itemsize * tokens * model.hidden
+    norms_and_attention, mlp = [stream] * 5, [4 * stream] * 2
+    kept = [*norms_and_attention, 3 * stream, 4 * model.heads * tokens, *mlp]  # queries, keys and values; log-sum-exp
+    if recomputes:
+        kept = [stream]
+    parts = config.tensor_parallel if policy.partition else 1
+    moved = sum(size for size in kept if size >= policy.least_bytes) // parts
+    return config.accumulation * (model.layers - 1) * moved
+
+
+# -- fit -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """`memory_bytes` of memory of `owner`, and the states in it: at most `rank_bytes` for each of `ranks` ranks."""
+
+    owner: str
+    memory_bytes: int
+    ranks: int
+    rank_bytes: int
+
+    @property
+    def share(self) -> float:
+        """The fraction of the memory that the states fill; above 1 if they do not fit."""
+        return self.ranks * self.rank_bytes / self.memory_bytes
+
+    @property
+    def text(self) -> str:
+        """Describes the needed and the available memory."""
+        together = f", {show_bytes(self.ranks * self.rank_bytes)} for {self.ranks} ranks" if self.ranks > 1 else ""
+        memory = f"{self.owner} has {show_bytes(self.memory_bytes)}"
+        return f"its states need {show_bytes(self.rank_bytes)} per rank{together}, and {memory}"
+
+
+def fit_of(config: CellConfig) -> Fit | None:
+    """Returns the local memory that a resolved cell's states fill most; None if they cannot be predicted or need none.
+    A GPU has its own memory; without one, states in host memory and on the device share the machine's memory.
+    """
+    if config.tensors == FAKE:
+        return None
+    try:
+        held = held_bytes(config)
+    except Exception:  # a user's builder may do things that a model without memory cannot
+        return None
+    if held is None:
+        return None
+    device, host = held
+    ranks = 1 if config.backend == SIMULATED else ceil(config.world_size / config.nodes)
+    if config.device != "cuda":
+        return Fit("this machine", machine_bytes(), ranks, device + host)
+    on_gpu = Fit("a GPU here", gpu_bytes(), config.ranks_per_gpu, device)
+    return max(on_gpu, Fit("this machine", machine_bytes(), ranks, host), key=lambda fit: fit.share)
+
+
+def refuse_unfit(cell: Cell) -> Cell:
+    """Returns the cell, with a problem if its states do not fit into memory here, unless launch.check_memory is off."""
+    if cell.problems or not cell.config.launch.check_memory:
+        return cell
+    fit = fit_of(cell.config)
+    if fit is None or fit.share <= 1:
+        return cell
+    problem = f"model={cell.config.model_name}: {fit.text}; launch.check_memory=false runs it all the same"
+    return Cell(cell.config, (problem,))

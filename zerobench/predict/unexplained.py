@@ -2,19 +2,23 @@
 
 Each message begins with the category or collective concerned. An unexplained byte is a bug in the theory, the probe or
 the engine; the column `unexplained` of a run is empty if there is none.
+
+Also the share of a model that was actually sent quantized, according to the measured traffic, not the options.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ..records import COLLECTIVES, DATA_AXIS, LINKS, STATES, LineRow, MemoryRow, RunRow, TrafficRow
 from ..theory.groups import Moved
+from ..theory.layout import by_kind, by_unit
 from ..theory.replay.states import Prediction
+from ..theory.shapes import ParameterShape
 
 STATES_SHARE = 0.01
 """Tolerance relative to a prediction: two gradients may briefly exist together, and their order decides which two."""
@@ -219,3 +223,29 @@ def _witnesses(row: RunRow, kept: str, copied: int) -> Iterator[str]:
 def _off(measured: int, predicted: int, unit: str = " B") -> str:
     by = measured - predicted
     return f"{abs(by):,}{unit} {'above' if by > 0 else 'below'} the prediction of {predicted:,}{unit}"
+
+
+# -- quantized traffic -----------------------------------------------------------------------------
+
+
+BYTES = "uint8"
+"""dtype of quantized values; all other data in a unit's gathers and reductions is floating point."""
+
+
+def coded_share(traffic: Sequence[TrafficRow], kind: str, units: dict[str, int]) -> float:
+    """Returns the share of the parameters in `units` whose collectives of that kind sent uint8; 0 if there are none. A
+    unit counts with all its trainable parameters; with secondary shards its gathers but the first are exact.
+    """
+    coded = {row.unit for row in traffic if row.kind == kind and row.dtype == BYTES and not row.control}
+    return sum(numel for name, numel in units.items() if name in coded) / max(1, sum(units.values()))
+
+
+def units_of(shapes: Sequence[ParameterShape], persistence_numel: int) -> dict[str, int]:
+    """Returns the number of trainable parameters of each zero3 unit, by the name of its collectives."""
+    small, groups = by_unit(shapes, persistence_numel)
+    counts: dict[str, int] = {}
+    for group, members in (("(kept)", small), *((name or "(root)", indices) for name, indices in groups.items())):
+        for number, kind in enumerate(by_kind(shapes, members), 1):
+            trained = sum(shapes[i].numel for i in kind if shapes[i].trainable)
+            counts[group if number == 1 else f"{group} part {number}"] = trained
+    return counts

@@ -31,10 +31,9 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from ..fake.graphs import GraphMode, dispatch_buffers
-from ..fake.host_values import HostValues
+from ..fake.compiler import GraphMode, dispatch_buffers
 from ..fake.observers import MATMULS, Growth, IntervalMark, copied_by_backend, shapes_asked, take_observers
-from ..fake.shortcuts import MISSED, represented_device
+from ..fake.operators import MISSED, HostValues, represented_device
 from ..records import STATES
 from ..zero import labels
 from .in_transit import InTransit

@@ -24,7 +24,7 @@ import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 from ..fake.as_gpu.stand_in import NullStream
-from ..fake.graphs import GraphMode
+from ..fake.compiler import GraphMode
 from ..records.event_row import COMPUTE, ORDER
 from ..zero import labels
 from .event_log import EventLog

@@ -21,7 +21,7 @@ from torch.optim import _muon
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..fake.graphs import GraphMode
+from ..fake.compiler import GraphMode
 from ..zero import labels
 from ..zero.optim.segments import cost_of
 

@@ -38,7 +38,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from ..fake.graphs import GraphMode
+from ..fake.compiler import GraphMode
 from ..records import COLLECTIVES, DATA_AXIS, TENSOR_AXIS
 from ..zero import labels
 from .intervals import ASIDE, SAVE

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
-from ..theory.shapes import OptimizerShape, ParameterShape, updated_bytes
+from ..theory.shapes import OptimizerShape, ParameterShape
 from ..theory.strategy import StrategyTheory
 
 Build = Callable[..., Any]
@@ -145,5 +145,5 @@ def fullest_rank(shapes: Sequence[ParameterShape], ranks: int, optimizer: Optimi
     for shape in sorted(shapes, key=lambda shape: -shape.numel):
         rank = given.index(min(given))
         given[rank] += shape.numel
-        kept[rank] += optimizer.bytes_of(shape.numel, updated_bytes(shape)) * shape.trainable
+        kept[rank] += optimizer.bytes_of(shape.numel, shape.updated_bytes) * shape.trainable
     return kept.index(max(kept))

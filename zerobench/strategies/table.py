@@ -14,7 +14,7 @@ from zlib import crc32
 
 from ..records.palette import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from ..registry import TYPES, check_leading, check_name, installed, options_of, source_of
-from ..theory import strategies as theories
+from ..theory import strategy as theories
 from ..theory.strategy import StrategyShape, StrategyTheory
 from . import options
 from .options import StrategyOptions

@@ -20,8 +20,7 @@ from ..config.world import has_times
 from ..host.environment import SIMULATED
 from ..predict import estimate
 from ..predict.flops import step_flops, utilization
-from ..predict.quantized_share import coded_share, units_of
-from ..predict.unexplained import Accounted, Expected, unexplained
+from ..predict.unexplained import Accounted, Expected, coded_share, unexplained, units_of
 from ..probes.probe import ASYNCHRONOUS
 from ..probes.traffic import gloo_factor
 from ..rank_record import RankRecord

@@ -24,8 +24,7 @@ from ..host.environment import SIMULATED
 from ..host.others import OtherProcesses
 from ..launch.follower import interruption
 from ..launch.over_cluster import launch, places
-from ..predict import activations
-from ..predict.estimate import simulated_ranks
+from ..predict.estimate import activations_depend_on, simulated_ranks
 from ..probes import allocator, probe, snapshot
 from ..rank_record import RankRecord
 from ..records import RunRow
@@ -151,7 +150,7 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
     records: list[RankRecord] = []
     if cell.config.device == "cpu":
         allocator.hook_library()  # compiled once, before many ranks ask for it
-    predicted = activations.depends_on(cell.config)
+    predicted = activations_depend_on(cell.config)
     ranks = ranks_of(cell.config)
     for mode in passes_of(cell.config, row.repeat):
         meeting = places(len(ranks), aside / f"rendezvous-{mode}")

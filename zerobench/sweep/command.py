@@ -10,7 +10,7 @@ from ..config.cell import Cell
 from ..config.compose import RefusedError, refuse_senseless
 from ..host.pipes import print_line, print_note
 from ..host.terminal import is_quiet
-from ..predict.fit import refuse_unfit
+from ..predict.estimate import refuse_unfit
 from ..results import rescue, selection
 from ..results.leftovers import tidy
 from ..results.options import RESULTS

@@ -26,7 +26,7 @@ from ..config.launcher import HERE, LOCAL
 from ..config.schema import Measure
 from ..config.schema_memory import Activation, Buffers, OffloadConfig, ZeroppConfig
 from ..host.environment import SIMULATED
-from ..predict.fit import refuse_unfit
+from ..predict.estimate import refuse_unfit
 from ..results import tables
 from ..results.folders import amend_row
 from ..results.provenance import source_of

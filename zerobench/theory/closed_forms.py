@@ -34,26 +34,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from .groups import GroupShape
-from .layout import FlatBuffer
-from .shapes import (
-    OptimizerShape,
-    ParameterShape,
-    PrecisionShape,
-    Schedule,
-    bytes_of,
-    gradient_bytes,
-    is_half,
-    master_bytes,
-    optimizer_of,
-    updated_bytes,
-    wire_bytes,
-)
+from .shapes import FULL, NOWHERE, OptimizerShape, ParameterShape, PrecisionShape, Schedule, TierShape
 from .strategy import StrategyShape, buffers_of, gathers_of, settle
-from .tiers import NOWHERE, TierShape
 
 REST = "padding, counts and small parameters, less states unused or not yet made"
 """Remaining differences: parameters start and shards end at multiples of 64 bytes; an optimizer counts its steps; small
@@ -108,9 +94,6 @@ def from_json(text: str) -> dict[str, Formula]:
 # -- states ----------------------------------------------------------------------------------------
 
 
-FULL = PrecisionShape()
-
-
 @dataclass(frozen=True)
 class State:
     """One kind of model state. `size`: bytes over all parameters; `frozen`: the part that belongs to frozen parameters.
@@ -135,17 +118,17 @@ def states_of(
     theory, n = strategy.theory, groups.shard_ranks
     trained = [s for s in shapes if s.trainable]
     held = [s for s in shapes if not strategy.keeps_masters(s, tiers)]
-    parameters, frozen = (sum(map(bytes_of, some)) for some in (held, [s for s in held if not s.trainable]))
-    gradients = sum(s.numel * gradient_bytes(s, precision) for s in trained)
-    masters = sum(master_bytes(s) for s in trained if is_half(s))
-    cast = sum(master_bytes(s) for s in trained if gradient_bytes(s, precision) < 4)
+    parameters, frozen = sum(s.nbytes for s in held), sum(s.nbytes for s in held if not s.trainable)
+    gradients = sum(s.numel * s.gradient_bytes(precision) for s in trained)
+    masters = sum(s.master_bytes for s in trained if s.is_half)
+    cast = sum(s.master_bytes for s in trained if s.gradient_bytes(precision) < 4)
     # gradients that leave the device as they are reduced are whole on no rank, as under ZeRO-2
     reduced = n if theory.gradients or tiers.gradients else None
     updated = n if theory.optimizer else None
     kept = 1 - tiers.fraction * tiers.optimizer
     numels: Counter[tuple[OptimizerShape, int]] = Counter()
     for shape in trained:
-        numels[optimizer_of(optimizer, shape), updated_bytes(shape)] += shape.numel
+        numels[optimizer.of(shape.matrix is not None), shape.updated_bytes] += shape.numel
     made = sum(shape.states_bytes(numel, size) for (shape, size), numel in numels.items())  # scales for whole blocks
     return (
         State("parameters", "P", parameters, n if theory.parameters else None, 1.0 - tiers.parameters, frozen),
@@ -163,13 +146,18 @@ def state_formulas(
 ) -> dict[str, Formula]:  # fmt: skip
     """Category -> closed form of its bytes on a rank's device; "states" is the sum. Without terms in flight."""
     states = states_of(strategy, shapes, groups, optimizer, precision, tiers)
-    text = _Text(shapes, groups, tiers)
     formulas = {}
     for category in dict.fromkeys(state.category for state in states):
         of_category = [state for state in states if state.category == category]
         here = sum(state.size * state.stays / (state.ranks or 1) for state in of_category)
-        formulas[category] = text.formula(of_category, math.floor(here))
-    return formulas | {"communication": Formula("0", 0, {}), "states": text.formula(_joined(states), _sum(states))}
+        formulas[category] = _formula(of_category, math.floor(here), shapes, groups, tiers)
+    joined: dict[tuple[str, float], State] = {}  # with one letter and one part left on the device: K is all of O
+    for state in states:
+        key = state.letter, state.stays
+        size = state.size + (joined[key].size if key in joined else 0)
+        joined[key] = replace(joined.get(key, state), size=size, category="states")
+    whole = _formula([*joined.values()], _sum(states), shapes, groups, tiers)
+    return formulas | {"communication": Formula("0", 0, {}), "states": whole}
 
 
 def floor_bytes(
@@ -182,70 +170,48 @@ def floor_bytes(
 
 def _sum(states: Sequence[State]) -> int:
     """P, G and O each rounded up to whole bytes, as shards are, minus the parts that leave."""
-    whole: dict[str, int] = {}
+    whole: Counter[str] = Counter()
     for state in states:
-        whole[state.letter] = whole.get(state.letter, 0) + state.size
+        whole[state.letter] += state.size
     ranks = {state.letter: state.ranks or 1 for state in states}
-    leaving = sum(state.size * (1 - state.stays) / (state.ranks or 1) for state in states)
-    return max(0, sum(-(-size // ranks[letter]) for letter, size in whole.items()) - int(leaving))
+    elsewhere = sum(state.size * (1 - state.stays) / (state.ranks or 1) for state in states)
+    return max(0, sum(-(-size // ranks[letter]) for letter, size in whole.items()) - int(elsewhere))
 
 
-def _joined(states: Iterable[State]) -> list[State]:
-    """Merges states with the same letter and the same part left on the device, so that K is all optimizer states."""
-    merged: dict[tuple[str, float], State] = {}
+def _formula(
+    states: Sequence[State], value: int, shapes: Sequence[ParameterShape], groups: GroupShape, tiers: TierShape
+) -> Formula:
+    """The states' sum in multiples of ψ and φ if all parameters have one dtype, else of P, G and O."""
+    psi, phi = (sum(shape.numel for shape in shapes if shape.trainable is trains) for trains in (True, False))
+    is_uniform = psi > 0 and len({shape.element_bytes for shape in shapes if shape.numel}) == 1
+    ranks = "k" if groups.shard_group else "N"
+    sums: dict[str, list[str]] = {}  # symbol, divided by the ranks -> coefficients
+    numbers: dict[str, float] = {}
     for state in states:
-        key = state.letter, state.stays
-        before = merged.get(key, replace(state, size=0))
-        merged[key] = replace(before, size=before.size + state.size, category="states")
-    return list(merged.values())
-
-
-class _Text:
-    """Writes states in multiples of ψ if all parameters have one dtype, else as P, G and O."""
-
-    def __init__(self, shapes: Sequence[ParameterShape], groups: GroupShape, tiers: TierShape) -> None:
-        self.psi = sum(s.numel for s in shapes if s.trainable)
-        self.phi = sum(s.numel for s in shapes if not s.trainable)
-        self.is_uniform = self.psi > 0 and len({s.element_bytes for s in shapes if s.numel}) == 1
-        self.ranks, self.shard_ranks = ("k" if groups.shard_group else "N"), groups.shard_ranks
-        self.fraction = tiers.fraction
-
-    def formula(self, states: Sequence[State], value: int) -> Formula:
-        """The states' sum as an equation, with the numbers in it."""
-        sums: dict[str, list[str]] = {}
-        numbers: dict[str, float] = {}
-        for state in states:
-            if state.size and state.stays:
-                for token, symbol in self._products(state, numbers):
-                    sums.setdefault(symbol + f"/{self.ranks}" * (state.ranks is not None), []).append(token)
-                numbers |= {self.ranks: self.shard_ranks} if state.ranks else {}
-        return Formula(" + ".join(map(_product, sums.values(), sums)) or "0", value, numbers)
-
-    def _products(self, state: State, numbers: dict[str, float]) -> list[tuple[str, str]]:
-        """Returns (coefficient, symbol) pairs of a state; adds the values of their symbols to `numbers`."""
-        left = "(1 − f)·" if state.stays < 1 else ""
-        numbers |= {"f": self.fraction} if left else {}
-        trained, products = state.size - state.frozen, []
-        if not self.is_uniform:
+        if not state.size or not state.stays:
+            continue
+        left, products = "(1 − f)·" if state.stays < 1 else "", []
+        if left:
+            numbers["f"] = tiers.fraction
+        if not is_uniform:
             numbers[state.letter] = state.size
-            return [(left + state.letter, "")]
-        if trained:
-            each = trained / self.psi
-            if short := state.category == "states" and state.letter == "O":
-                numbers["K"] = each
-            numbers["ψ"] = self.psi
-            products.append((left + ("K" if short else f"{each:g}"), "ψ"))
-        if state.frozen:
-            numbers["φ"] = self.phi
-            products.append((f"{left}{state.frozen / self.phi:g}", "φ"))
-        return products
-
-
-def _product(tokens: Sequence[str], symbol: str) -> str:
-    """A sum times a symbol: "(2 + K)ψ/N"."""
-    if len(tokens) == 1 or not symbol:
-        return " + ".join(token + symbol for token in tokens)
-    return f"({' + '.join(tokens)}){symbol}"
+            products.append((state.letter, ""))
+        if is_uniform and (trained := state.size - state.frozen):
+            is_k = state.category == "states" and state.letter == "O"
+            numbers |= ({"K": trained / psi} if is_k else {}) | {"ψ": psi}
+            products.append(("K" if is_k else f"{trained / psi:g}", "ψ"))
+        if is_uniform and state.frozen:
+            numbers["φ"] = phi
+            products.append((f"{state.frozen / phi:g}", "φ"))
+        for coefficient, symbol in products:
+            sums.setdefault(symbol + f"/{ranks}" * (state.ranks is not None), []).append(left + coefficient)
+        if state.ranks:
+            numbers[ranks] = groups.shard_ranks
+    terms = []
+    for symbol, coefficients in sums.items():
+        is_sum = len(coefficients) > 1 and symbol
+        terms += [f"({' + '.join(coefficients)}){symbol}"] if is_sum else [text + symbol for text in coefficients]
+    return Formula(" + ".join(terms) or "0", value, numbers)
 
 
 # -- volume ----------------------------------------------------------------------------------------
@@ -263,7 +229,7 @@ def volume_formula(strategy: StrategyShape, schedule: Schedule, world_size: int)
         return Formula("0", 0, {"N": 1})
     if not strategy.theory.optimizer:
         text, value = "2rψ", 2 * r
-    elif strategy.has_buckets:
+    elif strategy.theory.has_buckets:
         text, value = "(r + 1)ψ", r + 1
     else:
         text, value = "(r + 2m)ψ", r + 2 * m
@@ -279,33 +245,23 @@ def explained_volume(strategy: StrategyShape, schedule: Schedule, groups: GroupS
     formula = volume_formula(strategy, schedule, groups.world_size)
     if groups.world_size == 1 or not strategy.theory.optimizer:
         return formula
-    strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
-    sizes: dict[str, int] = {}
+    strategy, m = settle(strategy, schedule.shapes, groups.shard_ranks), schedule.micro_batches
+    r, expected = strategy.reductions(m), 1 if strategy.theory.has_buckets else 2 * m
+    sizes: Counter[str] = Counter()
     for unit, buffer in buffers_of(strategy, schedule.shapes, groups.shard_ranks):
-        gathers = None if unit is None else schedule.micro_batches * gathers_of(strategy, schedule, unit)
-        for name, size in _beyond(strategy, schedule, buffer, gathers):
-            sizes[name] = sizes.get(name, 0) + size
+        gathers = None if unit is None else m * gathers_of(strategy, schedule, unit)
+        if not schedule.shapes[buffer.spans[0].parameter].trainable:
+            sizes["frozen units"] += (gathers or 0) * buffer.padded_numel
+            continue
+        # a buffer that stays whole between steps is gathered once
+        reduced, gathers = (r, 1) if gathers is None else (r if gathers else 0, gathers)
+        again = "units that stay whole, or that no step uses" if gathers < expected else "units that are gathered again"
+        sizes["padding"] += (gathers + reduced) * (buffer.padded_numel - buffer.numel)
+        sizes[again] += (gathers - expected) * buffer.numel
+        sizes["gradients of units that no step uses"] += (reduced - r) * buffer.numel
+        if strategy.reduce_with == "all_reduce":
+            sizes["all-reduce in place of reduce-scatter"] += reduced * buffer.padded_numel
     return replace(formula, beyond=tuple(Term(name, size) for name, size in sizes.items() if size))
-
-
-def _beyond(
-    strategy: StrategyShape, schedule: Schedule, buffer: FlatBuffer, gathers: int | None
-) -> Iterator[tuple[str, int]]:
-    """Yields (name, elements) that a buffer moves beyond the formula; negative if it moves fewer. `gathers`: in a
-    step; None: it stays whole, and is gathered once if it is trained.
-    """
-    m, numel, own = schedule.micro_batches, buffer.padded_numel, buffer.numel
-    expected, r = (1 if strategy.has_buckets else 2 * m), strategy.reductions(m)
-    if not schedule.shapes[buffer.spans[0].parameter].trainable:
-        yield "frozen units", (gathers or 0) * numel
-        return
-    reduced, gathers = (r, 1) if gathers is None else (r if gathers else 0, gathers)
-    yield "padding", (gathers + reduced) * (numel - own)
-    by = "units that stay whole, or that no step uses" if gathers < expected else "units that are gathered again"
-    yield by, (gathers - expected) * own
-    yield "gradients of units that no step uses", (reduced - r) * own
-    if strategy.reduce_with == "all_reduce":
-        yield "all-reduce in place of reduce-scatter", reduced * numel
 
 
 def between_nodes_formula(
@@ -321,7 +277,7 @@ def between_nodes_formula(
         size: float = shape.element_bytes
         for block, coded in ((groups.weight_block, INT8), (groups.difference_block, INT4)):
             size = coded if groups.quantizes(block, shape.element_bytes) else size
-        sent = wire_bytes(shape, precision)
+        sent = shape.wire_bytes(precision)
         reduced = INT4 if groups.quantizes(groups.gradient_block, sent) else sent
         moved += shape.numel * (gathers * size + strategy.reductions(m) * reduced)
     each = moved / max(1, psi)

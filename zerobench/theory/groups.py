@@ -15,6 +15,15 @@ With shards in groups of k, and R = N/k replicas: (k-1)/k · S inside a group fo
 2(R-1)/R · S/k between replicas, volume 2E/k. comm/quantize.py defines a payload: a byte or half a byte an
 element, 4 bytes a block, 8 bytes, and padding to 64.
 
+Ranks that share a model send activations: A = b·s·h elements of a block, micro-batch, sequence, width. On n ranks, per
+block and micro-batch::
+
+    all-reduces of A    2 forward, 2 backward, 1 in recomputation           2(n-1)/n · A each, volume 2A
+    all-gathers of A    1 of its input in parts (P_a)                       (n-1)/n · A, volume A
+
+ZeRO, section 8, counts 2 all-reduces in the recomputation of a block: its volume is 12A, and P_a adds 1/12. The second
+makes the next block's input, which is kept, so recomputation ends before it: the volume is 10A, and P_a adds 1/10.
+
 Rank r owns slice (r mod L) · Z + r div L of every partitioned buffer if collectives take hops through nodes, slice
 r mod k if k ranks share a shard, else slice r (comm/hierarchical.py).
 """
@@ -97,8 +106,9 @@ class GroupShape:
         """Traffic of an all-gather that is never quantized, in one hop or two; a reduce-scatter sends the same."""
         inside, outside = (self.shard_ranks, 1) if self.shard_group else self.nodes
         moved = Moved(numel, (inside - 1) / inside * numel * size) if inside > 1 else Moved()
-        return moved + (Moved(numel // inside, 0, (outside - 1) / outside * numel // inside * size)
-                        if outside > 1 else Moved())  # fmt: skip
+        if outside > 1:
+            moved += Moved(numel // inside, 0, (outside - 1) / outside * numel // inside * size)
+        return moved
 
     def owned_gather(self, own: int, size: int) -> Moved:
         """Traffic of the rank that owns `own` elements of a unit of matrices and sends them to every other rank."""
@@ -117,9 +127,8 @@ class GroupShape:
         """Traffic of a reduce-scatter of gradients, or of the all-to-alls that replace it."""
         if self.quantizes(self.gradient_block, size):
             first, second = self._hop_payloads(numel)
-            inside, outside = self.nodes
-            moved = Moved(first, (inside - 1) / inside * first) if inside > 1 else Moved()
-            return moved + (Moved(second, 0, (outside - 1) / outside * second) if outside > 1 else Moved())
+            inside, outside = self.nodes  # a hop of one has no payload
+            return Moved(first + second, (inside - 1) / inside * first, (outside - 1) / outside * second)
         if self.shard_ranks == self.world_size:
             return self.exact_gather(numel, size)
         replicas, own = self.world_size // self.shard_ranks, numel // self.shard_ranks
@@ -190,3 +199,14 @@ def slice_of(rank: int, groups: GroupShape) -> int:
         return rank % groups.shard_group
     node_size, nodes = groups.nodes
     return rank % node_size * nodes + rank // node_size
+
+
+def tensor_parallel_bytes(
+    ranks: int, blocks: int, activation_bytes: int, recomputes: bool, partitions: bool, micro_batches: int
+) -> dict[str, int]:
+    """Returns collective -> bytes that a rank sends in a step to the ranks that share its model. `activation_bytes`: of
+    A; `recomputes`: each block in backward; `partitions`: from a partitioned input (P_a).
+    """
+    counts = {"all_reduce": 2 * (4 + recomputes), "all_gather": int(partitions)}
+    each = activation_bytes * micro_batches * blocks
+    return {name: each * count * (ranks - 1) // ranks for name, count in counts.items()}

@@ -1,4 +1,23 @@
-"""Shapes that theory needs: a model, its training, and the order of events in a step."""
+"""Shapes that theory needs: a model, its training, the order of events in a step, and the states that leave the device.
+
+States that leave, and the traffic that this causes, by closed form: ZeRO-Offload, arXiv 2101.06840, section 3 and table
+1; ZeRO-Infinity, arXiv 2104.07857, section 3. In half precision with Adam, bytes per parameter on the device, without
+whole gradients::
+
+    nothing leaves                 16 (zero1 at N = 1)        with N ranks      see closed_forms.py
+    gradients                      14                                           minus 2/N
+    optimizer                       4                                           minus 12/N
+    both                            2 (zero1, zero2)                            2/N and units in use (zero3)
+
+Over a step and all ranks, with r reductions and g gathers of each ZeRO-3 unit::
+
+    down       r · 2ψ if gradients leave; 2ψ if they stay and the optimizer leaves
+    up         2ψ parameters of offloaded optimizers; 2ψ gradients if only they leave; g · 2ψ for offloaded shards
+    read       12ψ masters and states, 2ψ gradients, g · 2ψ parameters
+    write      12ψ, r · 2ψ, 2ψ
+
+To the byte, with padding and repeated reads: replay/traffic.py.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +61,38 @@ class ParameterShape:
         return math.lcm(ALIGN_BYTES // self.element_bytes, self.block_numel)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the whole parameter."""
+        return self.numel * self.element_bytes
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it has an fp32 master."""
+        return self.element_bytes < 4
+
+    @property
+    def updated_bytes(self) -> int:
+        """Bytes of an element as the optimizer updates it: fp32, or the parameter's own dtype if wider."""
+        return max(4, self.element_bytes)
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of the tensor that the optimizer updates, and usually of each of its states."""
+        return self.numel * self.updated_bytes
+
+    def gradient_bytes(self, precision: PrecisionShape) -> int:
+        """Bytes of an element of its gradient as it is accumulated."""
+        return precision.gradient_bytes if self.is_half else self.element_bytes
+
+    def wire_bytes(self, precision: PrecisionShape) -> int:
+        """Bytes of an element of its gradient as it is sent; fp64 is never cast."""
+        return precision.wire_bytes if self.is_half or self.casts(precision) else self.element_bytes
+
+    def casts(self, precision: PrecisionShape) -> bool:
+        """Whether its gradient is sent in a different dtype from the one it is accumulated in."""
+        return precision.casts and self.element_bytes < 8
+
+    @property
     def cost(self) -> int:
         """Multiplications and additions of a Newton-Schulz iteration: X Xᵀ, its square, and the product with X."""
         short, long = sorted((self.matrix or (0, 0))[-2:])
@@ -82,6 +133,10 @@ class OptimizerShape:
         """Returns `states_bytes` plus the bytes of the tensor's counts."""
         return self.states_bytes(numel, master_bytes) + 4 * self.counts
 
+    def of(self, is_matrix: bool) -> OptimizerShape:
+        """Returns the properties that apply to a matrix needed whole, or to another parameter."""
+        return (self.owned if is_matrix else None) or self
+
 
 @dataclass(frozen=True)
 class PrecisionShape:
@@ -94,6 +149,10 @@ class PrecisionShape:
     wire_bytes: int = 4
     tile_bytes: int | None = 4 * 2**20
     casts: bool = False
+
+
+FULL = PrecisionShape()
+"""fp32."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +187,11 @@ class Schedule:
         returns = tuple(any(s.trainable for s in shapes if s.unit in names) for names in before)
         return Schedule(tuple(shapes), (*heads, *trained), units, micro_batches, returns)
 
-
-def optimizer_of(optimizer: OptimizerShape, shape: ParameterShape) -> OptimizerShape:
-    """Returns the shape of the optimizer that applies to this parameter."""
-    return optimizer.owned if optimizer.owned is not None and shape.matrix is not None else optimizer
+    @property
+    def played(self) -> list[bool]:
+        """For each micro-batch that a replay plays, True for the last one. The fourth is like the third."""
+        count = min(self.micro_batches, 3)
+        return [number == count - 1 for number in range(count)]
 
 
 def owners_of(shapes: Sequence[ParameterShape], ranks: int) -> dict[int, int]:
@@ -145,47 +205,60 @@ def owners_of(shapes: Sequence[ParameterShape], ranks: int) -> dict[int, int]:
     return owners
 
 
-def bytes_of(shape: ParameterShape) -> int:
-    """Bytes of the whole parameter."""
-    return shape.numel * shape.element_bytes
-
-
 def trainable(shapes: Sequence[ParameterShape]) -> list[int]:
     """Returns the indices of the trained parameters."""
     return [i for i, s in enumerate(shapes) if s.trainable and s.numel]
 
 
-def is_half(shape: ParameterShape) -> bool:
-    """Whether the parameter has an fp32 master."""
-    return shape.element_bytes < 4
+# -- tiers -----------------------------------------------------------------------------------------
 
 
-def master_bytes(shape: ParameterShape) -> int:
-    """Bytes of the tensor that the optimizer updates, and usually of each of its states."""
-    return shape.numel * updated_bytes(shape)
+STAGING_NUMEL, STAGING = 2**20, 2
+"""Elements of a buffer through which half-precision parameters go up, and the number of these buffers."""
+
+POOL_ALIGN_BYTES = 4096
 
 
-def updated_bytes(shape: ParameterShape) -> int:
-    """Bytes of an element as the optimizer updates it: fp32, or the parameter's own dtype if wider."""
-    return max(4, shape.element_bytes)
+@dataclass(frozen=True)
+class TierShape:
+    """An offload. `medium`: host or nvme, None if nothing leaves; the other fields are those of a config's offload.
+
+    By default files are read and written past the page cache.
+    """
+
+    medium: str | None = None
+    optimizer: bool = False
+    gradients: bool = False
+    parameters: bool = False
+    fraction: float = 1.0
+    delayed: bool = False
+    block_bytes: int = 0
+    buffers: int = 0
+    direct: bool = True
+
+    def _leaving(self, shard_numel: int, align: int) -> int:
+        """Returns how many of a shard's first elements leave: a fraction, rounded up to a multiple of `align`."""
+        part = math.ceil(shard_numel * self.fraction)
+        return min(shard_numel, -(-part // align) * align)
+
+    def updated_on_host(self, shard_numel: int, align: int) -> int:
+        """Returns how many elements of a shard are updated on the host, the first ones."""
+        return self._leaving(shard_numel, align) if self.optimizer else 0
+
+    def gradients_on_host(self, shard_numel: int, align: int) -> int:
+        """Returns how many elements of a shard have gradients that leave as they are reduced."""
+        return self._leaving(shard_numel, align) if self.gradients else 0
+
+    @property
+    def chunk_numel(self) -> int | None:
+        """Elements of a shard that are read, updated and written together; None without files."""
+        return self.block_bytes // 4 if self.medium == "nvme" else None
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the buffers in host memory through which files are read and written."""
+        block = -(-self.block_bytes // POOL_ALIGN_BYTES) * POOL_ALIGN_BYTES
+        return block * self.buffers + POOL_ALIGN_BYTES if self.medium == "nvme" else 0
 
 
-def gradient_bytes(shape: ParameterShape, precision: PrecisionShape) -> int:
-    """Bytes of an element of the parameter's gradient as it is accumulated."""
-    return precision.gradient_bytes if is_half(shape) else shape.element_bytes
-
-
-def wire_bytes(shape: ParameterShape, precision: PrecisionShape) -> int:
-    """Bytes of an element of the parameter's gradient as it is sent; fp64 is never cast."""
-    return precision.wire_bytes if is_half(shape) or casts(shape, precision) else shape.element_bytes
-
-
-def casts(shape: ParameterShape, precision: PrecisionShape) -> bool:
-    """Whether the parameter's gradient is sent in a different dtype from the one it is accumulated in."""
-    return precision.casts and shape.element_bytes < 8
-
-
-def micro_batches(schedule: Schedule) -> list[bool]:
-    """For each micro-batch that must be played, True for the last one. The fourth is like the third."""
-    count = min(schedule.micro_batches, 3)
-    return [number == count - 1 for number in range(count)]
+NOWHERE = TierShape()

@@ -1,19 +1,23 @@
-"""A strategy's theory: which states it partitions (`StrategyTheory`), its resolved options (`StrategyShape`), and a
-second implementation of the engine's rules for them (zero/options.py, zero/units/root.py).
+"""A strategy's theory: which states it partitions (`StrategyTheory`), with the literature that says so, its resolved
+options (`StrategyShape`), and a second implementation of the engine's rules for them (zero/options.py,
+zero/units/root.py).
+
+The rows of figure 1 of ZeRO have no names here: strategies/table.py assigns one of them, or none, to each of its rows.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .layout import FlatBuffer, buckets_of, by_kind, by_unit, lay_out
-from .shapes import ROOT, ParameterShape, Schedule, bytes_of, is_half
-from .tiers import NOWHERE, TierShape
+from .shapes import NOWHERE, ROOT, ParameterShape, Schedule, TierShape
 
 AUTO = "auto"
+
+ZERO, MEGATRON_CORE = "ZeRO, arXiv 1910.02054", "Megatron-core, dist_optimizer.md"
 
 
 @dataclass(frozen=True)
@@ -21,15 +25,44 @@ class StrategyTheory:
     """A strategy's row in figure 1 of ZeRO (arXiv 1910.02054): which model states the ranks partition.
 
     Partitioned parameters are in module units (P_os+g+p); else partitioned optimizer states are in buckets of
-    parameters; else everything is replicated. `replay` plays a step's schedule (theory/replay/).
+    parameters; else everything is replicated.
     """
 
-    replay: Callable[..., None]
     parameters: bool = False
     gradients: bool = False
     optimizer: bool = False
     persistent_gradients: bool = False
     """The whole gradients are one buffer that lives as long as the engine, as in Megatron-core."""
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether parameters are in flat buckets: ZeRO-1, ZeRO-2, Megatron's distributed optimizer."""
+        return self.optimizer and not self.parameters
+
+    @property
+    def states_source(self) -> str:
+        """The section on the memory of what it partitions."""
+        if self.persistent_gradients:
+            return MEGATRON_CORE
+        if self.parameters:
+            return f"{ZERO}, section 5.3 (P_os+g+p)"
+        if self.gradients:
+            return f"{ZERO}, section 5.2 (P_os+g)"
+        return f"{ZERO}, section 5.1 (P_os)" if self.optimizer else f"{ZERO}, section 3.1"
+
+    @property
+    def volume_source(self) -> str:
+        """The section on its communication."""
+        if self.parameters:
+            return f"{ZERO}, section 7.2.2"
+        return f"{ZERO}, section 7.2.1" if self.optimizer else f"{ZERO}, section 7.1"
+
+
+DDP = StrategyTheory()
+ZERO1 = StrategyTheory(optimizer=True)
+MEGATRON = StrategyTheory(optimizer=True, persistent_gradients=True)
+ZERO2 = StrategyTheory(gradients=True, optimizer=True)
+ZERO3 = StrategyTheory(parameters=True, gradients=True, optimizer=True)
 
 
 @dataclass(frozen=True)
@@ -58,12 +91,7 @@ class StrategyShape:
     def keeps_masters(self, shape: ParameterShape, tiers: TierShape = NOWHERE) -> bool:
         """Whether a rank's part of a parameter is its master alone."""
         alone = self.theory.parameters and self.shards == "masters" and tiers.medium is None
-        return alone and shape.trainable and is_half(shape)
-
-    @property
-    def has_buckets(self) -> bool:
-        """Whether parameters are in flat buckets: ZeRO-1, ZeRO-2, Megatron's distributed optimizer."""
-        return self.theory.optimizer and not self.theory.parameters
+        return alone and shape.trainable and shape.is_half
 
     @property
     def bucket_limit(self) -> int:
@@ -102,7 +130,7 @@ def settle(strategy: StrategyShape, shapes: Sequence[ParameterShape], shard_rank
     """Replaces an automatic bucket_bytes by a number: psi/(2N) or psi/64 in bytes, within limits. `shard_ranks`: N."""
     if strategy.bucket_bytes != AUTO:
         return strategy
-    psi_bytes = sum(bytes_of(shape) for shape in shapes if shape.trainable)
+    psi_bytes = sum(shape.nbytes for shape in shapes if shape.trainable)
     size = max(psi_bytes // shard_ranks // BUCKETS_PER_SHARD, psi_bytes // BUCKETS_PER_MODEL, LEAST_BYTES)
     return replace(strategy, bucket_bytes=min(size, MOST_BYTES))
 
@@ -116,7 +144,7 @@ def buffers_of(
     """Yields every buffer that is divided among the ranks, with its ZeRO-3 unit, or None if it stays whole between
     steps: a bucket, or small parameters. `strategy`: settled.
     """
-    if strategy.has_buckets:
+    if strategy.theory.has_buckets:
         yield from ((None, bucket) for bucket in buckets_of(shapes, shard_ranks, strategy.bucket_limit))
     elif strategy.theory.parameters:
         small, units = by_unit(shapes, strategy.persistence_numel)

@@ -4,10 +4,13 @@ schedule   the events of one simulated step, with every operator that computes (
 reduced    a deep model is simulated with MODEL_LAYERS[0] and MODEL_LAYERS[1] blocks, many micro-batches as 3: blocks
            are alike, and so are micro-batches except the first and the last, so the rest of a step is a multiple of
            the difference. Automatic buckets keep the size that the whole model gives them
+interval   factors around the step, by its kind of run. zerobench/hardware/validated.yaml has those that contained 90 %
+           of the published runs left out when scales were fitted, and the number of runs (`make predicted-runs`)
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +29,7 @@ from ..records.event_row import COMPUTE
 from ..strategies import predicts, shape_of
 from ..theory.strategy import AUTO, settle
 from .costs import HALVES, SHORT, GpuCosts, costs_at
+from .hardware import Device, validated
 from .timeline import PLAIN, Declared, PhaseTime, Timeline, lay_out
 
 MODEL_LAYERS = (4, 8)
@@ -58,8 +62,7 @@ def reduced(config: CellConfig) -> Reduced:
     if shape is not None:
         layers = 0 if shape.config else shape.layers
     else:
-        found = getattr(config.model, "layers", None)
-        layers = found if isinstance(found, int) and config.model.kind in ("gpt", "gpt_moe") else 0
+        layers = int(getattr(config.model, "layers", 0)) if config.model.kind in ("gpt", "gpt_moe") else 0
     if layers <= MODEL_LAYERS[-1] + 1:
         return Reduced((config,), (layers,), layers, micro_batches)
     section = config.strategy.values()
@@ -122,15 +125,15 @@ def _has_formula(name: str) -> bool:
     if IS_PRODUCT.search(name):
         return packet in flop_registry or packet in FORMULAS
     overloads = packet.overloads() if packet is not None else ()
-    tagged = any(AS_THEIR_BYTES & set(getattr(packet, one).tags) for one in overloads)
+    tagged = any(AS_THEIR_BYTES & set(getattr(packet, overload).tags) for overload in overloads)
     return tagged or BY_BYTES.match(name) is not None
 
 
 def schedule_of(cell: Reduced, executed: Sequence[Execution]) -> StepSchedule:
     """Returns the schedule from the executions of `cell.configs`."""
-    if problem := next((one.problem for one in executed if one.problem), ""):
+    if problem := next((execution.problem for execution in executed if execution.problem), ""):
         return StepSchedule(cell, (), problem)
-    return StepSchedule(cell, tuple(tuple(one.known.events) for one in executed))
+    return StepSchedule(cell, tuple(tuple(execution.result.events) for execution in executed))
 
 
 @dataclass(frozen=True)
@@ -151,33 +154,83 @@ class StepTime:
         return PhaseTime(self.step_s, self.exposed_s, self.host_s).binds
 
 
-PARTS = ("total_s", "exposed_s", "host_s")
-
-
 def step_time(schedule: StepSchedule, costs: GpuCosts, declared: Declared = PLAIN) -> StepTime:
     """Lays out a schedule, on one GPU with the rates of one. Raises ValueError with its problem if it has one."""
     if schedule.problem:
         raise ValueError(schedule.problem)
     cell = schedule.cell
     costs = costs_at(costs, cell.configs[-1].world_size)
-    lines = [lay_out(events, costs, declared) for events in schedule.events]
+    timelines = [lay_out(events, costs, declared) for events in schedule.events]
     totals = []
-    for line in lines:  # micro-batches between the first and the last are alike
-        total = line.totals()
+    for timeline in timelines:  # micro-batches between the first and the last are alike
+        total = timeline.totals()
         if more := cell.whole_micro_batches - cell.configs[-1].accumulation:
-            first, then = line.marks[1:3]
+            first, then = timeline.marks[1:3]
             total = {key: value + more * (then.get(key, 0.0) - first.get(key, 0.0)) for key, value in total.items()}
         totals.append(total)
     whole = totals[-1]
     if len(totals) == 2:
         few = totals[0]
         whole = {key: max(0.0, size + cell.more * (size - few[key])) for key, size in whole.items()}
-    phases = {name: PhaseTime(*(whole[name, part] for part in PARTS)) for name in PHASES if (name, PARTS[0]) in whole}
-    exposed_s, host_s = (
-        sum(size for (phase, part), size in whole.items() if part == wanted and phase) for wanted in PARTS[1:]
-    )
-    late = max(0.0, whole["", "issued_s"] + costs.loop_s - whole["", "step_s"]) if costs.one_stream else 0.0
+    parts = ("total_s", "exposed_s", "host_s")
+    phases = {name: PhaseTime(*(whole[name, part] for part in parts)) for name in PHASES if (name, "total_s") in whole}
+    exposed_s, host_s = (sum(size for key, size in whole.items() if key[0] and key[1] == part) for part in parts[1:])
+    # on one GPU the step takes as long as the slower of device and host
+    longer = max(0.0, whole["", "issued_s"] + costs.loop_s - whole["", "step_s"]) if costs.one_stream else 0.0
     return StepTime(
-        whole["", "step_s"] + late, whole["", "compute_s"], whole["", "communication_s"], exposed_s, host_s + late,
-        phases, lines[-1],
+        whole["", "step_s"] + longer, whole["", "compute_s"], whole["", "communication_s"], exposed_s, host_s + longer,
+        phases, timelines[-1],
     )  # fmt: skip
+
+
+# -- the interval of a step ------------------------------------------------------------------------
+
+
+WIDER = 2.0
+"""Without validation by published runs the interval is so many times as far from 1."""
+UNKNOWN = 0.5, 2.0
+"""For a device without measured tables, whose type no run was compared with."""
+NOT_VALIDATED = "not validated"
+
+
+@dataclass(frozen=True)
+class StepInterval:
+    """`low`, `high`: factors on the step; `basis`: of them, as text."""
+
+    low: float
+    high: float
+    basis: str
+
+
+def kind_of(device: Device, spans_nodes: bool) -> str:
+    """Returns the kind of run that would validate a prediction."""
+    return f"{device.type}, {'several nodes' if spans_nodes else 'one node'}"
+
+
+def interval_of(costs: GpuCosts, config: CellConfig, without_formula: Sequence[str] = ()) -> StepInterval:
+    """Returns the interval of a cell's prediction. No published run is on one GPU; the host may bind its step."""
+    if config.world_size == 1:
+        return interval(costs, f"{costs.device.type}, one GPU", without_formula)
+    return interval(costs, kind_of(costs.device, config.world_size > costs.cluster.devices_per_node), without_formula)
+
+
+def interval(costs: GpuCosts, kind: str, without_formula: Sequence[str] = ()) -> StepInterval:
+    """Returns the interval of a prediction for a kind of run. `without_formula`: operators whose time is unknown, and
+    counted by their bytes alone.
+    """
+    intervals = validated().get("intervals", {})
+    unknown = f"no formula for the time of {', '.join(without_formula)}"
+    if kind in intervals:
+        low, high = intervals[kind]["low"], intervals[kind]["high"]
+        if not without_formula:
+            return StepInterval(low, high, f"{intervals[kind]['runs']} published runs on {kind}")
+        return StepInterval(low**WIDER, high**WIDER, f"{NOT_VALIDATED}: {unknown}; {WIDER:g} times as wide")
+    if costs.device.matmul_table:
+        all_kinds = intervals.get("all", {"low": 0.8, "high": 1.25})
+        low, high = (math.exp(WIDER * math.log(all_kinds[end])) for end in ("low", "high"))
+        measured = "" if costs.device.collectives_table else "; no table of its collectives"
+        reason = f"no published run on {kind}{measured}; {WIDER:g} times as wide"
+    else:
+        low, high = UNKNOWN
+        reason = f"never compared with a run on {kind}; a roofline of its peak and memory speed; from half to twice"
+    return StepInterval(low, high, f"{NOT_VALIDATED}: {reason}" + (f"; {unknown}" if without_formula else ""))

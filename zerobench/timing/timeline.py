@@ -76,196 +76,210 @@ class Timeline:
         """Returns (phase, part of a PhaseTime) -> seconds so far; for the whole step the phase is empty."""
         names = ("step_s", "compute_s", "communication_s", "issued_s")
         whole = {("", name): getattr(self, name) for name in names}
-        return whole | {(name, part): value for name, one in self.phases.items() for part, value in vars(one).items()}
+        of_phases = {(name, part): value for name, phase in self.phases.items() for part, value in vars(phase).items()}
+        return whole | of_phases
 
     @property
     def exposed_s(self) -> float:
         """Seconds in which the model's stream waits for collectives."""
-        return sum(one.exposed_s for one in self.phases.values())
+        return sum(phase.exposed_s for phase in self.phases.values())
 
     @property
     def host_s(self) -> float:
         """Seconds in which the model's stream waits for the host."""
-        return sum(one.host_s for one in self.phases.values())
+        return sum(phase.host_s for phase in self.phases.values())
+
+
+@dataclass
+class Collective:
+    """A collective: the unit that it is for, its lane, and the second at which it ends."""
+
+    unit: str
+    lane: str
+    end_s: float
+    awaited: bool = False
+    by_reducer: bool = False
+    """Launched by DDP's reducer, whose C++ code waits for it at the end of a backward."""
 
 
 def lay_out(events: Sequence[EventRow], costs: GpuCosts, declared: Declared = PLAIN) -> Timeline:
     """Lays out the events of one simulated step in time, in the steady state: collectives that the previous step left
     in flight run during this one.
     """
-    first = _Layout(costs, declared)
-    alone = first.run(events)
-    left = first.left_in_flight()
-    return _Layout(costs, declared, left).run(events) if left else alone
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """A collective that outlives its step: its lane, and the seconds that it still takes when the next step starts."""
-
-    lane: str
-    seconds: float
+    first = _Layout(costs, declared, {})
+    first.run(events)
+    over_s = first.timeline.step_s
+    carried = {
+        collective.unit: Collective(collective.unit, collective.lane, collective.end_s - over_s)
+        for collective in first.carried()
+        if collective.end_s > over_s
+    }
+    if not carried:
+        return first.timeline
+    steady = _Layout(costs, declared, carried)
+    steady.run(events)
+    return steady.timeline
 
 
 class _Layout:
-    """One step. `left`: unit -> the collective that the previous step left in flight."""
+    """One step, laid out by one call of `run`. `carried`: unit -> its collective that the previous step left in flight.
 
-    def __init__(self, costs: GpuCosts, declared: Declared, left: dict[str, InFlight] | None = None) -> None:
-        self._costs, self._declared = costs, declared
-        self._host = 0.0
-        self._streams: defaultdict[int, float] = defaultdict(float)
-        self._lanes: defaultdict[str, float] = defaultdict(float)
-        self._recorded: dict[int, float] = {}
-        self._ends: dict[int, float] = {}
-        self._unwaited: set[int] = set()
-        self._busy: list[tuple[float, float]] = []
-        self._late: list[EventRow] = []
-        self._left = left or {}
-        for one in self._left.values():
-            self._lanes[one.lane] = max(self._lanes[one.lane], one.seconds)
-        self._busy += [(0.0, one.seconds) for one in self._left.values()]
-        self._launched: dict[int, tuple[str, str]] = {}  # not waited for yet: unit and lane
-        self._waits_late: set[str] = set()
-        self._phase, self._entered = "", 0.0
-        self._begun: float | None = None
-        self._made = Timeline()
+    The state is the second until which the host, each stream and each lane are taken.
+    """
 
-    def run(self, events: Sequence[EventRow]) -> Timeline:
-        """Returns the step laid out in time; to be called once."""
-        take = {COMPUTE: self._compute, LAUNCH: self._launch, MOVE: self._launch, WAIT: self._wait, ORDER: self._order,
-                PHASE: self._enter}  # fmt: skip
+    def __init__(self, costs: GpuCosts, declared: Declared, carried: dict[str, Collective]) -> None:
+        self.costs, self.declared, self.from_last_step = costs, declared, carried
+        self.timeline, self.phase, self.phase_began = Timeline(), "", 0.0
+        self.host = 0.0
+        self.streams: defaultdict[int, float] = defaultdict(float)
+        self.lanes: defaultdict[str, float] = defaultdict(float)
+        self.collectives: dict[int, Collective] = {}
+        """By operation."""
+        self.busy = [(0.0, collective.end_s) for collective in carried.values()]
+        """Intervals in which collectives run."""
+        self.recorded: dict[int, float] = {}
+        """Event of a stream -> the second at which it was recorded."""
+        self.deferred: list[EventRow] = []
+        """Reductions to launch after backward, as `declared`."""
+        self.carries: set[str] = set()
+        """Units whose collective the next step waits for."""
+        for collective in carried.values():
+            self.lanes[collective.lane] = max(self.lanes[collective.lane], collective.end_s)
+
+    def run(self, events: Sequence[EventRow]) -> None:
+        timeline = self.timeline
         for event in events:
-            self._begun = None
-            if event.kind in take:
-                take[event.kind](event)
-            self._made.at.append(self._now() if self._begun is None else self._begun)
-        self._leave()
-        stays = {lane for unit, lane in self._launched.values() if unit in self._waits_late}
-        self._made.step_s = max(self._now(), *(end for lane, end in self._lanes.items() if lane not in stays), 0.0)
-        return self._made
+            began = None
+            if event.kind == COMPUTE:
+                began = self._compute(event)
+            elif event.kind in (LAUNCH, MOVE):
+                is_reduction = event.collective in REDUCTIONS and self.phase == "backward"
+                if is_reduction and self.declared.reduces_after_backward:
+                    self.deferred.append(event)
+                else:
+                    began = self._launch(event)
+            elif event.kind == WAIT:
+                collective = self.collectives.get(event.operation) if event.operation is not None else None
+                if collective is not None:
+                    collective.awaited = True
+                    self._await(event.stream, collective.end_s)
+                    if event.stream == 0:
+                        collective.by_reducer = False
+            elif event.kind == ORDER:
+                self._order(event)
+            elif event.kind == PHASE:
+                self._enter(event)
+            timeline.at.append(self.streams[0] if began is None else began)
+        self._end_phase()
+        carrying = {collective.lane for collective in self.carried()}
+        timeline.step_s = max(self.streams[0], *(end for lane, end in self.lanes.items() if lane not in carrying), 0.0)
 
-    def left_in_flight(self) -> dict[str, InFlight]:
-        """Returns, by unit, the collectives that the next step waits for."""
-        over = self._made.step_s
-        return {
-            unit: InFlight(lane, self._ends[operation] - over)
-            for operation, (unit, lane) in self._launched.items()
-            if unit in self._waits_late and self._ends[operation] > over
-        }
+    def carried(self) -> list[Collective]:
+        """Returns the collectives that the next step waits for."""
+        running = (collective for collective in self.collectives.values() if not collective.awaited)
+        return [collective for collective in running if collective.unit in self.carries]
+
+    @property
+    def times(self) -> PhaseTime:
+        """The times of the current phase."""
+        return self.timeline.phases[self.phase or "data"]
 
     # -- events that the host issues -------------------------------------------------------------------
 
-    def _compute(self, event: EventRow) -> None:
-        seconds, stream = self._costs.compute(event), 0 if self._costs.one_stream else event.stream
-        self._issue(self._costs.host_s)
-        begin = max(self._host, self._streams[stream])
+    def _issue(self, seconds: float) -> None:
+        self.timeline.issued_s += seconds
+        if not self.costs.one_stream:
+            self.host += seconds
+
+    def _compute(self, event: EventRow) -> float:
+        """Runs an operator, and returns the second at which it begins."""
+        seconds, stream = self.costs.compute(event), 0 if self.costs.one_stream else event.stream
+        self._issue(self.costs.host_s)
+        begin = max(self.host, self.streams[stream])
         end = begin + self._slowed(begin, seconds)
         if stream == 0:  # copies on FSDP2's other streams run at the same time as the model
-            self._here.host_s += max(0.0, self._host - self._streams[0])
-            self._made.compute_s += end - begin
-        self._streams[stream] = end
-        self._begun = begin
+            self.times.host_s += max(0.0, self.host - self.streams[0])
+            self.timeline.compute_s += end - begin
+        self.streams[stream] = end
+        return begin
 
-    def _issue(self, seconds: float) -> None:
-        self._made.issued_s += seconds
-        if not self._costs.one_stream:
-            self._host += seconds
+    def _slowed(self, begin: float, seconds: float) -> float:
+        """Returns the time of compute from `begin` on: `contention` times as long while collectives run."""
+        contention = self.costs.contention
+        if contention == 1.0:
+            return seconds
+        now, left = begin, seconds
+        self.busy = [(first, last) for first, last in self.busy if last > begin]
+        for first, last in self.busy:
+            if last <= now or left <= 0:
+                continue
+            free = min(left, max(0.0, first - now))
+            now, left = now + free, left - free
+            shared = min(left, (last - now) / contention) if left > 0 and now >= first else 0.0
+            now, left = now + shared * contention, left - shared
+        return now + left - begin
 
-    def _launch(self, event: EventRow) -> None:
-        if self._declared.reduces_after_backward and event.collective in REDUCTIONS and self._phase == "backward":
-            self._late.append(event)
-            return
-        self._start(event)
-
-    def _start(self, event: EventRow) -> None:
-        cost = self._costs.transfer(event)
-        stretch = self._declared.gradient_factor if event.collective in REDUCTIONS else 1.0
+    def _launch(self, event: EventRow) -> float:
+        """Runs a collective or a transfer, and returns the second at which it begins."""
+        cost, lane = self.costs.transfer(event), event.group or event.tier
+        factor = self.declared.gradient_factor if event.collective in REDUCTIONS else 1.0
         self._issue(cost.host_s)
-        lane = event.group or event.tier
-        begin = max(self._host, self._streams[event.stream], self._lanes[lane])
-        end = begin + cost.wire_s * stretch
-        self._lanes[lane] = end
+        begin = max(self.host, self.streams[event.stream], self.lanes[lane])
+        end = begin + cost.wire_s * factor
+        self.lanes[lane] = end
         if event.stream:
-            self._streams[event.stream] = end
+            self.streams[event.stream] = end
         if event.operation is not None:
-            self._ends[event.operation] = max(end, self._ends.get(event.operation, 0.0))
-            self._launched[event.operation] = event.unit, lane
-            if event.operator == "allreduce_" and not event.unit and not event.stream:
-                self._unwaited.add(event.operation)
+            by_reducer = event.operator == "allreduce_" and not event.unit and not event.stream
+            before = self.collectives.get(event.operation)  # an operation may have several hops
+            self.collectives[event.operation] = Collective(
+                event.unit, lane, max(end, before.end_s if before else 0.0),
+                by_reducer=by_reducer or (before is not None and before.by_reducer),
+            )  # fmt: skip
         if end > begin:
-            self._busy.append((begin, end))
-        self._made.communication_s += end - begin
-        self._begun = begin
-
-    def _wait(self, event: EventRow) -> None:
-        if event.operation in self._ends and event.operation is not None:
-            self._launched.pop(event.operation, None)
-            self._await(event.stream, self._ends[event.operation])
-            if event.stream == 0:
-                self._unwaited.discard(event.operation)
+            self.busy.append((begin, end))
+        self.timeline.communication_s += end - begin
+        return begin
 
     def _order(self, event: EventRow) -> None:
-        self._issue(self._costs.order_s)
+        """Plays an order between streams."""
+        self._issue(self.costs.order_s)
         if event.operator == LATE:
-            self._waits_late.add(event.unit)
-            if event.unit in self._left:
-                self._await(event.stream, self._left[event.unit].seconds)
+            self.carries.add(event.unit)
+            if event.unit in self.from_last_step:
+                self._await(event.stream, self.from_last_step[event.unit].end_s)
         elif event.operator == "record":
-            self._recorded[event.elements] = self._streams[event.stream]
-        elif event.elements in self._recorded:
-            self._await(event.stream, self._recorded[event.elements])
-        else:
-            self._await(event.stream, self._streams[event.elements])
+            self.recorded[event.elements] = self.streams[event.stream]
+        else:  # of a recorded event, or of all that the other stream has been given
+            self._await(event.stream, self.recorded.get(event.elements, self.streams[event.elements]))
 
     def _await(self, stream: int, until: float) -> None:
         """Lets a stream wait."""
         if stream == 0:
-            self._here.exposed_s += max(0.0, until - self._streams[0])
-        self._streams[stream] = max(self._streams[stream], until)
+            self.times.exposed_s += max(0.0, until - self.streams[0])
+        self.streams[stream] = max(self.streams[stream], until)
 
     # -- phases ----------------------------------------------------------------------------------------
 
-    @property
-    def _here(self) -> PhaseTime:
-        return self._made.phases[self._phase or "data"]
-
     def _enter(self, event: EventRow) -> None:
-        if self._phase == "backward":
-            late, self._late = self._late, []
-            for deferred in late:  # reductions that an engine launches when its backward is over
-                self._streams[deferred.stream] = max(self._streams[deferred.stream], self._streams[0])
-                self._start(deferred)
-            for deferred in late:
-                if deferred.operation is not None:
-                    self._await(0, self._ends[deferred.operation])
-            # waits for collectives that C++ code launches and awaits at the end of a backward, as DDP's reducer does
-            for operation in sorted(self._unwaited):
-                self._await(0, self._ends[operation])
-            self._unwaited.clear()
-        self._leave()
-        self._phase, self._entered = event.name, self._now()
+        if self.phase == "backward":
+            deferred, self.deferred = self.deferred, []
+            for reduction in deferred:
+                self.streams[reduction.stream] = max(self.streams[reduction.stream], self.streams[0])
+                self._launch(reduction)
+            for reduction in deferred:
+                if reduction.operation is not None:
+                    self._await(0, self.collectives[reduction.operation].end_s)
+            by_reducer = [number for number, collective in self.collectives.items() if collective.by_reducer]
+            for number in sorted(by_reducer):
+                self._await(0, self.collectives[number].end_s)
+                self.collectives[number].by_reducer = False
+        self._end_phase()
+        self.phase, self.phase_began = event.name, self.streams[0]
         if event.name == "forward":
-            self._made.step_s = self._entered
-            self._made.marks.append(self._made.totals())
+            self.timeline.step_s = self.phase_began
+            self.timeline.marks.append(self.timeline.totals())
 
-    def _leave(self) -> None:
-        if self._phase:
-            self._here.total_s += self._now() - self._entered
-
-    def _now(self) -> float:
-        return self._streams[0]
-
-    def _slowed(self, begin: float, seconds: float) -> float:
-        """Returns the time of compute from `begin` on: `contention` times as long while collectives run."""
-        if self._costs.contention == 1.0:
-            return seconds
-        at, left = begin, seconds
-        self._busy = [(first, last) for first, last in self._busy if last > begin]
-        for first, last in self._busy:
-            if last <= at or left <= 0:
-                continue
-            free = min(left, max(0.0, first - at))
-            at, left = at + free, left - free
-            beside = min(left, (last - at) / self._costs.contention) if left > 0 and at >= first else 0.0
-            at, left = at + beside * self._costs.contention, left - beside
-        return at + left - begin
+    def _end_phase(self) -> None:
+        if self.phase:
+            self.times.total_s += self.streams[0] - self.phase_began

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zerobench.theory.tiers import TierShape
+from zerobench.theory.shapes import TierShape
 
 from ..equations import states_per_parameter
 from ..figure import BF16, BUCKETS, PublishedFigure

@@ -135,18 +135,11 @@ def cost(row: search.PlanRow) -> tuple[bool, float, bool, int]:
 # -- sentences -------------------------------------------------------------------------------------
 
 
-def found_words(row: search.PlanRow, goal: Goal) -> str:
-    """Returns the end of a row's search in words: what fits, or why nothing does."""
+def result_of(row: search.PlanRow, goal: Goal) -> str:
+    """Returns what fits of a row, or why nothing does."""
     if row.best is not None:
         return f"fits, {goal.detail(row.best)}, {_held(row.best)}"
     return f"does not fit, {_held(row.beyond)}" if row.beyond else row.problem
-
-
-def due_words(plan: search.Plan) -> str:
-    """Returns how many rows are simulated, before the first is."""
-    left = sum(not row.over for row in plan.rows.values()) - plan.due
-    more = f"; {left} more only if these do not fit" if left > 0 else ""
-    return f"{plan.due} of {len(plan.rows)} rows to simulate{more}"
 
 
 def sentence(plan: search.Plan) -> str:
@@ -160,23 +153,16 @@ def sentence(plan: search.Plan) -> str:
     free = show_bytes(plan.capacity.usable_bytes - row.fit.held_bytes)
     goal = GOALS[plan.goal]
     why = f"it {goal.why} ({goal.detail(row.fit)}) and leaves {free} free"
-    return f"Take {row.candidate.name}{whose}: {why}; {_others(plan, row)}."
-
-
-def _others(plan: search.Plan, row: search.PlanRow) -> str:
-    """Returns why the alternatives were not chosen: for cheaper rows, the one that comes closest."""
-    goal, cheaper = GOALS[plan.goal], [other for other in plan.fitting if cost(other) < cost(row)]
-    if cheaper:
-        closest = max(cheaper, key=lambda other: goal.value(other.fit))
-        return f"{closest.candidate.name}, which costs less, ends at {goal.detail(closest.fit)}"
-    unfit = [
-        other.candidate for other in plan.rows.values() if other.best is None and other.problem != search.DOMINATED
-    ]
-    alike = [other for other in unfit if other.recomputes == row.candidate.recomputes]
+    unfit = (other for other in plan.rows.values() if other.best is None and other.problem != search.DOMINATED)
+    alike = (other.candidate for other in unfit if other.candidate.recomputes == row.candidate.recomputes)
     names = dict.fromkeys(other.strategy for other in alike if other.rank < row.candidate.rank)
-    if names:
-        return f"{', '.join(names)} partition{'s' * (len(names) == 1)} less and cannot be had here"
-    return "nothing else that was tried costs less"
+    others = "nothing else that was tried costs less"
+    if cheaper := [other for other in plan.fitting if cost(other) < cost(row)]:
+        closest = max(cheaper, key=lambda other: goal.value(other.fit))
+        others = f"{closest.candidate.name}, which costs less, ends at {goal.detail(closest.fit)}"
+    elif names:
+        others = f"{', '.join(names)} partition{'s' * (len(names) == 1)} less and cannot be had here"
+    return f"Take {row.candidate.name}{whose}: {why}; {others}."
 
 
 def _fastest_sentence(plan: search.Plan) -> str:
@@ -199,7 +185,7 @@ def _fastest_sentence(plan: search.Plan) -> str:
         least = "" if second.fit.whole else "at least "
         message += f"; {second.candidate.name} is {least}{step.rate() / other.rate() - 1:.1%} behind, because it {why}"
         message += "" if step.is_ahead(other) else "; that is within the interval: a tie"
-    return " ".join(filter(None, (f"{message}.", *plan.turns, f"The interval: {step.interval.words}.")))
+    return " ".join(filter(None, (f"{message}.", *plan.turns, f"The interval: {step.interval.basis}.")))
 
 
 HELPS = {
@@ -244,16 +230,21 @@ SOMETIMES = ("reserved", "host", "files")
 """Columns that are shown only if any row has such bytes."""
 
 FIRST_TO_GO = ("largest tensor", "peak", "host", "files", "free", "ψ moved")
-WORDS = ("strategy", "fits", "binds", "largest tensor")
+LEFT = ("strategy", "fits", "binds", "largest tensor")
+"""Columns of text."""
 
 NAME_WIDTH = 44
 """Characters of a tensor's name in the table; JSON has all of them."""
 
 PRICE = "$/M tokens"
-TIMED = ["strategy", "micro-batch", "peak", "reserved", "step", "90 % interval", "tokens/s/GPU", PRICE, "exposed",
-         "host", "binds"]  # fmt: skip
-"""Columns under goal fastest, for so many rows:"""
+TIMED = [
+    "strategy", "micro-batch", "peak", "reserved", "step", "90 % interval", "tokens/s/GPU", PRICE, "exposed", "host",
+    "binds",
+]  # fmt: skip
+"""Columns under goal fastest."""
+
 SHOWN = 10
+"""Rows that are shown under goal fastest."""
 
 
 def table_of(plan: search.Plan, columns: Sequence[str] | None = None) -> Grid:
@@ -262,11 +253,11 @@ def table_of(plan: search.Plan, columns: Sequence[str] | None = None) -> Grid:
         ranked = plan.ranked[:SHOWN]
         tokens = counted(row.fit.config.sequence for row in ranked)
         header = [name.replace("tokens", tokens) for name in TIMED if plan.price is not None or name != PRICE]
-        return Grid(header, [_timed_line(row, plan.price) for row in ranked], WORDS)
+        return Grid(header, [_timed_line(row, plan.price) for row in ranked], LEFT)
     lines = [_line(row, plan) for row in plan.rows.values() if row.over]
     kept = [n for n, name in enumerate(HEADER) if name not in SOMETIMES or any(line[n] != "–" for line in lines)]
     shown = [[line[n] for n in kept] for line in lines]
-    return Grid([HEADER[n] for n in kept], shown, WORDS, FIRST_TO_GO, columns)
+    return Grid([HEADER[n] for n in kept], shown, LEFT, FIRST_TO_GO, columns)
 
 
 def _line(row: search.PlanRow, plan: search.Plan) -> list[str]:

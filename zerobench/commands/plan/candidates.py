@@ -62,7 +62,7 @@ class Candidate:
 
     @property
     def rank(self) -> int:
-        """Place in the order of the states that strategies partition; a user's own strategy comes last."""
+        """Index in the order of the states that strategies partition; a user's own strategy comes last."""
         return STRATEGIES.index(self.strategy) if self.strategy in STRATEGIES else len(STRATEGIES)
 
 

@@ -25,7 +25,7 @@ from ...results.options import Parser, add_columns, add_jobs, add_price, verb
 from ...results.provenance import source_hash
 from ...sizes import parse_memory, show_left
 from ..predict import costs_of
-from .answer import FASTEST, GOALS, HEADER, as_json, due_words, found_words, print_plan, recommended
+from .answer import FASTEST, GOALS, HEADER, as_json, print_plan, recommended, result_of
 from .candidates import QUICKEST, TIERS, candidates, compose, split_axes
 from .fastest import find_fastest
 from .search import RESERVE, Capacity, Plan, PlanRow, family_axis
@@ -68,30 +68,34 @@ def plan(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0 something fits, 1 nothing fits, 2 invalid command,
     130 interrupted."""
     chosen = _parser().parse_intermixed_args(arguments)
-    capacity = _capacity(chosen)
-    overrides, batch = batch_of(chosen.overrides, chosen.gpus) if chosen.goal == FASTEST else (chosen.overrides, None)
+    capacity, fastest, batch = _capacity(chosen), chosen.goal == FASTEST, None
+    overrides, batches = list(chosen.overrides), [word for word in chosen.overrides if word.startswith("batch=")]
+    if fastest and batches:
+        batch = batches[-1].partition("=")[2]
+        if not batch.isdecimal() or int(batch) % chosen.gpus or not int(batch):
+            raise ValueError(f"batch={batch}: samples of a step over all GPUs, a multiple of --gpus {chosen.gpus}")
+        overrides = [word for word in overrides if word not in batches]
     overrides, axes = split_axes(overrides, chosen.gpus)
     limits = {"none": 0, "cpu": capacity.host_bytes, "nvme": capacity.disk_bytes}
     bounded = [tier for tier in TIERS if chosen.goal != "largest_model" or limits[tier] is not None]
-    rows = candidates(axes, QUICKEST, ("none",)) if chosen.goal == FASTEST else candidates(axes, tiers=bounded)
+    rows = candidates(axes, QUICKEST, ("none",)) if fastest else candidates(axes, tiers=bounded)
     cells = compose(rows, overrides, chosen.device)
     refuse_senseless(list(cells.values()))
     _check(chosen, list(cells.values()))
     execute = partial(execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS)
-    answer = Plan(chosen.goal, capacity, execute, device=chosen.device, overrides=overrides, named=axes)
+    costs = costs_of(chosen.cluster, chosen.node_gbit_s) if fastest else None
+    answer = Plan(chosen.goal, capacity, execute, costs, chosen.price, chosen.device, overrides, axes)
     with progress(answer):
-        if chosen.goal == FASTEST:
-            answer.costs, answer.price = costs_of(chosen.cluster, chosen.node_gbit_s), chosen.price
+        if costs is not None:
             given = {word.partition("=")[0] for word in chosen.overrides}
-            find_fastest(answer, answer.costs, cells, batch, given)
+            find_fastest(answer, costs, cells, int(batch) if batch else None, given)
         else:
-            axis_of = family_axis if chosen.family else GOALS[chosen.goal].axis
-            answer.search(cells, axis_of)
+            answer.search(cells, family_axis if chosen.family else GOALS[chosen.goal].axis)
     best = recommended(answer)
     settings = SYSTEMS[chosen.settings](best.fit.config) if chosen.settings and best else None
     if chosen.format == "json":
-        told = {"torch": version("torch"), "source_hash": source_hash("")} | as_json(answer)
-        print(json.dumps(told | ({"settings": asdict(settings)} if settings else {}), indent=1))
+        columns = {"torch": version("torch"), "source_hash": source_hash("")} | as_json(answer)
+        print(json.dumps(columns | ({"settings": asdict(settings)} if settings else {}), indent=1))
     else:
         print_plan(answer, chosen.columns)
     if settings is not None:
@@ -108,16 +112,6 @@ def plan(arguments: list[str]) -> int:
     return 130 if answer.interrupted else int(best is None)
 
 
-def batch_of(overrides: Sequence[str], gpus: int) -> tuple[list[str], int | None]:
-    """Takes `batch=` out of a command's words. Raises ValueError if GPUs do not divide it."""
-    batches = [word.partition("=")[2] for word in overrides if word.startswith("batch=")]
-    if not batches:
-        return list(overrides), None
-    if not batches[-1].isdecimal() or int(batches[-1]) % gpus or not int(batches[-1]):
-        raise ValueError(f"batch={batches[-1]}: samples of a step over all GPUs, a multiple of --gpus {gpus}")
-    return [word for word in overrides if not word.startswith("batch=")], int(batches[-1])
-
-
 @contextmanager
 def progress(plan: Plan) -> Iterator[None]:
     """Reports a candidate whose search has ended as a line on standard error and, on a terminal, counts the rest; says
@@ -131,24 +125,25 @@ def progress(plan: Plan) -> Iterator[None]:
     ) as bar:  # fmt: skip
         task = bar.add_task("theory's bounds first", total=None)
 
-        def tell(plan: Plan, row: PlanRow | None) -> None:
+        def report(plan: Plan, row: PlanRow | None) -> None:
             nonlocal last
             now, rows = time.monotonic(), sum(not other.over for other in plan.rows.values())
             left = (now - begun) / plan.ran * (plan.left + plan.later) if plan.ran else 0.0
             time_left = f", {show_left(left)}" if left and now - begun + left > LONG_S else ""
             bar.update(task, description=f"{rows} rows still searched{time_left}")
             if row is not None:
-                ended = f"{row.candidate.name}: {found_words(row, GOALS[plan.goal])}"
-                print_on(bar.console, f"{ended}; {rows} to go{time_left}")
+                result = f"{row.candidate.name}: {result_of(row, GOALS[plan.goal])}"
+                print_on(bar.console, f"{result}; {rows} to go{time_left}")
             elif not plan.ran:
-                print_on(bar.console, due_words(plan))
+                more = f"; {rows - plan.due} more only if these do not fit" if rows > plan.due else ""
+                print_on(bar.console, f"{plan.due} of {len(plan.rows)} rows to simulate{more}")
             elif time_left and not bar.console.is_terminal and (plan.ran == 1 or now - last >= LINE_EVERY_S):
                 print_on(bar.console, f"{rows} to go{time_left}")
             else:
                 return
             last = now
 
-        plan.tell = tell
+        plan.report = report
         try:
             yield
         except KeyboardInterrupt:
@@ -182,18 +177,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _capacity(chosen: argparse.Namespace) -> Capacity:
-    def size(key: str) -> int | None:
-        text = getattr(chosen, key)
-        return None if text is None else parse_memory(text, f"--{key.replace('_', '-')}: ")
-
     if not 0 <= chosen.reserve < 1:
         raise ValueError(f"--reserve {chosen.reserve:g}: a fraction of the device, from 0 to below 1")
     if chosen.gpus < 1:
         raise ValueError(f"--gpus {chosen.gpus}: must be at least 1")
-    device = size("device_memory")
+    given = {"--device-memory": chosen.device_memory, "--host-memory": chosen.host_memory, "--disk": chosen.disk}
+    sizes = (None if text is None else parse_memory(text, f"{flag}: ") for flag, text in given.items())
+    device, host, disk = sizes
     if not device:
         raise ValueError(f"--device-memory {chosen.device_memory}: must be above 0")
-    return Capacity(device, chosen.reserve, size("host_memory"), size("disk"))
+    return Capacity(device, chosen.reserve, host, disk)
 
 
 def _check(chosen: argparse.Namespace, cells: Sequence[Cell]) -> None:

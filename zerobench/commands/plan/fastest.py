@@ -64,47 +64,48 @@ def find_fastest(
         sizes = tuple(size for size in axis.values if size <= cell.config.micro_batch)[-2:]
         return replace(axis, values=sizes, first=(len(sizes) - 1,))
 
+    def that_can_win() -> list[PlanRow]:
+        """Returns the first, and the next that the recommendation names unless it is behind even by its peak."""
+        ranked = plan.ranked
+        return [row for row in leading(ranked) if row is ranked[0] or not ranked[0].fit.timed.is_ahead(row.fit.timed)]
+
+    def in_answer() -> list[PlanRow]:
+        """Returns the rows of which the answer says that they are ahead, here or elsewhere, or tie with the first."""
+        if not plan.ranked:
+            return []
+        plan.simulate([[row] for row in on_more_gpus(plan)])
+        return [*that_can_win(), *turn_of_network(plan.ranked, costs)[1], *turn_of_gpus(plan)[1]]
+
     plan.later = LATER
     plan.search(cells, axis_of)
-    _judge(plan, lambda: _that_can_win(plan.ranked))
+    _judge(plan, that_can_win)
     free = FreeCosts(replace(costs.device, contention=1.0), costs.cluster)
-    more: dict[Candidate, Cell] = {}
+    variants: dict[Candidate, Cell] = {}
     for row in _leaders(plan.ranked):
         step = row.fit.timed
         part = 1 - step.rate() / step.rate(free)
         if part >= 1 - step.interval.low:
-            more |= _variants(row, costs, given)
+            variants |= _variants(row, costs, given)
             continue
         plan.notes.append(
             f"{row.candidate.name}: without any communication its step would be {part:.1%} shorter, less than the "
             "interval, so that prefetch, shards, groups and ZeRO++ were not varied"
         )
-    plan.search(more, axis_of_variant)
-    _judge(plan, lambda: _that_can_win(plan.ranked))
-    _judge(plan, lambda: _in_answer(plan, costs))
+    plan.search(variants, axis_of_variant)
+    _judge(plan, that_can_win)
+    _judge(plan, in_answer)
     plan.later = 0
-    other = recomputed_or_kept(plan.ranked[0], cells) if plan.ranked else []
-    plan.simulate([[row] for row in other])
-    trade = [trade_words(plan.ranked[0], row, plan.capacity) for row in other]
-    plan.turns = [*trade, turn_of_network(plan.ranked, costs)[0], turn_of_gpus(plan)[0]] if plan.ranked else []
+    if not (ranked := plan.ranked):
+        return
+    others = recomputed_or_kept(ranked[0], cells)
+    plan.simulate([[row] for row in others])
+    trade = [trade_of(ranked[0], row, plan.capacity) for row in others]
+    plan.turns = [*trade, turn_of_network(ranked, costs)[0], turn_of_gpus(plan)[0]]
 
 
 def leading(ranked: Sequence[PlanRow]) -> list[PlanRow]:
     """Returns the rows that the recommendation names: the first, and the next of another strategy, if there is one."""
     return [*_leaders(ranked), *ranked[1:2]][:LEADERS]
-
-
-def _that_can_win(ranked: Sequence[PlanRow]) -> list[PlanRow]:
-    """Returns the first, and the next that the recommendation names unless it is behind even by its peak."""
-    return [row for row in leading(ranked) if row is ranked[0] or not ranked[0].fit.timed.is_ahead(row.fit.timed)]
-
-
-def _in_answer(plan: Plan, costs: GpuCosts) -> list[PlanRow]:
-    """Returns the rows of which the answer says that they are ahead, here or elsewhere, or tie with the first."""
-    if not plan.ranked:
-        return []
-    plan.simulate([[row] for row in on_more_gpus(plan)])
-    return [*_that_can_win(plan.ranked), *turn_of_network(plan.ranked, costs)[1], *turn_of_gpus(plan)[1]]
 
 
 def _judge(plan: Plan, rows_of: Callable[[], Sequence[PlanRow]]) -> None:
@@ -127,27 +128,25 @@ def _variants(row: PlanRow, costs: GpuCosts, given: Collection[str]) -> dict[Can
     cell, per_node = row.fit.cell, costs.cluster.devices_per_node
     config, strategy, registered = cell.config, cell.config.strategy, built_in()
     composes = registered[strategy.name].composes if strategy.name in registered else None
-    wanted: list[tuple[tuple[str, ...], dict[str, Any]]] = []
-    others: list[dict[str, Any]] = []
+    options: list[tuple[str, Any]] = []
     if (prefetch := getattr(strategy, "prefetch", None)) is not None:
-        others += [{"prefetch": number} for number in PREFETCHES if number != prefetch]
+        options += [("prefetch", number) for number in PREFETCHES if number != prefetch]
     if getattr(strategy, "shards", None) == MASTERS and config.precision.name != "fp32":
-        others += [{"shards": "parameters"}]
-    for other in others:
-        overrides = tuple(f"strategy.{key}={value}" for key, value in other.items())
-        wanted.append((overrides, {"strategy": replace(strategy, **other)}))
+        options += [("shards", "parameters")]
+    changes: dict[tuple[str, ...], dict[str, Any]] = {
+        (f"strategy.{key}={value}",): {"strategy": replace(strategy, **{key: value})} for key, value in options
+    }
     if config.world_size > per_node and composes is not None and composes.groups:
-        nodes, word = {"node_size": per_node}, f"node_size={per_node}"
-        wanted += [((word,), nodes), ((f"shard_group={per_node}",), {"shard_group": per_node})]
-        if composes.zeropp:
-            made = {name: make() for name, make in CHOICES.items() if name in ZEROPP}
-            wanted += [((word, f"zeropp={name}"), nodes | {"zeropp": value}) for name, value in made.items()]
+        nodes = f"node_size={per_node}"
+        changes[(nodes,)] = {"node_size": per_node}
+        changes[(f"shard_group={per_node}",)] = {"shard_group": per_node}
+        for name in (name for name in CHOICES if name in ZEROPP and composes.zeropp):
+            changes[nodes, f"zeropp={name}"] = {"node_size": per_node, "zeropp": CHOICES[name]()}
     variants: dict[Candidate, Cell] = {}
-    for overrides, changes in wanted:
-        changed = cell.changed(**changes)
-        keys = {override.partition("=")[0] for override in overrides}
-        if not keys & set(given) and not combinations.validate(changed.config):
-            variants[replace(row.candidate, more=overrides)] = changed
+    for overrides, changed in changes.items():
+        variant, keys = cell.changed(**changed), {override.partition("=")[0] for override in overrides}
+        if not keys & set(given) and not combinations.validate(variant.config):
+            variants[replace(row.candidate, more=overrides)] = variant
     return variants
 
 
@@ -189,7 +188,7 @@ def recomputed_or_kept(first: PlanRow, cells: Mapping[Candidate, Cell]) -> list[
     return list(rows)[:1]
 
 
-def trade_words(first: PlanRow, other: PlanRow, capacity: Capacity) -> str:
+def trade_of(first: PlanRow, other: PlanRow, capacity: Capacity) -> str:
     """Returns a sentence on the time and the memory of recomputing at the first's micro-batch; empty if it failed."""
     if other.problem:
         return ""
@@ -237,11 +236,15 @@ def _best_at(ranked: Sequence[PlanRow], costs: GpuCosts, factor: float) -> PlanR
     other = GpuCosts(costs.device, replace(costs.cluster, node_gbit_s=costs.cluster.node_gbit_s * factor))
     first, *others = ranked
     rate = first.fit.timed.rate(other)
-    least = [(rate * row.fit.timed.interval.high, row) for row in others]  # at which it is ahead
-    able = [(at, row) for at, row in least if factor > 1 or row.fit.timed.rate() >= at]  # a slower one shortens no step
-    rates = [(row.fit.timed.rate(other), at, row) for at, row in able]
-    ahead = [(rate, row) for rate, at, row in rates if rate >= at]
-    return max(ahead, key=lambda pair: pair[0], default=(rate, first))[1]
+    best, best_rate = first, 0.0
+    for row in others:
+        step = row.fit.timed
+        least = rate * step.interval.high  # at which it is ahead
+        if factor <= 1 and step.rate() < least:  # a slower network shortens no step
+            continue
+        if (own := step.rate(other)) >= least and own > best_rate:
+            best, best_rate = row, own
+    return best
 
 
 def _larger(row: PlanRow, factor: int) -> Cell:
@@ -272,14 +275,14 @@ def turn_of_gpus(plan: Plan) -> tuple[str, list[PlanRow]]:
         if len(rows) < LEADERS:
             break
         if problem := next((row.problem for row in rows if row.problem), ""):
-            said = f"nothing is predicted: {problem}"
+            result = f"nothing is predicted: {problem}"
         else:
             first, second = (row.probes[0].timed for row in rows)
             best = leaders[second.rate() > first.rate()]
-            said = "it is a tie"
+            result = "it is a tie"
             if first.is_ahead(second) or second.is_ahead(first):
                 ahead.append(best)
-                said = f"{best.candidate.name} is ahead"
-        gpus_by_result.setdefault(said, []).append(f"{cells[0].world_size:,}")
-    parts = [f"on {' and '.join(gpus)} GPUs {said}" for said, gpus in gpus_by_result.items()]
+                result = f"{best.candidate.name} is ahead"
+        gpus_by_result.setdefault(result, []).append(f"{cells[0].world_size:,}")
+    parts = [f"on {' and '.join(gpus)} GPUs {result}" for result, gpus in gpus_by_result.items()]
     return f"With the same micro-batches, {', '.join(parts)}." if parts else "", ahead

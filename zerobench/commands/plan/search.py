@@ -93,10 +93,6 @@ class PlanAxis:
     coordinate: Callable[[int], float] = float
     in_states: bool = False
 
-    def at(self, index: int) -> float:
-        """Returns the coordinate of an index in `values`."""
-        return self.coordinate(self.values[index])
-
 
 def with_micro_batch(cell: Cell, samples: int) -> Cell:
     """Returns the cell with `samples` samples per rank and micro-batch."""
@@ -122,16 +118,14 @@ def timed_axis(cell: Cell, batch: int | None = None) -> PlanAxis:
     """Returns the micro-batches of goal fastest: powers of two or, with a given `batch` over all GPUs, divisors of a
     rank's part of it, each with as many micro-batches as that takes.
     """
-    ranks = cell.config.data_ranks
     if batch is None:
-        sizes = tuple(2**power for power in range(WIDEST_TIMED.bit_length()))
-        return PlanAxis(sizes, (3,), with_micro_batch)
-    sizes = tuple(size for size in range(1, WIDEST_TIMED + 1) if batch // ranks % size == 0)
+        return PlanAxis(tuple(2**power for power in range(WIDEST_TIMED.bit_length())), (3,), with_micro_batch)
+    own = batch // cell.config.data_ranks  # a rank's part
 
     def changed(cell: Cell, size: int) -> Cell:
-        return cell.changed(micro_batch=size, accumulation=batch // (size * ranks), batch=batch)
+        return cell.changed(micro_batch=size, accumulation=own // size, batch=batch)
 
-    return PlanAxis(sizes, (3,), changed)
+    return PlanAxis(tuple(size for size in range(1, WIDEST_TIMED + 1) if own % size == 0), (3,), changed)
 
 
 def gpus_axis(cell: Cell) -> PlanAxis:
@@ -303,7 +297,7 @@ def bound_of(cell: Cell) -> int:
     model cannot be built without memory.
     """
     facts = facts_if_any(cell.config)
-    return (closed_form(cell.config, facts) or 0) if facts is not None else 0
+    return (facts and closed_form(cell.config, facts)) or 0
 
 
 def next_index(axis: PlanAxis, loads: Mapping[int, float], origin: float | None = None) -> int | None:
@@ -318,7 +312,7 @@ def next_index(axis: PlanAxis, loads: Mapping[int, float], origin: float | None 
     if first := [index for index in axis.first if low < index < high]:
         return first[0]
     near = [low, high] if {low, high} <= {*loads} else sorted(loads, key=lambda index: abs(loads[index] - 1))[:2]
-    points = [(axis.at(index), loads[index]) for index in near]
+    points = [(axis.coordinate(axis.values[index]), loads[index]) for index in near]
     if origin is not None and len(points) == 1:
         points.append((0.0, origin))
     halves = (low + high) // 2 if high < len(axis.values) else min(2 * low + 1, high - 1)
@@ -337,14 +331,16 @@ def next_index(axis: PlanAxis, loads: Mapping[int, float], origin: float | None 
 
 @dataclass
 class Plan:
-    """A goal by name, and the rows that are found for it.
+    """The question, the answer and the progress of a plan.
 
-    `execute`: fake_execution.execute_all. `overrides`: of all cells; `named`: keys of AXES that the user gave.
-    `costs`: of the cluster of goal fastest; `price`: dollars per GPU hour.
-    `tell` takes the plan and a row whose search has ended, or None before the first simulation and after each. `notes`:
-    on rows that were left out; `turns`: sentences on what would change the answer. `due`: number of rows of which a
-    cell is simulated first. `larger`: leaders of goal fastest on more GPUs, by the id of their cell. `ran`: number of
-    simulations so far; `left`: how many usually remain, without `later`: those of steps of the plan that follow.
+    question   `execute`: fake_execution.execute_all. `costs`: of the cluster of goal fastest; `price`: dollars per GPU
+               hour. `overrides`: of all cells; `named`: keys of AXES that the user gave
+    answer     `rows` are filled by `search` and `simulate`; goal fastest (fastest.py) adds `larger`: its leaders on
+               more GPUs, by the id of their cell; `notes`: on rows that were left out; `turns`: sentences on what would
+               change the answer
+    progress   `report` takes the plan and a row whose search has ended, or None before the first simulation and after
+               each. `due`: number of rows of which a cell is simulated first. `ran`: number of simulations so far;
+               `left`: how many usually remain, without `later`: those of steps of the plan that follow
     """
 
     goal: str
@@ -352,19 +348,21 @@ class Plan:
     execute: Callable[..., list[Execution]]
     costs: GpuCosts | None = None
     price: float | None = None
-    tell: Callable[[Plan, PlanRow | None], None] = lambda *_: None
     device: str = "cuda"
     overrides: Sequence[str] = ()
     named: Collection[str] = ()
+
     rows: dict[Candidate, PlanRow] = field(default_factory=dict)
+    larger: dict[str, PlanRow] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)
     interrupted: bool = False
+
+    report: Callable[[Plan, PlanRow | None], None] = lambda *_: None
     due: int = 0
     ran: int = 0
     left: int = 0
     later: int = 0
-    larger: dict[str, PlanRow] = field(default_factory=dict)
 
     @property
     def fitting(self) -> list[PlanRow]:
@@ -398,16 +396,13 @@ class Plan:
         too_large = [row for row in rows if row.problem == TOO_LARGE]
         if too_large and all(row.problem for row in self.rows.values()):
             min(too_large, key=lambda row: row.bound_bytes).problem = ""
-        self.simulate(self._chains(rows))
-
-    def _chains(self, rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
-        """Returns the rows in chains: with a fixed cell those of a strategy, unless the user named the rest."""
         chains: dict[tuple[str, ...], list[PlanRow]] = {}
         for row in sorted(rows, key=lambda row: (row.candidate.offloads, row.candidate.recomputes)):
+            # with a fixed cell, rows of a strategy are in one chain, unless the user named the rest
             fixed = row.exact and len(row.axis.values) == 1
             keys = [key for key in AXES if not fixed or key == "strategy" or key in self.named]
             chains.setdefault((*(getattr(row.candidate, key) for key in keys), *row.candidate.more), []).append(row)
-        return [*chains.values()]
+        self.simulate([*chains.values()])
 
     def simulate(self, chains: Sequence[list[PlanRow]]) -> None:
         """Searches chains of rows: of each chain one row after the other, until one fits."""
@@ -424,17 +419,17 @@ class Plan:
                     other = chain.pop()
                     other.problem, other.over = DOMINATED, True
                 if self.rows.get(row.candidate) is row:
-                    self.tell(self, row)
+                    self.report(self, row)
 
         def take(index: int, cell: SimulatedCell) -> None:
             owners[index][0].take(cell, self.capacity)
             advance(owners[index])
             self.ran, self.left = self.ran + 1, sum(chain[0].due for chain in chains if chain)
-            self.tell(self, None)
+            self.report(self, None)
 
         for chain in chains:
             advance(chain)
         if works and not any(row.probes for row in self.rows.values()):
             self.due = sum(map(bool, chains))
-            self.tell(self, None)
+            self.report(self, None)
         run_works(works, self.execute, take, self.costs)

@@ -32,8 +32,8 @@ STAGES = {
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Our names of dtypes -> torch's."""
 
-PER_NODE = 8
-"""GPUs per node, if the cell does not say."""
+PER_NODE, LOCAL_NVME = 8, "/local_nvme"
+"""GPUs per node, and the folder of files, if the cell does not say."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ class Settings:
     files: dict[str, str]
     notes: list[str] = field(default_factory=list)
 
-
-def _that_apply(*notes: tuple[bool, str]) -> list[str]:
-    return [note for applies, note in notes if applies]
+    @staticmethod
+    def of(name: str, text: str, notes: dict[str, bool]) -> Settings:
+        """Returns a file with its name, and those of the notes that apply."""
+        return Settings({name: text}, [note for note, applies in notes.items() if applies])
 
 
 # -- FSDP2 -----------------------------------------------------------------------------------------
@@ -86,10 +87,10 @@ def fsdp2(config: CellConfig) -> Settings:
         reduce=f"torch.{DTYPES[config.precision.wire_dtype or config.precision.name]}" if half else "None",
         offload=', "offload_policy": CPUOffloadPolicy()' * offloads, **values,
     )  # fmt: skip
-    own = "FSDP2 has no such stage; reshard_after_forward=False comes closest, see the row fsdp2_no_reshard"
+    closest = "FSDP2 has no such stage; reshard_after_forward=False comes closest, see the row fsdp2_no_reshard"
     held = "CPUOffloadPolicy keeps parameters, gradients and optimizer in host memory, and FSDP2 has no files"
-    notes = _that_apply((stage in (1, 2), f"{name}: {own}"), (offloads, f"offload={config.offload.name}: {held}"))
-    return Settings({"shard.py": text}, notes)
+    notes = {f"{name}: {closest}": stage in (1, 2), f"offload={config.offload.name}: {held}": offloads}
+    return Settings.of("shard.py", text, notes)
 
 
 # -- DeepSpeed -------------------------------------------------------------------------------------
@@ -112,17 +113,17 @@ def deepspeed(config: CellConfig) -> Settings:
     settings["zero_optimization"] = _zero(config, stage)
     if config.recomputes:
         settings["activation_checkpointing"] = {"cpu_checkpointing": config.activation.name == "checkpoint_offload"}
-    reshards = "fsdp2_no_reshard: stage 3 of DeepSpeed frees gathered parameters after forward; its traffic is 3 ψ"
-    buckets = "megatron: Megatron keeps fp32 gradients in one buffer; stage 1 of DeepSpeed keeps them in buckets"
-    recomputes = "recomputing: the model itself must call deepspeed.checkpointing.checkpoint around each block"
-    notes = _that_apply(
-        (name == "fsdp2_no_reshard", reshards),
-        (name == "megatron", buckets),
-        (config.recomputes, recomputes),
-        (config.offload.name == "nvme", "offload=nvme: set nvme_path to a folder on the disk"),
-        (stage == 0, "ddp: stage 0 is plain data parallelism, with fp32 masters on every rank"),
-    )
-    return Settings({"ds_config.json": json.dumps(settings, indent=2) + "\n"}, notes)
+    notes = {
+        "fsdp2_no_reshard: stage 3 of DeepSpeed frees gathered parameters after forward; its traffic is 3 ψ":
+            name == "fsdp2_no_reshard",
+        "megatron: Megatron keeps fp32 gradients in one buffer; stage 1 of DeepSpeed keeps them in buckets":
+            name == "megatron",
+        "recomputing: the model itself must call deepspeed.checkpointing.checkpoint around each block":
+            config.recomputes,
+        "offload=nvme: set nvme_path to a folder on the disk": config.offload.name == "nvme",
+        "ddp: stage 0 is plain data parallelism, with fp32 masters on every rank": stage == 0,
+    }  # fmt: skip
+    return Settings.of("ds_config.json", json.dumps(settings, indent=2) + "\n", notes)
 
 
 def _zero(config: CellConfig, stage: int) -> dict[str, Any]:
@@ -146,16 +147,9 @@ def _zero(config: CellConfig, stage: int) -> dict[str, Any]:
         return section
     tier: dict[str, Any] = {"device": config.offload.name, "pin_memory": True}
     if config.offload.name == "nvme":
-        tier["nvme_path"] = _nvme_path(config)
-    return section | {"offload_optimizer": tier} | ({"offload_param": tier} if _moves_parameters(config, stage) else {})
-
-
-def _nvme_path(config: CellConfig) -> str:
-    return getattr(config.offload, "path", None) or "/local_nvme"
-
-
-def _moves_parameters(config: CellConfig, stage: int) -> bool:
-    return stage == 3 and bool(getattr(config.offload, "parameters", False))
+        tier["nvme_path"] = getattr(config.offload, "path", None) or LOCAL_NVME
+    section["offload_optimizer"] = tier
+    return section | ({"offload_param": tier} if stage == 3 and getattr(config.offload, "parameters", False) else {})
 
 
 # -- accelerate ------------------------------------------------------------------------------------
@@ -164,7 +158,7 @@ def _moves_parameters(config: CellConfig, stage: int) -> bool:
 def accelerate(config: CellConfig) -> Settings:
     """Returns `accelerate.yaml`: FSDP2 for stage 3, DeepSpeed for stages 1 and 2 and for files, else plain DDP."""
     stage, nodes = STAGES.get(config.strategy.name, 0), max(1, -(-config.world_size // (config.node_size or PER_NODE)))
-    by_fsdp = stage == 3 and config.offload.name != "nvme"
+    offload, by_fsdp = config.offload.name, stage == 3 and config.offload.name != "nvme"
     settings: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "debug": False, "downcast_bf16": "no", "machine_rank": 0,
         "main_training_function": "main", "num_machines": nodes, "num_processes": config.world_size,
@@ -174,43 +168,37 @@ def accelerate(config: CellConfig) -> Settings:
     if stage == 0:
         settings["distributed_type"] = "MULTI_GPU"
     elif by_fsdp:
-        settings |= {"distributed_type": "FSDP", "fsdp_config": _fsdp(config)}
+        classes = dict.fromkeys(name for _, name in facts_of(config).units)
+        settings |= {
+            "distributed_type": "FSDP",
+            "fsdp_config": {
+                "fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "fsdp_transformer_layer_cls_to_wrap": ",".join(classes),
+                "fsdp_reshard_after_forward": config.strategy.name != "fsdp2_no_reshard",
+                "fsdp_activation_checkpointing": config.recomputes, "fsdp_offload_params": offload != "none",
+                "fsdp_cpu_ram_efficient_loading": True, "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            },
+        }  # fmt: skip
     else:
-        settings |= {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(config, stage)}
-    through = "accelerate has stages 1 and 2 through DeepSpeed, which must be installed"
-    by_hand = "recomputing: call model.gradient_checkpointing_enable() in the script"
-    notes = _that_apply(
-        (stage in (1, 2), f"{config.strategy.name}: {through}"),
-        (config.recomputes and not by_fsdp, by_hand),
-        (True, f"micro_batch={config.micro_batch}: is the batch size of the script's data loader"),
-    )
-    return Settings({"accelerate.yaml": yaml.safe_dump(settings, sort_keys=True)}, notes)
-
-
-def _fsdp(config: CellConfig) -> dict[str, Any]:
-    classes = dict.fromkeys(name for _, name in facts_of(config).units)
-    return {
-        "fsdp_version": 2,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_transformer_layer_cls_to_wrap": ",".join(classes),
-        "fsdp_reshard_after_forward": config.strategy.name != "fsdp2_no_reshard",
-        "fsdp_activation_checkpointing": config.recomputes,
-        "fsdp_offload_params": config.offload.name != "none",
-        "fsdp_cpu_ram_efficient_loading": True,
-        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-    }
-
-
-def _deepspeed(config: CellConfig, stage: int) -> dict[str, Any]:
-    section: dict[str, Any] = {
-        "zero_stage": stage, "gradient_accumulation_steps": config.accumulation,
-        "offload_optimizer_device": config.offload.name,
-        "offload_param_device": config.offload.name if _moves_parameters(config, stage) else "none",
-        "zero3_init_flag": stage == 3,
+        moves_parameters = stage == 3 and getattr(config.offload, "parameters", False)
+        section = {
+            "zero_stage": stage, "gradient_accumulation_steps": config.accumulation,
+            "offload_optimizer_device": offload, "offload_param_device": offload if moves_parameters else "none",
+            "zero3_init_flag": stage == 3,
+        }  # fmt: skip
+        if offload == "nvme":
+            path = getattr(config.offload, "path", None) or LOCAL_NVME
+            section |= {"offload_optimizer_nvme_path": path, "offload_param_nvme_path": path}
+        if config.clip is not None:
+            section["gradient_clipping"] = config.clip
+        settings |= {"distributed_type": "DEEPSPEED", "deepspeed_config": section}
+    notes = {
+        f"{config.strategy.name}: accelerate has stages 1 and 2 through DeepSpeed, which must be installed":
+            stage in (1, 2),
+        "recomputing: call model.gradient_checkpointing_enable() in the script": config.recomputes and not by_fsdp,
+        f"micro_batch={config.micro_batch}: is the batch size of the script's data loader": True,
     }  # fmt: skip
-    if config.offload.name == "nvme":
-        section |= {"offload_optimizer_nvme_path": _nvme_path(config), "offload_param_nvme_path": _nvme_path(config)}
-    return section | ({"gradient_clipping": config.clip} if config.clip is not None else {})
+    return Settings.of("accelerate.yaml", yaml.safe_dump(settings, sort_keys=True), notes)
 
 
 # -- all systems -----------------------------------------------------------------------------------

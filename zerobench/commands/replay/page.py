@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from ...records.palette import CATEGORIES
 from ...sizes import show_bytes
-from ...theory.strategies import states_source, volume_source
 from .clock import TICKS, phases_of, ticks_of
 from .worlds import EXECUTED, MEASURED, Panel, ReplayWorld, setting_words
 
@@ -145,8 +144,8 @@ def _facts(panel: Panel) -> dict[str, Any]:
     kept = ("run_id", "peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "command", "commit", "torch_version")
     return {
         "key": panel.key, "label": panel.label, "color": panel.color, "problem": panel.problem, "formulas": forms,
-        "states_source": states_source(theory) if theory else "",
-        "volume_source": volume_source(theory) if theory else "",
+        "states_source": theory.states_source if theory else "",
+        "volume_source": theory.volume_source if theory else "",
         **{name: panel.row.get(name) for name in kept},
     }  # fmt: skip
 

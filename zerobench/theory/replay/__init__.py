@@ -12,5 +12,5 @@ has no schedule. The closed forms are in closed_forms.py. The replay adds what i
     tile of an update        fp32 gradients of the segments that are updated together
     the rest                 padding to multiples of 64 bytes, an optimizer's counts, minus states that no step has made
 
-Entries: `states.predict_states`, `traffic.predict_traffic`, `link_traffic.predict_links`.
+Entries: `states.predict_states`, `traffic.predict_traffic`, `traffic.predict_links`.
 """

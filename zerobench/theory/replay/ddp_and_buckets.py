@@ -11,78 +11,73 @@ ZeRO-2. Buckets are sent in a fixed order, one at a time, as they fill.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..groups import GroupShape
-from ..layout import FlatBuffer, buckets_of
-from ..shapes import (
-    OptimizerShape,
-    ParameterShape,
-    PrecisionShape,
-    Schedule,
-    bytes_of,
-    is_half,
-    master_bytes,
-    micro_batches,
-    optimizer_of,
-    trainable,
-    updated_bytes,
-)
+from ..layout import buckets_of
+from ..shapes import OptimizerShape, PrecisionShape, Schedule, TierShape, trainable
 from ..strategy import StrategyShape
-from ..tiers import NOWHERE, TierShape
-from .live_bytes import Replay, hand_over, hold_beside, hold_fresh, hold_waiting
-from .reductions import Reductions, UnitGradients, whole_bytes
+from .live_bytes import (
+    FLAGS,
+    HANDED_OVER,
+    TIED,
+    TILE,
+    UNSYNCHRONIZED,
+    Reductions,
+    Replay,
+    UnitGradients,
+    hand_over,
+    hold_made_together,
+)
 from .shards import Shards
 from .traffic import flags_bytes
 
 
 def replay_ddp(
-    replay: Replay, strategy: StrategyShape, schedule: Schedule, _: GroupShape, optimizer: OptimizerShape,
-    precision: PrecisionShape,
-) -> None:  # fmt: skip
+    replay: Replay, strategy: StrategyShape, schedule: Schedule, optimizer: OptimizerShape, precision: PrecisionShape
+) -> None:
     """Plays a step of DDP, with fp32 masters for half-precision parameters; every rank has these bytes."""
-    shapes, used = schedule.shapes, sorted(set(schedule.arrivals))
-    half, last_only = any(is_half(shapes[i]) for i in trainable(shapes)), strategy.accumulate == "last"
+    shapes, trained = schedule.shapes, [schedule.shapes[i] for i in trainable(schedule.shapes)]
     align = 4 * optimizer.align
-    most = max(align, precision.tile_bytes // align * align) if half and precision.tile_bytes else 0
-    replay.hold("parameters", "all", sum(bytes_of(s) for s in shapes))
-    replay.hold("master", "all", sum(master_bytes(shapes[i]) for i in trainable(shapes) if is_half(shapes[i])))
-    kept = sum(_kept_bytes(shapes[i], 0 if shapes[i].matrix else most // 4, optimizer) for i in used)
+    casts = any(shape.is_half for shape in trained) and precision.tile_bytes
+    most = max(align, precision.tile_bytes // align * align) if casts and precision.tile_bytes else 0  # bytes of a tile
+    kept = 0
+    for shape in (shapes[i] for i in sorted(set(schedule.arrivals))):  # states are cut where tiles end
+        step = most // 4 if most and shape.numel and shape.matrix is None else max(1, shape.numel)
+        for start in range(0, max(1, shape.numel), step):
+            numel = min(step, shape.numel - start)
+            kept += optimizer.of(shape.matrix is not None).bytes_of(numel, shape.updated_bytes)
+    replay.hold("parameters", "all", sum(shape.nbytes for shape in shapes))
+    replay.hold("master", "all", sum(shape.master_bytes for shape in trained if shape.is_half))
     replay.hold("optimizer", "all", kept)
-    replay.hold("communication", "flags", flags_bytes(schedule) if strategy.find_unused_parameters else 0)
-    replay.hold("gradients", "buckets", sum(bytes_of(shapes[i]) for i in trainable(shapes)))
-    for last in micro_batches(schedule):
-        hold_waiting(replay, shapes)
-        arrivals = list(dict.fromkeys(schedule.arrivals[::-1]))[::-1]  # autograd hands over the sum of all uses
+    replay.hold("communication", FLAGS, flags_bytes(schedule) if strategy.find_unused_parameters else 0)
+    replay.hold("gradients", "buckets", sum(shape.nbytes for shape in trained))
+    arrivals = list(dict.fromkeys(schedule.arrivals[::-1]))[::-1]  # autograd hands over the sum of all uses
+    for last in schedule.played:
+        for shape in (shape for shape in shapes if shape.trainable and shape.uses > 1):
+            # all uses except the first in forward wait through most of backward
+            replay.hold("gradients", (TIED, shape), (shape.uses - 1) * shape.nbytes)
         for index, i in enumerate(arrivals):
-            hold_beside(replay, schedule, arrivals[index:])
-            hold_fresh(replay, shapes[i])
-            replay.drop("gradients", "fresh")
-            if last or not last_only:  # what no_sync kept is copied into the bucket
-                replay.drop("gradients", ("unsynced", i))
+            shape = shapes[i]
+            hold_made_together(replay, schedule, arrivals[index:])
+            if shape.uses > 1:  # briefly with those of all uses
+                replay.drop("gradients", (TIED, shape))
+                replay.hold("gradients", HANDED_OVER, (shape.uses + 1) * shape.nbytes)
+            replay.hold("gradients", HANDED_OVER, shape.nbytes)
+            replay.drop("gradients", HANDED_OVER)
+            if strategy.synchronizes(last):  # what no_sync kept is copied into the bucket
+                replay.drop("gradients", (UNSYNCHRONIZED, i))
             else:
-                replay.hold("gradients", ("unsynced", i), bytes_of(shapes[i]))
-    if most:
-        replay.hold("gradients", "tile", _largest_tile([shapes[i] for i in trainable(shapes)], most))
-
-
-def _kept_bytes(shape: ParameterShape, most: int, optimizer: OptimizerShape) -> int:
-    """Returns the bytes of a parameter's optimizer states, cut at `most` elements (0: not cut)."""
-    cuts = range(0, shape.numel, most) if most and shape.numel else (0,)
-    parts = (min(most or shape.numel, shape.numel - start) for start in cuts)
-    return sum(optimizer_of(optimizer, shape).bytes_of(numel, updated_bytes(shape)) for numel in parts)
-
-
-def _largest_tile(shapes: Sequence[ParameterShape], most: int) -> int:
-    """Returns the bytes of the largest run of parameters updated together, each cut at `most` bytes except
-    matrices that are needed whole.
-    """
-    largest = tile = 0
-    cut = ((master_bytes(shape), master_bytes(shape) if shape.matrix else most) for shape in shapes)
-    for piece in (min(step, size - start) for size, step in cut for start in range(0, size, step)):
-        tile = piece if tile + piece > most else tile + piece
-        largest = max(largest, tile)
-    return largest
+                replay.hold("gradients", (UNSYNCHRONIZED, i), shape.nbytes)
+    if (
+        most
+    ):  # the largest run of parameters updated together, each cut at a tile, except matrices that are needed whole
+        largest = tile = 0
+        for shape in trained:
+            step = shape.master_bytes if shape.matrix else most
+            for start in range(0, shape.master_bytes, step):
+                piece = min(step, shape.master_bytes - start)
+                tile = piece if tile + piece > most else tile + piece
+                largest = max(largest, tile)
+        replay.hold("gradients", TILE, largest)
 
 
 # -- buckets ---------------------------------------------------------------------------------------
@@ -90,69 +85,62 @@ def _largest_tile(shapes: Sequence[ParameterShape], most: int) -> int:
 
 def replay_buckets(
     replay: Replay, strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
-    precision: PrecisionShape, tiers: TierShape = NOWHERE,
+    precision: PrecisionShape, tiers: TierShape,
 ) -> None:  # fmt: skip
     """Plays a step with buckets on the rank that uses most memory."""
-    n = groups.shard_ranks
-    shapes, keeps_whole = schedule.shapes, not strategy.theory.gradients and not tiers.gradients
-    for_good = strategy.theory.persistent_gradients
+    shapes, n = schedule.shapes, groups.shard_ranks
     buffers = buckets_of(shapes, n, strategy.bucket_limit)
-    replay.hold("parameters", "flat", sum(b.padded_bytes for b in buffers))
-    replay.hold("parameters", "frozen", sum(bytes_of(s) for s in shapes if not s.trainable))
-    whole = sum(whole_bytes(b, shapes, precision) for b in buffers)
-    replay.hold("gradients", "kept", whole if for_good else 0)
+    units: list[UnitGradients] = []
+    expected: list[list[int]] = []  # of each unit: its gradients, one of several uses more than once
+    units_of: dict[int, list[int]] = {}  # of each parameter: indices of the units that it is in
+    whole = 0
+    for buffer in buffers:
+        shape = shapes[buffer.spans[0].parameter]
+        whole += buffer.padded_numel * shape.gradient_bytes(precision)
+        for start, numel in buffer.units:
+            inside = [s.parameter for s in buffer.spans if min(start + numel, s.stop) > max(start, s.start)]
+            for parameter in inside:
+                units_of.setdefault(parameter, []).append(len(units))
+            # one per use of a tied parameter, and one if no step uses the parameter
+            expected.append([i for i in inside for _ in range(schedule.arrivals.count(i) or 1)])
+            own = buffer.shard_numel(replay.owner) if buffer.sizes else numel // buffer.world_size
+            units.append(UnitGradients.of(len(units), numel, shape, precision, own))
+    replay.hold("parameters", "flat", sum(buffer.padded_bytes for buffer in buffers))
+    replay.hold("parameters", "frozen", sum(shape.nbytes for shape in shapes if not shape.trainable))
+    replay.hold("gradients", "kept", whole if strategy.theory.persistent_gradients else 0)
     shards = Shards(buffers, n, optimizer, precision, tiers, replay.owner)
     shards.hold(replay, schedule)
-    reductions = Reductions(replay, groups, keeps_whole, strategy.reduce_with, tiers, for_good)
-    steps = _Buckets(replay, schedule, buffers, precision, reductions)
-    for last in micro_batches(schedule):
+    reductions = Reductions(replay, groups, strategy, tiers)
+    for last in schedule.played:
         reductions.synchronizing = strategy.synchronizes(last)
-        steps.backward()
+        _backward(replay, schedule, reductions, units, [list(parameters) for parameters in expected], units_of)
     shards.update(replay, schedule)
 
 
-class _Buckets:
-    """Backward: each gradient is added to its buckets, which are sent when full."""
+def _backward(
+    replay: Replay, schedule: Schedule, reductions: Reductions, units: list[UnitGradients], missing: list[list[int]],
+    units_of: dict[int, list[int]],
+) -> None:  # fmt: skip
+    """Adds each gradient to its units, which are sent when full. `missing`: of each unit, the gradients to come."""
+    sent = 0
 
-    def __init__(
-        self, replay: Replay, schedule: Schedule, buffers: list[FlatBuffer], precision: PrecisionShape,
-        reductions: Reductions,
-    ) -> None:  # fmt: skip
-        self.replay, self.schedule, self.reductions = replay, schedule, reductions
-        self.units: list[UnitGradients] = []
-        self.expected: list[list[int]] = []  # of each bucket: its gradients, one of several uses more than once
-        self.places: dict[int, list[int]] = {}  # of each parameter: its buckets
-        for buffer in buffers:
-            shape = schedule.shapes[buffer.spans[0].parameter]
-            for start, numel in buffer.units:
-                inside = [s.parameter for s in buffer.spans if min(start + numel, s.stop) > max(start, s.start)]
-                for parameter in inside:
-                    self.places.setdefault(parameter, []).append(len(self.units))
-                # one per use of a tied parameter, and one if no step uses the parameter
-                self.expected.append([i for i in inside for _ in range(self.schedule.arrivals.count(i) or 1)])
-                own = buffer.shard_numel(replay.owner) if buffer.sizes else numel // buffer.world_size
-                self.units.append(UnitGradients.of(len(self.units), numel, shape, precision, own))
-
-    def backward(self) -> None:
-        missing = [list(parameters) for parameters in self.expected]
-        sent = 0
-        for parameter in hand_over(self.replay, self.schedule):
-            is_tied = self.schedule.shapes[parameter].uses > 1
-            for bucket in self.places[parameter]:
-                self.reductions.write(self.units[bucket])
-                missing[bucket].remove(parameter)
-                sent = sent if is_tied else self._send_full(missing, sent)
-            if is_tied:  # its buckets are sent when autograd comes to the parameter, and its uses' gradients are gone
-                self.replay.drop("gradients", "fresh")
-                sent = self._send_full(missing, sent)
-        if self.reductions.synchronizing:
-            for unit in self.units[sent:]:
-                self.reductions.send(unit)
-            self.reductions.finish()
-
-    def _send_full(self, missing: list[list[int]], sent: int) -> int:
-        """Sends the complete buckets after the first `sent`, in order; returns the new number of sent buckets."""
-        while self.reductions.synchronizing and sent < len(missing) and not missing[sent]:
-            self.reductions.send(self.units[sent])
+    def send_full() -> None:
+        nonlocal sent
+        while reductions.synchronizing and sent < len(units) and not missing[sent]:
+            reductions.send(units[sent])
             sent += 1
-        return sent
+
+    for parameter in hand_over(replay, schedule):
+        is_tied = schedule.shapes[parameter].uses > 1
+        for index in units_of[parameter]:
+            reductions.write(units[index])
+            missing[index].remove(parameter)
+            if not is_tied:
+                send_full()
+        if is_tied:  # its units are sent when autograd comes to the parameter, and its uses' gradients are gone
+            replay.drop("gradients", HANDED_OVER)
+            send_full()
+    if reductions.synchronizing:
+        for unit in units[sent:]:
+            reductions.send(unit)
+        reductions.finish()

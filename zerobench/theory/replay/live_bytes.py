@@ -1,4 +1,14 @@
-"""Live bytes while a schedule is played event by event, and their maxima."""
+"""Live bytes while a schedule is played event by event; among them the gradients of units from autograd to the shards.
+
+An allocation has a category and a name. A name in flight, or the first word of a name, is the term that a formula shows
+for it; all other allocations are part of the formula. The gradients of a unit, as gradients/flow.py moves them::
+
+filling     the unit's full gradients: from the first write; in stage 1 until the update, under Megatron permanently
+sent        the send and receive buffers, in the wire's dtype; one unit at a time
+completed   only this rank's slice, until the update
+
+A step's first reduce-scatter, if in the gradients' dtype, writes the slice in place; otherwise it is allocated later.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +17,25 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from ..shapes import ROOT, ParameterShape, Schedule, bytes_of
+from ..groups import GroupShape
+from ..shapes import ROOT, ParameterShape, PrecisionShape, Schedule, TierShape
+from ..strategy import StrategyShape
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 
+AUTOGRAD, TIED = "gradients of autograd", "gradients of tied parameters"
+UNSYNCHRONIZED = "gradients of earlier micro-batches"
+OPEN, WIRE, RECEIVED = "open units", "cast for sending", "received"
+SUM_SO_FAR, TO_HOST = "sums so far of open units", "on the way to host memory"
+TILE, SLOT, FLAGS = "tile of an update", "slots of the arena", "flags of used parameters"
+UNIT, CODES, SECONDARY = "units in use", "quantized gathers", "secondary shards"
+
 IN_FLIGHT = {
-    "fresh": "gradients of autograd", "beside": "gradients of autograd", "waiting": "gradients of tied parameters",
-    "unsynced": "gradients of earlier micro-batches", "full": "open units", "wire": "cast for sending",
-    "received": "received", "carried": "sums so far of open units", "tile": "tile of an update",
-    "slot": "slots of the arena", "codes": "quantized gathers", "secondary": "secondary shards",
-    "flags": "flags of used parameters", "unit": "units in use", "leaving": "on the way to host memory",
+    AUTOGRAD, TIED, UNSYNCHRONIZED, OPEN, WIRE, RECEIVED, SUM_SO_FAR, TO_HOST, TILE, SLOT, FLAGS, UNIT, CODES,
+    SECONDARY,
 }  # fmt: skip
-"""Name of an allocation, or its first word -> its term in flight; other allocations are part of the formula."""
+
+HANDED_OVER, MADE_TOGETHER = (AUTOGRAD, "handed over"), (AUTOGRAD, "made together")
 
 
 @dataclass
@@ -66,8 +83,8 @@ class Replay:
 
     def _change(self, category: str, name: Any, size: int) -> None:
         self.totals[category] += size
-        term = IN_FLIGHT.get(name[0] if isinstance(name, tuple) else name)
-        if term is not None:
+        term = name[0] if isinstance(name, tuple) else name
+        if term in IN_FLIGHT:
             self.in_flight[category, term] = self.in_flight.get((category, term), 0) + size
 
     def _in_flight(self, *categories: str) -> dict[str, int]:
@@ -89,22 +106,22 @@ class InSlots(Replay):
     """Size -> numbers of free slots; the last one freed is taken first."""
     taken: dict[tuple[str, Any], tuple[int, int]] = field(default_factory=dict)
     """(category, name) -> (size, number of the slot)."""
-    under: dict[int, str] = field(default_factory=dict)
+    categories: dict[int, str] = field(default_factory=dict)
     """Number of the slot -> category."""
 
     def hold(self, category: str, name: Any, size: int) -> None:
-        if not self._comes_and_goes(name):
+        if not self._takes_slot(name):
             return super().hold(category, name, size)
         if (category, name) in self.taken:
             return None
         free = self.free.setdefault(size, [])
-        number = free.pop() if free else len(self.under)
-        super().drop(self.under.get(number, category), ("slot", number))
-        self.taken[category, name], self.under[number] = (size, number), category
-        return super().hold(category, ("slot", number), size)
+        number = free.pop() if free else len(self.categories)
+        super().drop(self.categories.get(number, category), (SLOT, number))
+        self.taken[category, name], self.categories[number] = (size, number), category
+        return super().hold(category, (SLOT, number), size)
 
     def drop(self, category: str, name: Any) -> None:
-        if self._comes_and_goes(name):
+        if self._takes_slot(name):
             size, number = self.taken.pop((category, name), (0, -1))
             if size:
                 self.free[size].append(number)
@@ -116,8 +133,11 @@ class InSlots(Replay):
             self.taken[category, new] = slot
 
     @staticmethod
-    def _comes_and_goes(name: Any) -> bool:
-        return isinstance(name, tuple) and name[0] in ("full", "wire", "leaving")
+    def _takes_slot(name: Any) -> bool:
+        return isinstance(name, tuple) and name[0] in (OPEN, WIRE, TO_HOST)
+
+
+# -- gradients that autograd makes -----------------------------------------------------------------
 
 
 def hand_over(
@@ -129,33 +149,139 @@ def hand_over(
     """
     for index, i in enumerate(schedule.arrivals):
         before(i)
-        hold_beside(replay, schedule, schedule.arrivals[index:])
-        replay.hold("gradients", "fresh", bytes_of(schedule.shapes[i]))
+        hold_made_together(replay, schedule, schedule.arrivals[index:])
+        replay.hold("gradients", HANDED_OVER, schedule.shapes[i].nbytes)
         yield i
-        replay.drop("gradients", "fresh")
+        replay.drop("gradients", HANDED_OVER)
 
 
-def hold_beside(replay: Replay, schedule: Schedule, arrivals: Sequence[int]) -> None:
+def hold_made_together(replay: Replay, schedule: Schedule, arrivals: Sequence[int]) -> None:
     """Allocates the gradients that are made together with the first of `arrivals`, while that one is handed over: the
     gradient of a weight's bias, or all remaining gradients of its block.
     """
     shapes, first = schedule.shapes, schedule.shapes[arrivals[0]]
-    waits = [i for i in arrivals[1:2] if first.beside == i]
+    others = [i for i in arrivals[1:2] if first.beside == i]
     if schedule.by_block and first.unit != ROOT:
-        waits = list(takewhile(lambda i: shapes[i].unit == first.unit, arrivals[1:]))
-    replay.hold("gradients", "beside", sum(bytes_of(shapes[i]) for i in waits))
+        others = list(takewhile(lambda i: shapes[i].unit == first.unit, arrivals[1:]))
+    replay.hold("gradients", MADE_TOGETHER, sum(shapes[i].nbytes for i in others))
 
 
-def hold_fresh(replay: Replay, shape: ParameterShape) -> None:
-    """Allocates the gradient that autograd hands over; for a tied parameter, briefly with those of all uses."""
-    if shape.uses > 1:
-        replay.drop("gradients", ("waiting", shape))
-        replay.hold("gradients", "fresh", (shape.uses + 1) * bytes_of(shape))
-    replay.hold("gradients", "fresh", bytes_of(shape))
+# -- gradients of units, from autograd to the shards -----------------------------------------------
 
 
-def hold_waiting(replay: Replay, shapes: Sequence[ParameterShape]) -> None:
-    """Allocates tied parameters' gradients: all uses except the first in forward wait through most of backward."""
-    for shape in shapes:
-        if shape.trainable and shape.uses > 1:
-            replay.hold("gradients", ("waiting", shape), (shape.uses - 1) * bytes_of(shape))
+@dataclass(frozen=True)
+class UnitGradients:
+    """A unit's gradients: `numel` elements, padding included, of `gradient_bytes` each as summed and `wire_bytes` as
+    sent; `own`: elements of the rank's shard.
+    """
+
+    name: Any
+    numel: int
+    gradient_bytes: int
+    wire_bytes: int
+    casts: bool
+    align: int
+    own: int
+    is_owned: bool
+
+    @staticmethod
+    def of(name: Any, numel: int, shape: ParameterShape, precision: PrecisionShape, own: int) -> UnitGradients:
+        """Returns the gradients of a unit of `numel` elements that holds a parameter of `shape`."""
+        sizes = shape.gradient_bytes(precision), shape.wire_bytes(precision)
+        is_owned = shape.matrix is not None
+        return UnitGradients(name, numel, *sizes, shape.casts(precision), shape.align, own, is_owned)
+
+
+class Reductions:
+    """The reductions of one step on a rank."""
+
+    def __init__(self, replay: Replay, groups: GroupShape, strategy: StrategyShape, tiers: TierShape) -> None:
+        self.replay, self.groups, self.tiers = replay, groups, tiers
+        self.keeps_whole = not strategy.theory.gradients and not tiers.gradients  # until the update, as in stage 1
+        self.is_permanent = strategy.theory.persistent_gradients
+        self.reduces = groups.shard_ranks > 1 or tiers.gradients
+        self.receives = strategy.reduce_with == "reduce_scatter"
+        self.synchronizing = True
+        self._in_wire_dtype: dict[Any, bool] = {}  # of each unit that is filling
+        self._completed: set[Any] = set()
+        self.sent: UnitGradients | None = None
+        """The unit whose reduction has not completed."""
+
+    def write(self, unit: UnitGradients) -> None:
+        """Adds a gradient to the unit. Sums kept under no_sync are in the gradients' dtype, and are cast when sent."""
+        if self.keeps_whole and not self.is_permanent:
+            self.replay.hold("gradients", ("whole", unit.name), unit.numel * unit.gradient_bytes)
+        if not self.reduces and not self.keeps_whole:
+            self._hold_shard(unit)
+        if not self.reduces or unit.name in self._in_wire_dtype:
+            return
+        self._in_wire_dtype[unit.name] = self.synchronizing and not self.keeps_whole
+        if not self.keeps_whole:
+            category = "communication" if self.synchronizing else "gradients"
+            size = unit.wire_bytes if self.synchronizing else unit.gradient_bytes
+            self.replay.hold(category, (OPEN, unit.name), unit.numel * size)
+        elif unit.name in self._completed:  # the whole gradients are written anew
+            self.replay.hold("gradients", (SUM_SO_FAR, unit.name), unit.own * unit.gradient_bytes)
+
+    def send(self, unit: UnitGradients) -> None:
+        """Sends a complete unit: the reduction before it completes first, then the unit is cast, freed and sent."""
+        if not self.reduces:
+            return
+        self.write(unit)
+        self.complete()
+        if unit.casts and not self._in_wire_dtype[unit.name]:
+            self.replay.hold("communication", (WIRE, unit.name), unit.numel * unit.wire_bytes)
+            for category in ("communication", "gradients"):
+                self.replay.drop(category, (OPEN, unit.name))
+        if self.receives:
+            if not unit.casts and not self.tiers.gradients:
+                self._hold_shard(unit)
+            self._receive(unit, slice(1))
+        self.sent = unit
+
+    def complete(self) -> None:
+        """Completes the reduction that was sent last."""
+        unit, self.sent = self.sent, None
+        if unit is None:
+            return
+        if self.receives:
+            self._receive(unit, slice(1, None))
+        self.replay.drop("communication", (RECEIVED, unit.name))
+        self._hold_shard(unit)
+        self._free_copied()
+        is_read = self.groups.on_gpu and self.tiers.medium == "host" and self.tiers.gradients
+        # at most one of these is alive; on a GPU the copy to host memory may still read it
+        for category, term in (("communication", OPEN), ("gradients", OPEN), ("communication", WIRE)):
+            if is_read:
+                self.replay.rename(category, (term, unit.name), (TO_HOST, term))
+            else:
+                self.replay.drop(category, (term, unit.name))
+        self.replay.drop("gradients", (SUM_SO_FAR, unit.name))
+        del self._in_wire_dtype[unit.name]
+        self._completed.add(unit.name)
+
+    def finish(self) -> None:
+        """Completes the reduction that was sent last, and the copies to host memory."""
+        self.complete()
+        self._free_copied()
+
+    def _free_copied(self) -> None:
+        """Frees the unit that was copied to host memory last."""
+        for category, term in (("communication", OPEN), ("gradients", OPEN), ("communication", WIRE)):
+            self.replay.drop(category, (TO_HOST, term))
+
+    def _receive(self, unit: UnitGradients, which: slice) -> None:
+        """Allocates the buffers of a reduction, one after the other."""
+        own = unit.own if unit.is_owned else None
+        for size in self.groups.reduction_bytes(unit.numel, unit.wire_bytes, own)[which]:
+            self.replay.hold("communication", (RECEIVED, unit.name), size)
+
+    def _hold_shard(self, unit: UnitGradients) -> None:
+        if self.keeps_whole:
+            return
+        on_host, host = self.tiers.gradients_on_host(unit.own, unit.align), self.replay.host
+        if host is not None and self.tiers.medium == "host" and (unit.name in self._completed or unit.casts):
+            # it is added to, or cast into, the gradient that host memory keeps
+            host.hold("gradients", "arrived", on_host * unit.wire_bytes)
+            host.drop("gradients", "arrived")
+        self.replay.hold("gradients", ("shard", unit.name), (unit.own - on_host) * unit.gradient_bytes)

@@ -16,16 +16,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..layout import FlatBuffer
-from ..shapes import OptimizerShape, PrecisionShape, Schedule
-from ..tiers import NOWHERE, STAGING, STAGING_NUMEL, TierShape
-from .live_bytes import Replay
+from ..shapes import NOWHERE, STAGING, STAGING_NUMEL, OptimizerShape, PrecisionShape, Schedule, TierShape
+from .live_bytes import TILE, Replay
 
 HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
 class Shards:
-    """One rank's shards of `buffers`, all of them trained, divided among `world_size` ranks."""
+    """One rank's shards of `buffers`, all of them trained, divided among `world_size` ranks. `on_host`: of methods, the
+    part that is updated on the host, else on the device.
+    """
 
     buffers: Sequence[FlatBuffer]
     world_size: int
@@ -42,46 +43,48 @@ class Shards:
 
     def hold(self, replay: Replay, schedule: Schedule) -> None:
         """Allocates masters, and the optimizer states of the rank that owns most of the parameters in use."""
-        used, ranks = set(schedule.arrivals), self.ranks
-        masters = {away: sum(self._master_bytes(b, away) for b in self.buffers) for away in (False, True)}
-        replay.hold("master", "all", masters[False])
-        replay.hold("optimizer", "all", max(self.kept_bytes(rank, False, used) for rank in ranks))
-        if replay.host is None:
+        used, tiers, host = set(schedule.arrivals), self.tiers, replay.host
+        replay.hold("master", "all", self._master_bytes(on_host=False))
+        replay.hold("optimizer", "all", max(self.kept_bytes(rank, False, used) for rank in self.ranks))
+        if host is None:
             return
-        kept = self._host_bytes(self._host_rank(replay.host, used), used)
-        if self.tiers.medium == "nvme":
-            replay.host.hold("communication", "pool", self.tiers.pool_bytes)
+        masters, kept = self._master_bytes(on_host=True), self._host_bytes(self._host_rank(host, used), used)
+        gradients = 0
+        for buffer in self.buffers:
+            size = self.precision.gradient_bytes if buffer.is_half else buffer.element_bytes
+            gradients += size * sum(tiers.gradients_on_host(n, buffer.align) for n in self._shard_numels(buffer))
+        if tiers.medium == "nvme":
+            host.hold("communication", "pool", tiers.pool_bytes)
             # one scalar per dtype stands for the tensors in files
-            dtypes = {b.master_bytes for b in self.buffers} if self.tiers.optimizer else set()
-            dtypes |= {b.element_bytes for b in self.buffers} if self.tiers.parameters else set()
-            replay.host.hold("optimizer", "counts", kept + sum(dtypes))
-            sizes = [(numel, b.master_bytes) for b in self.buffers for numel in self._units(b, True)]
-            states = sum(self.optimizer.states_bytes(*size) for size in sizes)
-            replay.files += masters[True] + states + self._gradient_bytes()
+            dtypes = {b.master_bytes for b in self.buffers} if tiers.optimizer else set()
+            dtypes |= {b.element_bytes for b in self.buffers} if tiers.parameters else set()
+            host.hold("optimizer", "counts", kept + sum(dtypes))
+            sizes = [(numel, b.master_bytes) for b in self.buffers for numel in self._updated(b, on_host=True)]
+            replay.files += masters + sum(self.optimizer.states_bytes(*size) for size in sizes) + gradients
         else:
-            replay.host.hold("master", "all", masters[True])
-            replay.host.hold("optimizer", "all", kept)
-            replay.host.hold("gradients", "away", self._gradient_bytes() * (1 + self.tiers.delayed))
-        if self.tiers.optimizer and not self.tiers.parameters and any(b.is_half for b in self.buffers):
-            replay.host.hold("parameters", "on their way up", STAGING * STAGING_NUMEL * HALF_BYTES)
+            host.hold("master", "all", masters)
+            host.hold("optimizer", "all", kept)
+            host.hold("gradients", "all", gradients * (1 + tiers.delayed))
+        if tiers.optimizer and not tiers.parameters and any(b.is_half for b in self.buffers):
+            host.hold("parameters", "staging", STAGING * STAGING_NUMEL * HALF_BYTES)
 
     def update(self, replay: Replay, schedule: Schedule) -> None:
         """Plays the update: gradients are copied to the optimizer's tier, and cast if needed."""
-        here, away = (any(True for b in self.buffers for _ in self._units(b, away)) for away in (False, True))
+        here, there = (any(True for b in self.buffers for _ in self._updated(b, side)) for side in (False, True))
         if here:
-            most = max(self._tile_numel_of(rank) for rank in self.ranks)
-            name = "tile" if self.precision.tile_bytes is not None else "cast"  # all at once: a term of the formula
-            replay.hold("gradients", name, most * self._tile_bytes(away=False))
+            most = max(self._tile_numel(rank) for rank in self.ranks)
+            name = TILE if self.precision.tile_bytes is not None else "cast"  # all at once: a part of the formula
+            replay.hold("gradients", name, most * self._tile_bytes(on_host=False))
             replay.drop("gradients", name)
-        if away and replay.host is not None:
-            most = self._tile_numel_of(self._host_rank(replay.host, set(schedule.arrivals)))
-            replay.host.hold("gradients", "tile", most * self._tile_bytes(away=True))
-            replay.host.drop("gradients", "tile")
+        if there and replay.host is not None:
+            most = self._tile_numel(self._host_rank(replay.host, set(schedule.arrivals)))
+            replay.host.hold("gradients", TILE, most * self._tile_bytes(on_host=True))
+            replay.host.drop("gradients", TILE)
 
-    def _tile_bytes(self, away: bool) -> int:
-        """Bytes of a tile per element: the copy from the other tier plus the cast."""
-        there, back = self.tiers.optimizer, self.tiers.gradients
-        crosses = (there and not back) if away else (back and not there)
+    def _tile_bytes(self, on_host: bool) -> int:
+        """Bytes of a tile per element: the copy of a gradient from the other tier plus the cast."""
+        optimizer, gradients = self.tiers.optimizer, self.tiers.gradients
+        crosses = (optimizer and not gradients) if on_host else (gradients and not optimizer)
         return crosses * (self.precision.gradient_bytes if self.casts else 4) + 4 * self.casts
 
     def _host_rank(self, host: Replay, used: set[int]) -> int:
@@ -90,8 +93,8 @@ class Shards:
         """
         if host.shard is not None:
             return host.shard
-        size = self._tile_bytes(away=True)
-        return max(self.ranks, key=lambda r: self._host_bytes(r, used) + size * self._tile_numel_of(r))
+        size = self._tile_bytes(on_host=True)
+        return max(self.ranks, key=lambda r: self._host_bytes(r, used) + size * self._tile_numel(r))
 
     def _host_bytes(self, rank: int, used: set[int]) -> int:
         """Bytes of the optimizer's states that stay in host memory."""
@@ -100,11 +103,8 @@ class Shards:
     @property
     def casts(self) -> bool:
         """Whether gradients are cast to their masters' dtype: not by a kernel that reads them as they are."""
-        return (
-            self.precision.tile_bytes != 0
-            and self.precision.gradient_bytes < 4
-            and any(b.is_half for b in self.buffers)
-        )
+        is_half = any(b.is_half for b in self.buffers)
+        return self.precision.tile_bytes != 0 and self.precision.gradient_bytes < 4 and is_half
 
     @property
     def tile_numel(self) -> int | None:
@@ -116,69 +116,59 @@ class Shards:
         align = self.optimizer.align
         return max(align, self.precision.tile_bytes // 4 // align * align)
 
-    def _units(self, buffer: FlatBuffer, away: bool) -> Iterator[int]:
-        """Yields the nonzero number of elements of each shard updated on the host (`away`) or on the device."""
-        for shard in self._shards_of(buffer):
-            gone = self.tiers.updates_away(shard, buffer.align)
-            if numel := gone if away else shard - gone:
+    def _updated(self, buffer: FlatBuffer, on_host: bool) -> Iterator[int]:
+        """Yields the nonzero number of elements of each shard that are updated there."""
+        for shard in self._shard_numels(buffer):
+            from_host = self.tiers.updated_on_host(shard, buffer.align)
+            if numel := from_host if on_host else shard - from_host:
                 yield numel
 
-    def _shards_of(self, buffer: FlatBuffer) -> list[int]:
+    def _shard_numels(self, buffer: FlatBuffer) -> list[int]:
         """Returns the elements of the rank's shard of each unit."""
         return [buffer.shard_numel(self.owner) if buffer.sizes else n // self.world_size for _, n in buffer.units]
 
-    def _master_bytes(self, buffer: FlatBuffer, away: bool) -> int:
-        beside = buffer.is_half or away or self.tiers.parameters
-        return sum(self._units(buffer, away)) * buffer.master_bytes if beside else 0
+    def _master_bytes(self, on_host: bool) -> int:
+        separate = on_host or self.tiers.parameters  # from the parameters, also in fp32
+        buffers = [buffer for buffer in self.buffers if buffer.is_half or separate]
+        return sum(sum(self._updated(buffer, on_host)) * buffer.master_bytes for buffer in buffers)
 
-    def _gradient_bytes(self) -> int:
-        return sum(
-            self.tiers.gradients_away(shard, buffer.align)
-            * (self.precision.gradient_bytes if buffer.is_half else buffer.element_bytes)
-            for buffer in self.buffers
-            for shard in self._shards_of(buffer)
-        )
-
-    def kept_bytes(self, rank: int, away: bool, used: set[int] | None = None, counts_only: bool = False) -> int:
-        """Returns the bytes of the states of the segments that are updated on the host (`away`) or on the device.
-        `used`: the parameters in use; None: all of them.
+    def kept_bytes(self, rank: int, on_host: bool, used: set[int] | None = None, counts_only: bool = False) -> int:
+        """Returns the bytes of the optimizer states of the segments that are updated there. `used`: the parameters in
+        use; None: all of them.
         """
         kept = 0
         for buffer in self.buffers:
-            optimizer = (self.optimizer.owned if buffer.sizes is not None else None) or self.optimizer
-            for parameter, _, numel in self._segments(buffer, rank, away):
+            optimizer = self.optimizer.of(buffer.sizes is not None)
+            for parameter, _, numel in self._segments(buffer, rank, on_host):
                 if used is None or parameter in used:
                     kept += optimizer.bytes_of(0 if counts_only else numel, buffer.master_bytes)
         return kept
 
-    def _segments(self, buffer: FlatBuffer, rank: int, away: bool) -> Iterator[tuple[int, tuple[int, int], int]]:
-        """Yields (parameter, (unit, chunk), elements) of each segment updated on the host (`away`) or on the device;
-        segments end where a tile, a tier or a chunk ends.
+    def _segments(self, buffer: FlatBuffer, rank: int, on_host: bool) -> Iterator[tuple[int, tuple[int, int], int]]:
+        """Yields (parameter, (unit, chunk), elements) of each segment that is updated there; segments end where a tile,
+        a tier or a chunk of a file ends.
         """
-        cut = self.tiers.chunk_numel if away else None
+        step = self.tiers.chunk_numel if on_host else None
         for parameter, unit, offset, numel, shard in buffer.held(rank, self.tile_numel):
-            gone = self.tiers.updates_away(shard, buffer.align)
-            low, high = (offset, min(offset + numel, gone)) if away else (max(offset, gone), offset + numel)
+            border = self.tiers.updated_on_host(shard, buffer.align)
+            low, high = (offset, min(offset + numel, border)) if on_host else (max(offset, border), offset + numel)
             while low < high:
-                number = 0 if cut is None else low // cut
-                end = high if cut is None else min(high, (number + 1) * cut)
-                yield parameter, (unit, number), end - low
+                chunk = 0 if step is None else low // step
+                end = high if step is None else min(high, (chunk + 1) * step)
+                yield parameter, (unit, chunk), end - low
                 low = end
 
-    def _tile_numel_of(self, rank: int) -> int:
+    def _tile_numel(self, rank: int) -> int:
         """Returns the elements of the largest tile; each chunk of a file is one tile, of any size."""
-        if self.tiers.chunk_numel is None:
-            return max(self._largest(rank, away) for away in (False, True))
-        cuts: Counter[tuple[int, tuple[int, int]]] = Counter()
-        for number, buffer in enumerate(self.buffers):
-            for _, cut, numel in self._segments(buffer, rank, away=True):
-                cuts[number, cut] += numel
-        return max([*cuts.values(), self._largest(rank, away=False)])
-
-    def _largest(self, rank: int, away: bool) -> int:
-        most, largest, tile = self.tile_numel, 0, 0
-        for buffer in self.buffers:
-            for _, _, numel in self._segments(buffer, rank, away):
-                tile = numel if most is not None and tile + numel > most else tile + numel
-                largest = max(largest, tile)
+        most, largest = self.tile_numel, 0
+        for on_host in (False, True):
+            tile, chunks = 0, Counter[tuple[int, tuple[int, int]]]()
+            for index, buffer in enumerate(self.buffers):
+                for _, chunk, numel in self._segments(buffer, rank, on_host):
+                    if on_host and self.tiers.chunk_numel is not None:
+                        chunks[index, chunk] += numel
+                        tile = chunks[index, chunk]
+                    else:
+                        tile = numel if most is not None and tile + numel > most else tile + numel
+                    largest = max(largest, tile)
         return largest

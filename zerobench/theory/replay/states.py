@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..closed_forms import FULL, Formula
+from ..closed_forms import Formula
 from ..groups import GroupShape, slice_of
-from ..shapes import OptimizerShape, PrecisionShape, Schedule
+from ..shapes import FULL, NOWHERE, OptimizerShape, PrecisionShape, Schedule, TierShape
 from ..strategy import StrategyShape, buffers_of, settle
-from ..tiers import NOWHERE, TierShape
+from .ddp_and_buckets import replay_buckets, replay_ddp
 from .live_bytes import InSlots, Replay
 from .shards import Shards
+from .stage3 import replay_units
 
 MOST_OWNERS = 16
 """Up to this many ranks, each is played if owned matrices make their shards differ; above, only the fullest."""
@@ -38,7 +39,7 @@ class Prediction:
     host_highest: dict[str, int] = field(default_factory=dict)
     host_at_most: dict[str, int] = field(default_factory=dict)
     in_flight: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Category, or "states" -> term in flight (live_bytes.IN_FLIGHT) -> its bytes at that maximum."""
+    """Category, or "states" -> term of live_bytes.IN_FLIGHT -> its bytes at that maximum."""
 
     def of_category(self, category: str, tier: str = "device") -> int | None:
         """The expected maximum of `category`, or None if theory does not predict it."""
@@ -76,19 +77,22 @@ def _play(
     strategy: StrategyShape, schedule: Schedule, optimizer: OptimizerShape, precision: PrecisionShape,
     groups: GroupShape, tiers: TierShape, rank: int | None, owner: int,
 ) -> Prediction:  # fmt: skip
-    shard = None if rank is None else slice_of(rank, groups)
-    host = Replay(shard=shard) if tiers.medium else None
+    host = Replay(shard=None if rank is None else slice_of(rank, groups)) if tiers.medium else None
     strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
     replay = InSlots(host=host, owner=owner) if schedule.arena else Replay(host=host, owner=owner)
-    more = {"tiers": tiers} if tiers.medium else {}
     for _ in range(2 if schedule.arena else 1):  # an arena has all its slots once a step has been played
         replay.files = 0
-        strategy.theory.replay(replay, strategy, schedule, groups, optimizer, precision, **more)
-    away = host or Replay()
-    return Prediction(
-        replay.most, replay.highest, replay.at_most, away.most, replay.files,
-        away.highest if host else {}, away.at_most, replay.beyond,
-    )  # fmt: skip
+        if not strategy.theory.optimizer:
+            replay_ddp(replay, strategy, schedule, optimizer, precision)
+        else:
+            play = replay_units if strategy.theory.parameters else replay_buckets
+            play(replay, strategy, schedule, groups, optimizer, precision, tiers)
+    prediction = Prediction(
+        replay.most, replay.highest, replay.at_most, file_bytes=replay.files, in_flight=replay.beyond
+    )
+    if host is not None:
+        prediction.host_bytes, prediction.host_highest, prediction.host_at_most = host.most, host.highest, host.at_most
+    return prediction
 
 
 def explained(formulas: Mapping[str, Formula], prediction: Prediction) -> dict[str, Formula]:
@@ -120,7 +124,7 @@ def fullest_ranks(
     buffers = Counter(buffer.pattern for _, buffer in laid_out if shapes[buffer.spans[0].parameter].trainable)
     shards = [(Shards([buffer], n, optimizer, precision, tiers), count) for buffer, count in buffers.items()]
     kept = [  # on the device, and in another tier
-        [sum(count * shard.kept_bytes(rank_slice, away) for shard, count in shards) for away in (False, True)]
+        [sum(count * shard.kept_bytes(rank_slice, on_host) for shard, count in shards) for on_host in (False, True)]
         for rank_slice in range(n if shards else 1)
     ]
     most = max(kept)

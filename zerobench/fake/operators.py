@@ -1,4 +1,4 @@
-"""Shortcuts past per-operator work of torch on fake tensors that changes nothing here.
+"""Operators on fake tensors: shortcuts past work of torch that changes nothing here, and substitutes for values.
 
 guard      against torch's compiler around each mode; a fake world does not run it
 device     C++ asks a fake tensor for its device several times per operator through all modes: the first one answers
@@ -6,6 +6,13 @@ storages   that a tensor is set to; torch's cache would keep them alive
 views      of one tensor; torch's cache key covers all properties of the arguments, which takes longer than the view
 shapes     of an operator's new outputs, which equal layers ask for again and again; torch's cache takes three times as
            long for its key and for its tensors
+
+The host branches on values, which fake tensors do not have:
+
+flags      small integer tensors and single numbers made outside a model's own code are real, and so is everything
+           computed only from real ones: which parameters had gradients, how many steps an optimizer has made
+numbers    any other number read there is answered as in healthy training: no overflow, everything finite
+values     read by a model's forward or backward do not exist: an error
 """
 
 from __future__ import annotations
@@ -13,18 +20,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
+from math import prod
 from typing import Any, NamedTuple, cast
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .graphs import kinds_below
+from .compiler import GraphMode, kinds_below
 
 _ATEN = torch.ops.aten
 
-_DEVICE = torch.ops.prim.device.default
+_DEVICE, _OTHER_DTYPE = torch.ops.prim.device.default, _ATEN.view.dtype
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
@@ -34,17 +48,6 @@ VIEWS = {
     _ATEN.transpose.int, _ATEN.unbind.int, _ATEN.unsqueeze.default, _ATEN.view.default, _ATEN._unsafe_view.default,
 }  # fmt: skip
 """Operators that return views of their single tensor and never the tensor itself."""
-
-
-_OTHER_DTYPE = _ATEN.view.dtype
-
-
-def is_view(func: Any, args: Any) -> bool:
-    """Whether the operator is in VIEWS, or views the bytes as another dtype; for its own dtype it would return the
-    tensor itself.
-    """
-    return func in VIEWS or (func is _OTHER_DTYPE and args[1] is not args[0].dtype)
-
 
 SETS = {_ATEN.set_.source_Storage, _ATEN.set_.source_Storage_storage_offset}
 """Operators that give a tensor another storage."""
@@ -90,7 +93,7 @@ class InKernel:
 
 
 class TensorLayout(NamedTuple):
-    """What a tensor that begins at its storage's first element, and fills it, has beside its values."""
+    """All but the values of a tensor that begins at its storage's first element, and fills it."""
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -115,7 +118,7 @@ class Shortcuts:
             made = func(*args, **named)
         if isinstance(made, torch.Tensor):
             return self._wrap(made, device)
-        return [self._wrap(one, device) for one in made]
+        return [self._wrap(view, device) for view in made]
 
     def set_storage(self, func: Any, args: Any, named: dict[str, Any]) -> FakeTensor:
         """Runs an operator of SETS and returns its tensor."""
@@ -124,21 +127,21 @@ class Shortcuts:
         tensor: FakeTensor = args[0]
         return tensor
 
-    def known(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
-        """Returns an operator's output if its layout is known, otherwise MISSED."""
+    def recorded(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
+        """Returns an operator's output if its layout was recorded, otherwise MISSED."""
         return self._output_of(_key_of(func, args, named), named)
 
     def _output_of(self, key: Any, named: dict[str, Any]) -> Any:
-        known = self._layouts.get(key) if key is not None else None
-        if known is None:
+        layout = self._layouts.get(key) if key is not None else None
+        if layout is None:
             return MISSED
-        if known is IN_OUT:
+        if layout is IN_OUT:
             return named["out"]
-        return tuple(map(self._make, known)) if isinstance(known, list) else self._make(known)
+        return tuple(map(self._make, layout)) if isinstance(layout, list) else self._make(layout)
 
     def run(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
-        """Returns an operator's output. Its layout is known if the operator has run with equal arguments."""
-        if func.namespace in BESIDE_TENSORS:
+        """Returns an operator's output. Its layout is recorded once it has run with equal arguments."""
+        if func.namespace in WITHOUT_MODE:
             with self._in_kernel:
                 return func(*args, **named)
         if func is _WAIT or (func.namespace == _WAIT.namespace and "out" in named):
@@ -148,11 +151,11 @@ class Shortcuts:
             return out
         if key is None or key in self._layouts:
             return func(*args, **named)
-        given = named.get("out")
-        before = _extent_of(given)
+        target = named.get("out")
+        before = _extent_of(target)
         out = func(*args, **named)
-        if out is given:
-            self._layouts[key] = IN_OUT if _extent_of(given) == before else None
+        if out is target:
+            self._layouts[key] = IN_OUT if _extent_of(target) == before else None
         elif type(out) is tuple:
             self._layouts[key] = _layouts_of(out, args)
         else:
@@ -179,7 +182,7 @@ class Shortcuts:
         return cast(FakeTensor, tensor)
 
 
-BESIDE_TENSORS = ("c10d", "profiler")
+WITHOUT_MODE = ("c10d", "profiler")
 """Namespaces of operators that need no FakeTensorMode: the fake process group returns its tensors; marks have none."""
 
 MISSED = object()
@@ -193,9 +196,9 @@ IN_OUT = "out"
 def _by_layouts(func: Any) -> bool:
     """Whether an operator returns tensors, new ones or its `out`, whose layouts depend on those of its arguments."""
     schema, tags = func._schema, func.tags
-    aliases = [one.name for one in schema.arguments if one.alias_info is not None]
+    aliases = [argument.name for argument in schema.arguments if argument.alias_info is not None]
     by_values = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)
-    numbers_and_tensors = all(str(one.type) in ("Tensor", "int", "SymInt") for one in schema.returns)
+    numbers_and_tensors = all(str(value.type) in ("Tensor", "int", "SymInt") for value in schema.returns)
     return func.namespace == "aten" and numbers_and_tensors and aliases in ([], ["out"]) and not by_values
 
 
@@ -204,11 +207,11 @@ def _key_of(func: Any, args: Any, named: dict[str, Any]) -> Any:
     if not _by_layouts(func):
         return None
     key: list[Any] = [func, torch.get_default_dtype() if not args or type(args[0]) is not FakeTensor else None]
-    if not all(_add_to(key, one) for one in args):
+    if not all(_add_to(key, argument) for argument in args):
         return None
-    for name, one in named.items():
+    for name, argument in named.items():
         key.append(name)
-        if not _add_to(key, one):
+        if not _add_to(key, argument):
             return None
     return tuple(key)
 
@@ -222,7 +225,7 @@ def _add_to(key: list[Any], argument: Any) -> bool:
         return argument.constant is None and argument.layout is torch.strided and not is_lazy
     if kind in (list, tuple):
         key.append(len(argument))
-        return all(_add_to(key, one) for one in argument)
+        return all(_add_to(key, part) for part in argument)
     key += (kind, argument)  # the kind too: 1, 1.0 and True are equal
     return argument is None or kind in PLAIN
 
@@ -243,7 +246,7 @@ def _layout_of(out: Any, args: Any) -> TensorLayout | None:
     if type(out) is not FakeTensor or out.constant is not None or out.storage_offset():
         return None
     storage = out.untyped_storage()
-    if any(type(one) is FakeTensor and one.untyped_storage()._cdata == storage._cdata for one in args):
+    if any(type(arg) is FakeTensor and arg.untyped_storage()._cdata == storage._cdata for arg in args):
         return None
     last = sum((n - 1) * step for n, step in zip(out.shape, out.stride(), strict=True))
     if storage.nbytes() != (last + 1 if out.numel() else 0) * out.element_size():
@@ -253,13 +256,13 @@ def _layout_of(out: Any, args: Any) -> TensorLayout | None:
 
 def _layouts_of(out: tuple[Any, ...], args: Any) -> list[Any] | None:
     """Returns the layouts of an operator's outputs, numbers as they are; None if a layout does not tell all of one."""
-    tensors = [one for one in out if isinstance(one, torch.Tensor)]
-    layouts = [_layout_of(one, args) for one in tensors]
-    shared = len({one.untyped_storage()._cdata for one in tensors}) < len(tensors)
-    if shared or None in layouts or not all(one is None or type(one) in (FakeTensor, int) for one in out):
+    tensors = [part for part in out if isinstance(part, torch.Tensor)]
+    layouts = [_layout_of(tensor, args) for tensor in tensors]
+    shared = len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors)
+    if shared or None in layouts or not all(part is None or type(part) in (FakeTensor, int) for part in out):
         return None
     made = iter(layouts)
-    return [next(made) if isinstance(one, torch.Tensor) else one for one in out]
+    return [next(made) if isinstance(part, torch.Tensor) else part for part in out]
 
 
 def _direct(dispatch: Callable[..., Any]) -> Callable[..., Any]:
@@ -270,3 +273,141 @@ def _direct(dispatch: Callable[..., Any]) -> Callable[..., Any]:
         return dispatch(mode, func, types, args, kwargs)
 
     return answer
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+MOST_FLAGS = 1 << 22
+"""Maximum bytes of a tensor of flags, which has a few per parameter of a model."""
+
+FACTORIES = {_ATEN.zeros.default, _ATEN.ones.default, _ATEN.full.default, _ATEN.empty.memory_format}
+
+NUMBERS = {_ATEN.zeros.default, _ATEN.ones.default}
+"""Factories whose single numbers of any dtype count as flags: an optimizer's counters and factors."""
+
+ANY = {_ATEN.any.default, _ATEN.any.dim, _ATEN.any.dims}
+"""Operators that test for something unusual; the answer is no."""
+
+DIFFERS = {_ATEN.ne.Tensor, _ATEN.bitwise_or.Tensor}
+"""Operators of the checks that nothing was written outside the engine; nothing was."""
+
+INTEGERS = {torch.int32, torch.int64, torch.uint8, torch.bool}
+
+CHANGE_STORAGE = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::unsafe_set_"}
+"""In-place operators that change more than values."""
+
+WITHOUT_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+class ValueNeededError(RuntimeError):
+    """A model's forward or backward depends on values, which fake tensors do not have."""
+
+
+class HostValues(GraphMode):
+    """A mode between the probes and `fake`. `of_model`: set while a model's own code runs."""
+
+    def __init__(self, fake: FakeTensorMode) -> None:
+        super().__init__()
+        self._shortcuts = Shortcuts(fake)
+        self.of_model = False
+
+    def at_once(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
+        """Returns the output of an operator whose first argument is a fake tensor, if no other operator runs for it;
+        otherwise MISSED. The probes above this mode ask for it, to spare most operators the way through every mode.
+        """
+        if not args or type(args[0]) is not FakeTensor:
+            return MISSED
+        if func in VIEWS or (func is _OTHER_DTYPE and args[1] is not args[0].dtype):  # else it is the tensor itself
+            return self._shortcuts.view_of(func, args, named)
+        if func in SETS:
+            return self._shortcuts.set_storage(func, args, named)
+        if writes_in_place(func):
+            return args[0] if func._schema.returns else None
+        return MISSED if func in ANY or func in DIFFERS else self._shortcuts.recorded(func, args, named)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if (out := self.at_once(func, args, named)) is not MISSED:
+            return out
+        kinds = set(kinds_of_tensors((*args, *named.values())))
+        if kinds == {torch.Tensor} or (not kinds and self._makes_flags(func, args, named)):
+            with no_dispatch():
+                return func(*args, **named)
+        if writes_in_place(func):
+            return args[0] if func._schema.returns else None
+        if func is _ATEN.any.all_out and type(named["out"]) is torch.Tensor:  # a flag stays as it is
+            return named["out"]
+        if func is _ATEN._local_scalar_dense.default:
+            return self._read(args[0])
+        if func is _ATEN.equal.default and not self.of_model:  # nothing has been written outside the engine
+            return True
+        try:
+            out = self._shortcuts.run(func, args, named)
+            if func in ANY or func in DIFFERS:
+                out.is_unusual = True
+            return out
+        except WITHOUT_VALUES as error:
+            raise ValueNeededError(needed(str(func))) from error
+
+    def _makes_flags(self, func: Any, args: Any, named: dict[str, Any]) -> bool:
+        dtype = named.get("dtype")
+        in_ddp = func is _ATEN.empty.memory_format and dtype == torch.int32  # its reducer's, in the module's forward
+        device = named.get("device")
+        if func in NUMBERS and not self.of_model and not args[0]:
+            return device is None or device.type == "cpu"
+        if func not in FACTORIES or dtype not in INTEGERS or (self.of_model and not in_ddp):
+            return False
+        if func is _ATEN.empty.memory_format and dtype == torch.uint8:
+            return False  # memory for tensors of another dtype
+        size = prod(args[0]) * named["dtype"].itemsize
+        return (device is None or device.type == "cpu") and size <= MOST_FLAGS
+
+    def _read(self, tensor: torch.Tensor) -> Any:
+        if isinstance(tensor, FakeTensor) and tensor.constant is not None:
+            return tensor.constant.item()
+        if self.of_model:
+            raise ValueNeededError(needed("Tensor.item"))
+        if tensor.dtype.is_floating_point:
+            return 0.0
+        return tensor.dtype == torch.bool and not hasattr(tensor, "is_unusual")
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Returns False for a fake tensor and for one on the meta device."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def kinds_of_tensors(arguments: Any) -> Iterator[type]:
+    """Yields the type of every tensor among an operator's arguments, including tensors in lists."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield type(argument)
+        elif isinstance(argument, list | tuple):
+            yield from kinds_of_tensors(argument)
+
+
+@cache
+def writes_in_place(func: Any) -> bool:
+    """Whether an operator only writes values into its first argument, or into a list of tensors, which changes nothing
+    for fake tensors; FSDP2's own write into tensors that it has made large enough.
+    """
+    schema = func._schema
+    if func.namespace == "fsdp":
+        return not schema.returns
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or schema.name in CHANGE_STORAGE:
+        return False
+    aliases = [argument.alias_info for argument in schema.arguments]
+    written = [alias is not None and alias.is_write for alias in aliases]
+    if not written or not written[0]:
+        return False
+    plain = schema.name.split("::")[1].endswith("_")
+    return plain and (not schema.returns or (len(schema.returns) == 1 and sum(written) == 1))
+
+
+def needed(operator: str) -> str:
+    """Returns an error message for an operator that needs values."""
+    return (
+        f"tensors=fake: the model reads values in its forward or backward ({operator}), and fake tensors have none:"
+        " its allocations depend on the data; use tensors=real"
+    )
