@@ -222,17 +222,17 @@ def _price(dollars: str) -> float:
 def _help(words: list[str], extra_dirs: list[Path]) -> int:
     """Prints help for the whole command line, or for each of `words`: a verb, a group, GROUP=CHOICE or a key."""
     from .config import help
-    from .config.compose import checker
+    from .config.compose import composer_of
 
     if words and words[0] in VERBS:
         return _run([words[0], "--help"])
-    check = checker(extra_dirs)
+    composer = composer_of(extra_dirs)
     try:
-        shown = [help.of_word(word, check) for word in words]
+        shown = [help.of_word(word, composer) for word in words]
     except ValueError as error:
         return refuse(error, "zerobench --help")
     whole = (Path(__file__).parent / "help.txt").read_text(encoding="utf-8")
-    print("\n\n".join(shown) or whole.format(groups=help.of_groups(check), keys=help.of_keys(check)))
+    print("\n\n".join(shown) or whole.format(groups=help.of_groups(composer), keys=help.of_keys(composer)))
     return 0
 
 
@@ -254,13 +254,13 @@ def _sweep(arguments: list[str]) -> int:
     if not dry_run and only_compose(flags):
         fork_server.start()
     with _importing():
-        from .config import completion
-        from .config.compose import RefusedError, checker, compose
+        from .config import help
+        from .config.compose import RefusedError, compose, composer_of
 
     try:
-        if set(completion.FLAGS) & set(flags):
-            checker(extra_dirs)  # users' registered choices are valid too
-            completion.complete(words, tuple(VERBS))
+        if set(help.COMPLETION_FLAGS) & set(flags):
+            composer_of(extra_dirs)  # users' registered choices are valid too
+            help.complete(words, tuple(VERBS))
             return 0
         chosen = None if columns is None else _choose(columns, dry_run)
         price = None if dollars is None else _price(dollars)

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..config.cell import Cell, CellConfig
 from ..config.flat import name_cells
-from ..config.hydra_problems import first_line
-from ..config.launcher import LauncherChoice, at_once
+from ..config.plugins import LauncherChoice, at_once
+from ..host.pipes import first_line
 from ..host.terminal import print_on, stdout_console
 from ..predict.estimate import Estimate, estimate
 from ..predict.fit import Fit, fit_of

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from .. import strategies
 from ..config.cell import Cell, CellConfig
 from ..config.flat import base_name
-from ..config.launcher import HERE, LOCAL
+from ..config.plugins import HERE, LOCAL
 from ..config.schema import Measure
 from ..config.schema_memory import Activation, Buffers, OffloadConfig, ZeroppConfig
 from ..host.environment import SIMULATED

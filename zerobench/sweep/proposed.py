@@ -15,8 +15,8 @@ import pandas as pd
 import yaml
 
 from ..config.cell import Cell
-from ..config.compose import Composed, RefusedError, sweep
-from ..config.objective import KEY, Objective
+from ..config.compose import LIMIT, CommandLine, RefusedError, propose
+from ..config.plugins import OBJECTIVE, Objective
 from ..host.pipes import print_line
 from ..records import RunRow
 from ..results.frames import frame_of
@@ -37,7 +37,7 @@ ANSWERS = ("ok", "oom", "invalid", "diverged", OVER)
 """Statuses that answer a sweeper's question; others are failures of the run."""
 
 
-def run_proposed(composed: Composed, chosen: Sequence[str] | None, kind: Callable[..., Sweep], here: bool) -> int:
+def run_proposed(composed: CommandLine, chosen: Sequence[str] | None, kind: Callable[..., Sweep], here: bool) -> int:
     """Runs the sweep, and prints its table and what the sweeper found. Returns the exit code: 0 if all trials answered
     the sweeper (not fitting counts as an answer); otherwise 1; 130 if the user stopped it. Raises RefusedError.
 
@@ -48,9 +48,9 @@ def run_proposed(composed: Composed, chosen: Sequence[str] | None, kind: Callabl
     with Reporter() as reporter:
         training = ParityCheck()
         cells = kind(reporter, check=training)
-        trials = Trials(cells, composed.line.objectives, here, _limit_of(composed))
+        trials = Trials(cells, composed.objectives, here, _limit_of(composed))
         try:
-            account = sweep(composed, trials.run)
+            account = propose(composed, trials.run)
         except EndedError:
             pass
         except KeyboardInterrupt:
@@ -65,7 +65,7 @@ def run_proposed(composed: Composed, chosen: Sequence[str] | None, kind: Callabl
         print_results(cells.rows, chosen, composed.price)
     counts = Counter(trials.statuses.values())
     statuses = ", ".join(f"{number} {status}" for status, number in counts.items())
-    print_line(f"{composed.line.sweeper}: {len(trials.statuses)} cells: {statuses}")
+    print_line(f"{composed.sweeper}: {len(trials.statuses)} cells: {statuses}")
     for line in yaml.safe_dump(account, sort_keys=False).splitlines() if account else ["it reports no result"]:
         print_line(line)
     print_ending(trials.cells, cells.unwritten, cells, reporter)
@@ -78,10 +78,9 @@ def run_proposed(composed: Composed, chosen: Sequence[str] | None, kind: Callabl
     return int(bool(failed or differs or cells.unwritten or cells.failed_fast or not account))
 
 
-def _limit_of(composed: Composed) -> int | None:
-    line = composed.line
-    limits = [word for word in line.fixed if word.startswith("search.memory_limit=")]
-    limit = composed.check.config_of([*line.hydra, *limits]).search.memory_limit
+def _limit_of(composed: CommandLine) -> int | None:
+    limits = [word for word in composed.fixed if word.startswith(LIMIT)]
+    limit = composed.composer.config_of([*composed.own, *limits]).search.memory_limit
     try:
         return None if limit is None else parse_memory(limit)
     except ValueError as error:
@@ -133,5 +132,5 @@ class Trials:
         if lacking := [objective.column for objective in self.objectives if pd.isna(row[objective.column])]:
             simulated = row["backend"] == "simulated"
             why = "a simulated world has no times and no losses" if simulated else "measure.passes=both measures all"
-            raise RefusedError([f"{KEY}={lacking[0]}: a run has no such figure; {why}"])
+            raise RefusedError([f"{OBJECTIVE}={lacking[0]}: a run has no such figure; {why}"])
         self.values[cell.cell_id] = [objective.value_of(row) for objective in self.objectives]
