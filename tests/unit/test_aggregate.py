@@ -220,7 +220,7 @@ def test_one_pass_alone_has_what_it_measures(tmp_path) -> None:
 @pytest.mark.slow
 def test_bytes_of_the_first_launch_and_times_of_all(tmp_path) -> None:
     asked = cell("zero2", 2, results_dir=str(tmp_path), measure=Measure(3, 2, repeats=3, passes="both_once"))
-    first, second, third = (run_cell(asked, lambda _: None, repeat) for repeat in range(3))
+    first, second, third = (run_cell(replace(asked, repeat=repeat), lambda _: None) for repeat in range(3))
     assert first.cell_id == second.cell_id
     assert first.peak_bytes
     assert first.volume_psi

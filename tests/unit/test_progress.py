@@ -1,6 +1,7 @@
 """A sweep's progress: the time left, on a clock of the test's own."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -8,12 +9,13 @@ import pytest
 
 from tests.cells import cell
 from tests.unit.test_clock import Clock
+from zerobench.config.cell import Cell
 from zerobench.config.compose import compose_cells
 from zerobench.host.environment import exported_threads
 from zerobench.host.terminal import stdout_console
 from zerobench.sweep import progress
 from zerobench.sweep.progress import Entry, Reporter, interruption_of, seconds_left, table_of
-from zerobench.sweep.sweep import CellLaunch, rounds
+from zerobench.sweep.sweep import rounds
 
 
 @pytest.fixture
@@ -22,14 +24,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def launches_of(*arguments: str) -> list[CellLaunch]:
+def launches_of(*arguments: str) -> list[Cell]:
     return list(rounds(compose_cells(["-m", "device=cpu", "launch.threads=1", "measure.steps=7", *arguments])))
 
 
 OK = {"status": "ok", "loss_last": 1.0, "peak_bytes": 5 * 2**20, "step_s": 1.0, "passes_agree": True}
 
 
-def play(clock: Clock, reporter: Reporter, launch: CellLaunch, step_s: float, first_s: float) -> None:
+def play(clock: Clock, reporter: Reporter, launch: Cell, step_s: float, first_s: float) -> None:
     """Runs both passes of a launch; `first_s`: until a pass's first step."""
     reporter.start(launch)
     for mode in ("timed", "accounted"):
@@ -148,8 +150,8 @@ def test_launches_of_jobs_are_timed_whole_and_run_side_by_side(clock: Clock, tmp
     assert reporter._left() == "about 51 s left", "from its beginning"
 
 
-def launches_in(folder: Path, *strategies: str) -> list[CellLaunch]:
-    return [CellLaunch(f"{name} tiny N=2", cell(name, 2, results_dir=str(folder)), 0) for name in strategies]
+def launches_in(folder: Path, *strategies: str) -> list[Cell]:
+    return [replace(cell(name, 2, results_dir=str(folder)), name=f"{name} tiny N=2") for name in strategies]
 
 
 def test_launches_that_run_side_by_side_are_all_in_sight() -> None:

@@ -16,8 +16,8 @@ from zerobench.config.cell import Cell
 from zerobench.config.compose import RefusedError, compose, compose_cells
 from zerobench.config.composer import Composer
 from zerobench.sweep.cell import _blank_row
-from zerobench.sweep.proposed import run_proposed
-from zerobench.sweep.sweep import CellLaunch, Sweep
+from zerobench.sweep.command import run_proposed
+from zerobench.sweep.sweep import Sweep
 
 MIB = 2**20
 TINY = ("model=gpt_tiny", "world_size=2")
@@ -59,19 +59,19 @@ class MadeUp(Sweep):
     ran: list[int] = []  # noqa: RUF012
     ends_at, ending = 99, "stopped"
 
-    def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
+    def run_one(self, launch: Cell) -> dict[str, Any] | None:
         self.reporter.start(launch)
         if len(self.ran) == self.ends_at:
             setattr(self, self.ending, True)
             return None
-        self.ran.append(launch.cell.config.micro_batch)
-        row = self.row(launch.cell, launch.repeat)
+        self.ran.append(launch.config.micro_batch)
+        row = self.row(launch)
         self.take(launch, row)
         return row
 
-    def row(self, cell: Cell, repeat: int) -> dict[str, Any]:
-        size = cell.config.micro_batch
-        row = asdict(_blank_row(cell, repeat)) | {"run_id": f"{cell.cell_id}-{repeat}", "passes_agree": True}
+    def row(self, cell: Cell) -> dict[str, Any]:
+        size, repeat = cell.config.micro_batch, cell.repeat
+        row = asdict(_blank_row(cell)) | {"run_id": f"{cell.cell_id}-{repeat}", "passes_agree": True}
         if cell.problems or size > 10:
             return row | {"status": "invalid" if cell.problems else "oom", "reason": "made up"}
         if size == 7:

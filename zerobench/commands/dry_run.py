@@ -7,6 +7,7 @@ With a launcher, also the jobs that run them: their numbers, and the launcher se
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -104,9 +105,11 @@ def _plan(cell: Cell, launcher: LauncherChoice | None) -> str:
         return f"search under {cell.config.search.memory_limit}, up to {tries} combinations"
     wanted = cell.config.measure.repeats
     if launcher is None:
-        there = sum(find_reusable(cell, repeat) is not None for repeat in range(wanted))
+        there = sum(find_reusable(replace(cell, repeat=repeat)) is not None for repeat in range(wanted))
     else:
-        there = sum(find_elsewhere(cell, repeat, ("ok",), launcher.name) is not None for repeat in range(wanted))
+        there = sum(
+            find_elsewhere(replace(cell, repeat=repeat), ("ok",), launcher.name) is not None for repeat in range(wanted)
+        )
     if there == wanted:
         return "reuse"
     return "run" if wanted == 1 else f"run {wanted - there} of {wanted} launches"

@@ -7,7 +7,7 @@ from functools import partial
 
 from ..config.compose import CommandLine, RefusedError, refuse_senseless
 from ..config.plugins import SWEEPER
-from ..sweep.command import run_cells
+from ..sweep.command import run_cells, run_proposed
 from ..sweep.sweep import Sweep
 
 
@@ -34,7 +34,5 @@ def run_composed(composed: CommandLine, chosen: Sequence[str] | None) -> int:
 
         kind = partial(JobSweep, composed=composed)
     if composed.proposes:
-        from ..sweep.proposed import run_proposed
-
         return run_proposed(composed, chosen, kind, here)
     return run_cells(composed.cells, chosen, kind=kind, here=here, price=composed.price)[0]

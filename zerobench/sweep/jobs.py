@@ -48,7 +48,7 @@ from ..results.leftovers import JOBS
 from ..sections import known
 from .cell import find_elsewhere, write_lost
 from .search import is_search
-from .sweep import CellLaunch, Sweep
+from .sweep import Sweep
 
 POLL_S = 0.5
 
@@ -91,7 +91,7 @@ class LauncherJob:
 
     number: int
     cell: Cell
-    launches: dict[int, CellLaunch]
+    launches: dict[int, Cell]
     resources: Resources
 
 
@@ -141,25 +141,25 @@ class JobSweep(Sweep):
     def run(self, cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> None:
         jobs: dict[int, LauncherJob] = {}
         for launch, row in self.expect(cells, first, names):
-            cell = launch.cell
-            if cell.problems:
+            if launch.problems:
                 self.run_one(launch)
             elif row is not None:
                 self.reuse(launch, row)
             else:
-                if id(cell) not in jobs:
-                    jobs[id(cell)] = LauncherJob(next(self._numbers), cell, {}, resources_for(cell, self.choice))
-                jobs[id(cell)].launches[launch.repeat] = launch
+                key = id(launch.config)
+                if key not in jobs:
+                    jobs[key] = LauncherJob(next(self._numbers), launch, {}, resources_for(launch, self.choice))
+                jobs[key].launches[launch.repeat] = launch
         if jobs:
             self._run_jobs(list(jobs.values()))
 
     def run_apart(self, cell: Cell) -> dict[str, Any]:
         """Returns the row of a reference run, which a job has made."""
         missing = {"status": "crash", "reason": f"no job of {self.choice.name} has run it"}
-        return self.find(cell, 0) or missing
+        return self.find(cell) or missing
 
-    def find(self, cell: Cell, repeat: int) -> dict[str, Any] | None:
-        return find_elsewhere(cell, repeat, self.answers, self.choice.name)
+    def find(self, launch: Cell) -> dict[str, Any] | None:
+        return find_elsewhere(launch, self.answers, self.choice.name)
 
     def _run_jobs(self, waiting: list[LauncherJob]) -> None:
         bound = at_once(self.choice, [job.resources for job in waiting]) or len(waiting)
@@ -260,7 +260,7 @@ class JobSweep(Sweep):
         launch = job.launches.pop(row["repeat"])
         self.reporter.start(launch)
         self.take(launch, row)
-        self.failed_fast |= row["status"] != "ok" and launch.cell.config.fail_fast
+        self.failed_fast |= row["status"] != "ok" and launch.config.fail_fast
 
     def _end(self, job: LauncherJob, error: BaseException | None, folder: Path) -> None:
         """Ends a job that is over: its first launch without a row gets one, and the other launches of its cell none."""
@@ -273,8 +273,8 @@ class JobSweep(Sweep):
                 reason = f"failed: {type(error).__name__}: {message[:600]}"
             reason = f"its job of {self.choice.name} {reason}; the same command runs it again"
             logs = [path.read_text(errors="replace") for path in sorted(folder.glob(f"log-{job.number}-*.txt"))]
-            repeat = next(iter(job.launches))
-            row = write_lost(job.cell, repeat, reason, self.choice.name, "\n".join(logs), self.unwritten.append)
+            launch = next(iter(job.launches.values()))
+            row = write_lost(launch, reason, self.choice.name, "\n".join(logs), self.unwritten.append)
             self._take_row(job, vars(row))
         for launch in job.launches.values():
             self.reporter.skip(launch)
