@@ -229,11 +229,9 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
     if timed and row.device == "cuda":
         row.timed_allocator_peak_bytes = row.allocated_bytes
 
-    expected = Expected()
+    expected, memory = Expected(), [m for record in accounted for m in record.memory]
     if theory and predicted:
-        expected = _join_theory(
-            row, config, [m for record in accounted for m in record.memory], (accounted or timed)[0]
-        )
+        expected = _join_theory(row, config, memory, (accounted or timed)[0])
     if theory and accounted:  # for the ranks' mean traffic, like the volume, and for the memory of all ranks
         kept, growing = (
             max(accounted, key=lambda record: record.process_memory.get(name) or 0)
