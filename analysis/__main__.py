@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from analysis import convergence, residual, tiers, topology
 from zerobench.commands.plot import FIGURES as PLOTTED
 from zerobench.commands.plot import add_figure_options, plot, save_figure
-from zerobench.config.unknown_keys import nearest
+from zerobench.config.keys import nearest
 from zerobench.plots.page import SETTINGS, add_page_options, page_of
 from zerobench.results.options import Parser, refuse
 

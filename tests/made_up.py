@@ -19,7 +19,7 @@ NUMBERS = {name: (number + 1) * MIB for number, name in enumerate(CATEGORIES)}
 
 def run(strategy: str, ranks: int, status: str = "ok", repeat: int = 0, step: float = 0.1, **more: Any) -> RunRow:
     """A row with made-up values; of a failed run, without any."""
-    row = _blank_row(cell(strategy, ranks, micro_batch=more.pop("micro_batch", 2)), repeat)
+    row = _blank_row(replace(cell(strategy, ranks, micro_batch=more.pop("micro_batch", 2)), repeat=repeat))
     row.run_id, row.status = f"{strategy}-{ranks}-{row.micro_batch}-{repeat}", status
     if status != "ok":
         return row

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 
 from zerobench.config.compose import RefusedError
-from zerobench.config.unknown_keys import nearest
+from zerobench.config.keys import nearest
 from zerobench.host.signals import ENDING, ignore, interrupt_on, unclaimed
 from zerobench.launch import fork_server
 from zerobench.results.options import Parser

@@ -204,17 +204,17 @@ def _parsed(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
 def _help(topics: list[str], extra_dirs: list[Path]) -> int:
     """Prints help for the whole command line, or for each of `topics`: a verb, a group, GROUP=CHOICE or a key."""
     from .config import help
-    from .config.compose import checker
+    from .config.compose import composer_of
 
     if topics and topics[0] in VERBS:
         return _run([topics[0], "--help"])
-    check = checker(extra_dirs)
+    composer = composer_of(extra_dirs)
     try:
-        shown = [help.of_word(topic, check) for topic in topics]
+        shown = [help.of_word(topic, composer) for topic in topics]
     except ValueError as error:
         return refuse(error, "zerobench --help")
     whole = (Path(__file__).parent / "help.txt").read_text(encoding="utf-8")
-    print("\n\n".join(shown) or whole.format(groups=help.of_groups(check), keys=help.of_keys(check)))
+    print("\n\n".join(shown) or whole.format(groups=help.of_groups(composer), keys=help.of_keys(composer)))
     return 0
 
 
@@ -236,13 +236,13 @@ def _sweep(arguments: list[str]) -> int:
     if not dry_run and only_compose(flags):
         fork_server.start()
     with _importing():
-        from .config import completion
-        from .config.compose import RefusedError, checker, compose
+        from .config import help
+        from .config.compose import RefusedError, compose, composer_of
 
     try:
-        if set(completion.FLAGS) & set(flags):
-            checker(extra_dirs)  # users' registered choices are valid too
-            completion.complete(rest, tuple(VERBS))
+        if set(help.COMPLETION_FLAGS) & set(flags):
+            composer_of(extra_dirs)  # users' registered choices are valid too
+            help.complete(rest, tuple(VERBS))
             return 0
         table = ".commands.dry_run" if dry_run else ".results.printed_table"
         chosen = _parsed(COLUMNS, columns, lambda text: choose(text, import_module(table, __package__).ALL_COLUMNS))

@@ -24,8 +24,8 @@ from zerobench.probes.probe import scale_of
 from zerobench.probes.probe import squares as squares_of
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
-from zerobench.sweep import parity, parity_check
-from zerobench.sweep.parity_check import REFERENCES, ParityCheck
+from zerobench.sweep import parity
+from zerobench.sweep.parity import REFERENCES, ParityCheck
 from zerobench.sweep.sweep import Sweep
 from zerobench.zero.units.bucket import GradientBucket
 
@@ -207,7 +207,7 @@ def test_a_run_of_another_machine_may_be_late_to_be_seen(reference: Path, monkey
             Timer(0.7, hidden.rename, [folder]).start()
 
     for late_s, verdict in ((60.0, "equal"), (0.1, "unchecked")):
-        monkeypatch.setattr(parity_check, "LATE_S", late_s)
+        monkeypatch.setattr(parity, "LATE_S", late_s)
         folder.rename(hidden)
         check = ParityCheck()
         check.see(one, row)

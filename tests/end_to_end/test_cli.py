@@ -15,7 +15,7 @@ from tests.end_to_end.command import ROOT, SMALL, in_a_process
 from tests.end_to_end.command import zerobench as run
 from zerobench import cli
 from zerobench.config.compose import compose_cells
-from zerobench.config.unknown_keys import OTHER_WORDS, is_key
+from zerobench.config.keys import OTHER_WORDS, is_key
 from zerobench.records import CATEGORIES
 
 
@@ -297,9 +297,9 @@ def composes(*words: str) -> None:
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf, open_dict
 
+    from zerobench.config.keys import stray_keys
     from zerobench.config.resolve import resolve
     from zerobench.config.schema import store_schemas
-    from zerobench.config.unknown_keys import stray_keys
 
     store_schemas({})
     GlobalHydra.instance().clear()

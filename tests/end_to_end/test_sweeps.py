@@ -97,10 +97,10 @@ def test_a_failure_spoils_its_own_cell_alone_even_where_names_are_alike(monkeypa
     )
     launched = []
 
-    def run_cell(mine: Cell, _progress: object, repeat: int, _on_unwritten: object) -> RunRow:
-        launched.append((mine.config.launch.threads, repeat))
-        row = _blank_row(mine, repeat)
-        row.status = "crash" if mine is one else "ok"
+    def run_cell(mine: Cell, _progress: object, _on_unwritten: object) -> RunRow:
+        launched.append((mine.config.launch.threads, mine.repeat))
+        row = _blank_row(mine)
+        row.status = "crash" if mine.config is one.config else "ok"
         return row
 
     monkeypatch.setattr("zerobench.sweep.cell.run_cell", run_cell)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -244,7 +245,8 @@ def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
     words = [sys.executable, "-c", HOLD, str(tmp_path), f"{run_prefix(one)} 0"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        row, reused = find_or_run(one, lambda _: None, repeat=1, on_wait=lambda _: runs.append("waited"))
+        second = replace(one, repeat=1)
+        row, reused = find_or_run(second, lambda _: None, on_wait=lambda _: runs.append("waited"))
         assert (row["status"], reused, runs) == ("ok", False, [])
 
         said: list[bool] = []
@@ -255,7 +257,7 @@ def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
                 runs.append(make(tmp_path, "zero2").rename(tmp_path / f"{run_prefix(one)}-9"))
                 other.communicate()
 
-        row, reused = find_or_run(one, lambda _: None, repeat=0, on_wait=finish)
+        row, reused = find_or_run(one, lambda _: None, on_wait=finish)
         assert reused
         assert len(runs) == 1
         assert said == [True, False], "the wait has an end"
@@ -315,6 +317,6 @@ def test_the_row_of_a_lost_job_that_can_be_written_nowhere_is_in_the_table(tmp_p
 
     monkeypatch.setattr(rescue, "claim_folder", full)
     lost: list[Unwritten] = []
-    row = write_lost(simulated(tmp_path), 0, "its job ended", "submitit_slurm", "", lost.append)
+    row = write_lost(simulated(tmp_path), "its job ended", "submitit_slurm", "", lost.append)
     assert (row.status, row.reason, row.launcher) == ("crash", "its job ended", "submitit_slurm")
     assert [(one.results_dir, one.error, one.kept) for one in lost] == [(tmp_path, "No space left on device", None)]

@@ -10,8 +10,8 @@ import pytest
 from tests.cells import cell
 from zerobench.commands import budget
 from zerobench.commands.budget import exit_code
+from zerobench.config.cell import work_id
 from zerobench.config.compose import compose_cells
-from zerobench.config.identity import work_id
 from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
 from zerobench.judging.budget_file import (
     BudgetFile,

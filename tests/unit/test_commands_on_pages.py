@@ -14,10 +14,10 @@ import pytest
 
 from tests.unit.test_documents import FENCE, INLINE, PAGES, ROOT, name
 from zerobench.cli import VERBS
-from zerobench.config.compose import checker
+from zerobench.config.compose import RefusedError, check_line, composer_of
+from zerobench.config.composer import Composer
 from zerobench.config.flags import split_arguments, unknown_flags
 from zerobench.config.keys import GROUPS, KEYS
-from zerobench.config.overrides import Overrides
 
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.")
 """In inline code: FILE, PATH, KEY=VALUE."""
@@ -118,16 +118,17 @@ def is_override(word: str) -> bool:
 
 
 def problem_of_overrides(overrides: list[str], multirun: bool, dirs: list[Path] | None = None) -> str:
-    check = checker(dirs) if dirs else shared_checker()
-    check.problems.clear()
-    check.check(overrides, multirun=multirun, verbs=list(VERBS))
-    return "; ".join(one for one in check.problems if "Could not find 'hydra/" not in one)  # a plugin is an extra
+    try:
+        check_line(composer_of(dirs) if dirs else shared_composer(), overrides, multirun, list(VERBS))
+    except RefusedError as refused:
+        return "; ".join(one for one in refused.problems if "Could not find 'hydra/" not in one)  # a plugin is an extra
+    return ""
 
 
 @cache
-def shared_checker() -> Overrides:
+def shared_composer() -> Composer:
     """One that has composed what it was asked for before."""
-    return checker([])
+    return composer_of([])
 
 
 def parsed(run: Any) -> str:

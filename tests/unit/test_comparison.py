@@ -1,6 +1,6 @@
 """Comparisons of two sides: bytes exactly, times with an interval, and why something cannot be compared."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 def run(of: Cell, repeat: int = 0, step_s: float = 0.1, started: str = "2026-01-01T00:00:00", **more: Any) -> Row:
     """A row that is ok: 8 MiB at the peak, one in each category."""
-    row = asdict(_blank_row(of, repeat))
+    row = asdict(_blank_row(replace(of, repeat=repeat)))
     row |= {f"{kind}_{name}_bytes": MIB for name in CATEGORIES for kind in ("peak", "max")}
     row |= {f"volume_{name}_psi": 0.5 for name in COLLECTIVES}
     row |= {"run_id": f"{of.cell_id}-{started}-{repeat}", "status": "ok", "started": started, "psi": 1000}

@@ -5,9 +5,8 @@ from dataclasses import MISSING, fields
 import pytest
 
 from zerobench import cli
-from zerobench.config.keys import GROUPS, KEYS
+from zerobench.config.keys import GROUPS, IDENTITY, KEYS
 from zerobench.config.schema import SCHEMAS, SECTIONS, Config
-from zerobench.config.unknown_keys import IDENTITY
 from zerobench.launch import fork_server
 
 TOP = [one.name for one in fields(Config) if one.default is not MISSING and one.name not in SCHEMAS]

@@ -10,9 +10,8 @@ import pytest
 
 from tests.cells import cell, sound
 from zerobench.cluster.serialize import rebuild, to_plain
-from zerobench.config import identity, schema_training
-from zerobench.config.cell import CellConfig
-from zerobench.config.identity import work_id
+from zerobench.config import schema_training
+from zerobench.config.cell import VERSION, CellConfig, work_id
 from zerobench.config.schema import Gpt, Launch, Measure
 from zerobench.config.schema_memory import CpuOffload, Hpz, OffloadActivations
 from zerobench.config.schema_training import Fp16, Rprop
@@ -30,7 +29,7 @@ CELLS = [
 @pytest.mark.parametrize("one", CELLS, ids=lambda one: one.cell_id)
 def test_a_cell_survives_every_form_that_it_is_written_in(one) -> None:
     written = one.config.written()
-    assert written["schema_version"] == identity.VERSION
+    assert written["schema_version"] == VERSION
     older = {key: value for key, value in written.items() if key != "schema_version"}
     for found in (
         CellConfig.from_dict(written),

@@ -19,9 +19,9 @@ from tests.cells import cell, sound
 from zerobench.commands.dry_run import print_plan
 from zerobench.commands.folder_contents import look
 from zerobench.config.cell import Cell
-from zerobench.config.compose import _hydra_config, compose, compose_cells
-from zerobench.config.compose import sweep as propose
-from zerobench.config.launcher import LauncherChoice, Resources, at_once, nodes_of, resources_of
+from zerobench.config.compose import compose, compose_cells, propose
+from zerobench.config.composer import hydra_config
+from zerobench.config.plugins import LauncherChoice, Resources, at_once, nodes_of, resources_of
 from zerobench.config.schema import Launch, Measure, Search
 from zerobench.config.size_limits import in_one
 from zerobench.fake_execution import Limits, execute, execute_all
@@ -86,7 +86,7 @@ def run(
     monkeypatch.setattr(jobs, "POLL_S", 0.01)
     monkeypatch.setattr(jobs, "instantiate_launcher", launcher)
     monkeypatch.setattr(jobs, "command_of", lambda cell, composed: cell.config.strategy.name)
-    composed: Any = SimpleNamespace(line=SimpleNamespace(launcher=choice(**{"n_jobs": 1, **settings}), hydra=()))
+    composed: Any = SimpleNamespace(launcher=choice(**{"n_jobs": 1, **settings}), own=())
     sweeps: list[JobSweep] = []
 
     def kind(reporter: Reporter, **more: Any) -> JobSweep:
@@ -268,7 +268,7 @@ def test_a_job_of_an_experiment_runs_the_cell_that_was_planned(tmp_path: Path, e
     (tmp_path / "experiment/mine.yaml").write_text(LAUNCHED + experiment)
     composed = compose(["--config-dir", str(tmp_path), "-m", "experiment=mine", "model=mlp", "hydra/launcher=joblib"])
     planned = list(composed.cells)
-    if composed.line.proposes:
+    if composed.proposes:
         propose(composed, lambda batch: [planned.append(one) or [1.0] for one in batch])
     assert len(planned) == 2
     for one in planned:
@@ -285,7 +285,7 @@ def test_experiment_chooses_launcher_and_environment_of_job(tmp_path: Path) -> N
         "hydra: {launcher: {n_jobs: 3}, job: {env_set: {X: x}}}\n"
     )
     composed = compose(["--config-dir", str(tmp_path), "-m", "experiment=mine", "model=mlp", "hydra.job.name=x"])
-    hydra = _hydra_config(composed, tmp_path).hydra
+    hydra = hydra_config(composed.composer, composed.own, tmp_path).hydra
     assert (hydra.launcher.n_jobs, hydra.job.name, dict(hydra.job.env_set)) == (3, "x", {"X": "x"})
 
 

@@ -6,11 +6,12 @@ import pytest
 
 from tests.cells import cell
 from tests.unit.test_clock import Clock
+from zerobench.config.cell import Cell
 from zerobench.config.compose import compose_cells
 from zerobench.host.terminal import stdout_console
 from zerobench.sweep import progress
 from zerobench.sweep.progress import Entry, Reporter, interruption_of, seconds_left, table_of
-from zerobench.sweep.sweep import CellLaunch, rounds
+from zerobench.sweep.sweep import rounds
 
 
 @pytest.fixture
@@ -19,14 +20,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def launches_of(*arguments: str) -> list[CellLaunch]:
+def launches_of(*arguments: str) -> list[Cell]:
     return list(rounds(compose_cells(["-m", "device=cpu", "launch.threads=1", "measure.steps=7", *arguments])))
 
 
 OK = {"status": "ok", "loss_last": 1.0, "peak_bytes": 5 * 2**20, "step_s": 1.0, "passes_agree": True}
 
 
-def play(clock: Clock, reporter: Reporter, launch: CellLaunch, step_s: float, first_s: float) -> None:
+def play(clock: Clock, reporter: Reporter, launch: Cell, step_s: float, first_s: float) -> None:
     """Runs both passes of a launch; `first_s`: until a pass's first step."""
     reporter.start(launch)
     for mode in ("timed", "accounted"):

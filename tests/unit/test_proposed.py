@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests import made_up_sweeper
-from zerobench.config import overrides
+from zerobench.config import composer
 from zerobench.config.cell import Cell
 from zerobench.config.compose import RefusedError, compose, compose_cells
-from zerobench.config.overrides import Composer
+from zerobench.config.composer import Composer
 from zerobench.sweep.cell import _blank_row
-from zerobench.sweep.proposed import run_proposed
-from zerobench.sweep.sweep import CellLaunch, Sweep
+from zerobench.sweep.command import run_proposed
+from zerobench.sweep.sweep import Sweep
 
 MIB = 2**20
 TINY = ("model=gpt_tiny", "world_size=2")
@@ -59,19 +59,19 @@ class MadeUp(Sweep):
     ran: list[int] = []  # noqa: RUF012
     ends_at, ending = 99, "stopped"
 
-    def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
+    def run_one(self, launch: Cell) -> dict[str, Any] | None:
         self.reporter.start(launch)
         if len(self.ran) == self.ends_at:
             setattr(self, self.ending, True)
             return None
-        self.ran.append(launch.cell.config.micro_batch)
-        row = self.row(launch.cell, launch.repeat)
+        self.ran.append(launch.config.micro_batch)
+        row = self.row(launch)
         self.take(launch, row)
         return row
 
-    def row(self, cell: Cell, repeat: int) -> dict[str, Any]:
-        size = cell.config.micro_batch
-        row = asdict(_blank_row(cell, repeat)) | {"run_id": f"{cell.cell_id}-{repeat}", "passes_agree": True}
+    def row(self, cell: Cell) -> dict[str, Any]:
+        size, repeat = cell.config.micro_batch, cell.repeat
+        row = asdict(_blank_row(cell)) | {"run_id": f"{cell.cell_id}-{repeat}", "passes_agree": True}
         if cell.problems or size > 10:
             return row | {"status": "invalid" if cell.problems else "oom", "reason": "made up"}
         if size == 7:
@@ -92,7 +92,7 @@ def ran(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Ran:
         MadeUp.ran.clear()
         made_up_sweeper.told.clear()
         composed = compose([*words, f"results_dir={tmp_path}"])
-        assert composed.line.proposes
+        assert composed.proposes
         capfd.readouterr()
         code = run_proposed(composed, None, kind, True)
         return code, "".join(capfd.readouterr())
@@ -183,7 +183,7 @@ def test_a_plugin_that_cannot_be_imported_is_a_sentence(monkeypatch: pytest.Monk
         raise ValueError("mutable default <class 'hydra_plugins.hydra_nevergrad_sweeper.config.OptimConf'>")
 
     monkeypatch.setattr(Composer, "compose_whole", fails)
-    overrides.compositions_of.cache_clear()
+    composer.compositions_of.cache_clear()
     assert "a Hydra plugin cannot be imported here: mutable default" in refusal("-m", "seed=1,2")
 
 
@@ -193,8 +193,8 @@ def test_a_sweeper_gets_the_keys_with_several_values_alone() -> None:
     sized = ("strategy.bucket_bytes=choice(1MiB,4MiB)", "sequence=64")
     composed = compose([*BY_MADE_UP, "objective=peak_bytes", *words, *sized])
     swept = ("strategy=zero1,zero2,zero3", "strategy.bucket_bytes=choice(1048576,4194304)")
-    assert composed.line.swept == (words[0], swept[0], words[2], swept[1])
-    assert composed.line.fixed == (*TINY, "sequence=64")
+    assert composed.swept == (words[0], swept[0], words[2], swept[1])
+    assert composed.fixed == (*TINY, "sequence=64")
     with pytest.raises(RefusedError, match="only a sweep of the command line is proposed so"):
         compose_cells([*BY_MADE_UP, "objective=peak_bytes", *words])
 

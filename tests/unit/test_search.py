@@ -1,7 +1,7 @@
 """The search under a memory limit, against a machine that is made up."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -36,7 +36,8 @@ class MadeUp:
         size, parts = config.micro_batch, config.accumulation
         peak = 10 * MIB + size * (1 if recomputed else 4) * MIB
         peak += 5 * MIB * (config.strategy.name == "ddp" and parts > 1)
-        row = asdict(_blank_row(one, repeat)) | {"run_id": f"{one.cell_id}-{repeat}", "passes_agree": True}
+        row = asdict(_blank_row(replace(one, repeat=repeat)))
+        row |= {"run_id": f"{one.cell_id}-{repeat}", "passes_agree": True}
         if self.status != "ok" or peak > self.limit:
             return row | {"status": "oom" if peak > self.limit else self.status, "reason": "made up"}
         step = (1.0 + 0.1 * parts) * (1.3 if recomputed else 1.0) * (1 + 0.01 * repeat)

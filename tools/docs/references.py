@@ -20,9 +20,9 @@ from tools.docs.render import table
 from zerobench import cli
 from zerobench.commands.simulated import FIGURES, SETTING, LargeTensor, SimulatedCell
 from zerobench.config import help
-from zerobench.config.compose import checker
+from zerobench.config.compose import composer_of
+from zerobench.config.composer import Composer
 from zerobench.config.keys import AUTO, GROUPS, KEYS
-from zerobench.config.overrides import Overrides
 from zerobench.config.schema import SCHEMAS
 from zerobench.records.describe import ROWS, columns_of, meanings_of
 from zerobench.results.grid import Grid
@@ -134,22 +134,22 @@ def keys() -> str:
     """Groups and keys: default, range, unit, meaning, and names elsewhere. Keys of their own, then each group with its
     choices and keys, then other sections.
     """
-    check = checker([])
-    usual = {key: value for key, value, _ in help._leaves(check.config_of([]))}
-    defaults = _defaults(check)
+    composer = composer_of([])
+    usual = {key: value for key, value, _ in help._leaves(composer.config_of([]))}
+    defaults = _defaults(composer)
     sections = [
         "## Keys of a run",
         "Those that belong to no group.",
         _table({key: {(): usual[key]} for key in KEYS if "." not in key}),
     ]
-    for group, choices in check.choices.items():
-        said = {name: help.line_of(group, name, check).replace("|", "\\|") for name in choices}
+    for group, choices in composer.choices.items():
+        said = {name: help.line_of(group, name, composer).replace("|", "\\|") for name in choices}
         lines = [f"| `{group}={name}` | {line} |" for name, line in said.items()]
         sections += [f"## {group}", _introduction(group), "\n".join(["| choice | |", "| --- | --- |", *lines])]
         if mine := defaults.get(group):
             sections.append(_table({key: _shared(values, len(choices)) for key, values in mine.items()}))
     for section in dict.fromkeys(key.split(".")[0] for key in KEYS if "." in key):
-        if section not in check.choices:
+        if section not in composer.choices:
             mine = {key: {(): usual[key]} for key in KEYS if key.startswith(f"{section}.") and key in usual}
             sections += [f"## {section}", _introduction(section), _table(mine)]
     return "\n\n".join(sections)
@@ -173,13 +173,14 @@ def _names_elsewhere() -> dict[str, list[str]]:
         return {row["key"]: [row[system] for system in SYSTEMS] for row in csv.DictReader(file)}
 
 
-def _defaults(check: Overrides) -> dict[str, dict[str, dict[str, Any]]]:
+def _defaults(composer: Composer) -> dict[str, dict[str, dict[str, Any]]]:
     """Group -> key -> choice -> default. One choice of each group is composed at a time, of all groups at once."""
-    groups = {group: choices for group, choices in check.choices.items() if group != "experiment"}
+    groups = {group: choices for group, choices in composer.choices.items() if group != "experiment"}
     found: dict[str, dict[str, dict[str, Any]]] = {group: {} for group in groups}
     for number in range(max(map(len, groups.values()))):
         chosen = {group: choices[number] for group, choices in groups.items() if number < len(choices)}
-        for key, value, _ in help._leaves(check.config_of([f"{group}={choice}" for group, choice in chosen.items()])):
+        config = composer.config_of([f"{group}={choice}" for group, choice in chosen.items()])
+        for key, value, _ in help._leaves(config):
             if (group := key.split(".")[0]) in chosen and "." in key:
                 found[group].setdefault(key, {})[chosen[group]] = value
     return found

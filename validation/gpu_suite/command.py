@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from zerobench.cluster.job import find_job
-from zerobench.config.unknown_keys import nearest
+from zerobench.config.keys import nearest
 from zerobench.host.terminal import stdout_console
 from zerobench.results.grid import Grid
 

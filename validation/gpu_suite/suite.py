@@ -36,7 +36,7 @@ from zerobench.results.provenance import machine, source_hash
 from zerobench.sections import known
 from zerobench.sweep.cell import passes_of
 from zerobench.sweep.progress import Reporter
-from zerobench.sweep.sweep import CellLaunch, Sweep, rounds
+from zerobench.sweep.sweep import Sweep, rounds
 
 WAITING, NOT_RUN = "waiting", "not run"
 """Besides the statuses of a RunRow: not yet reached, and no time was left."""
@@ -332,7 +332,7 @@ class GpuSuite:
         with Reporter() as reporter:
             sweep, launches = Sweep(reporter, answers=section.answers), list(rounds(cells))
             reporter.expect(launches)
-            mine = [SuiteLaunch(each.name, each.cell.config) for each in launches]
+            mine = [SuiteLaunch(each.name, each.config) for each in launches]
             self.done[section.name] += mine  # behind the tasks
             failed = set[str]()
             for each, one in zip(launches, mine, strict=True):
@@ -347,10 +347,10 @@ class GpuSuite:
                 if sweep.stopped:
                     raise KeyboardInterrupt
 
-    def _run_cell(self, section: SuiteSection, sweep: Sweep, each: CellLaunch, one: SuiteLaunch) -> None:
-        share = self.deadline.left_s / len(passes_of(each.cell.config))  # each pass has a share of the time left
-        limit = replace(each.cell.config.launch, timeout_s=round(min(section.limit_s, share), 1))
-        limited = replace(each, cell=each.cell.changed(launch=limit))
+    def _run_cell(self, section: SuiteSection, sweep: Sweep, each: Cell, one: SuiteLaunch) -> None:
+        share = self.deadline.left_s / len(passes_of(each.config))  # each pass has a share of the time left
+        limit = replace(each.config.launch, timeout_s=round(min(section.limit_s, share), 1))
+        limited = each.changed(launch=limit)
         sweep.reporter.replace(each, limited)
         row = sweep.run_one(limited)
         if row is None:

@@ -22,7 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from zerobench.config.unknown_keys import nearest
+from zerobench.config.keys import nearest
 from zerobench.results.grid import Grid
 from zerobench.sizes import show_count
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from zerobench.config.unknown_keys import nearest
+from zerobench.config.keys import nearest
 from zerobench.host.files import read_text
 from zerobench.sizes import printable
 

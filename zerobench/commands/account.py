@@ -13,8 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..config.cell import CellConfig
-from ..config.identity import WATCHED
+from ..config.cell import WATCHED, CellConfig
 from ..host.environment import SIMULATED
 from ..host.files import read_text
 from ..host.terminal import print_on, stdout_console

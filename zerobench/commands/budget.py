@@ -11,11 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..config.cell import Cell, CellConfig
+from ..config.cell import LOCAL, Cell, CellConfig, work_id
 from ..config.compose import RefusedError, compose_cells
 from ..config.flat import differences, name_cells
 from ..config.flat import show_value as show_config
-from ..config.identity import LOCAL, work_id
 from ..host.pipes import print_line, print_note
 from ..judging import budget_file, judge, reports
 from ..judging.lines import lines_by_cell

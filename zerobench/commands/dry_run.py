@@ -7,12 +7,13 @@ With a launcher, also the jobs that run them: their numbers, and the launcher se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..config.cell import Cell
 from ..config.flat import name_cells
-from ..config.hydra_problems import first_line
-from ..config.launcher import LauncherChoice, Resources, at_once
+from ..config.plugins import LauncherChoice, Resources, at_once
+from ..host.pipes import first_line
 from ..host.terminal import print_on, stdout_console
 from ..predict.estimate import Estimate, Fit, estimate, fit_of
 from ..results.grid import Grid
@@ -105,8 +106,8 @@ def _plan(cell: Cell, launcher: LauncherChoice | None) -> str:
         return f"search under {cell.config.search.memory_limit}, up to {tries} combinations"
     repeats = cell.config.measure.repeats
     missing = [
-        find_reusable(cell, repeat) if launcher is None else find_elsewhere(cell, repeat, ("ok",), launcher.name)
-        for repeat in range(repeats)
+        find_reusable(launch) if launcher is None else find_elsewhere(launch, ("ok",), launcher.name)
+        for launch in (replace(cell, repeat=repeat) for repeat in range(repeats))
     ].count(None)
     if not missing:
         return "reuse"

@@ -1,66 +1,70 @@
 """A command line -> cells. Hydra composes every job of a sweep before the first rank starts, and runs none.
 
 So an override that does not compose rejects the whole sweep, a dry run takes the same path and stops there, and
-we choose the order of the runs (sweep/sweep.py). Hydra's private modules are used here and in overrides.py alone.
+we choose the order of the runs (sweep/sweep.py).
 
-    command line -> Overrides.check -> a Hydra sweeper -> CellLauncher -> cells, in batches
+    command line -> check_line -> a CommandLine -> batches of overrides -> cells
 
 Hydra's own sweeper makes one batch of all combinations; Optuna and others propose a batch from the values of the last.
+
+Hydra silently accepts `+strategy.stge=1`; here every key must exist, even after a +, and the error message for an
+unknown key suggests the nearest one.
 """
 
 from __future__ import annotations
 
-import io
-import logging
-import os
-import random
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.launcher import Launcher
-from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.override_parser.types import Glob, Override
+from hydra.errors import HydraException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from ..cluster import job
 from ..host.pipes import print_note
 from ..host.signals import heed, insist
 from ..host.terminal import is_quiet
-from ..registry import GROUPS
+from ..registry import GROUPS as USERS
 from ..sizes import printable
 from ..strategies import specs
+from ..zero.optim.segments import why_not_sharded
+from . import composer as hydra
+from . import schema_memory, size_limits
 from .cell import Cell
+from .composer import GROUPS, BatchError, Composer, compositions_of, not_composed, reason, root_of
 from .flags import asks_for_config, only_compose, split_arguments, unknown_flags
 from .flat import by_key
-from .hydra_problems import not_composed, problem_of_missing, reason
-from .launcher import GROUP
-from .overrides import SWEEPER, CheckedLine, Overrides, compositions_of
+from .keys import IDENTITY, meant, meant_verb, nearest, spaced, stray_keys, type_name
+from .plugins import BASIC, LAUNCHER, OBJECTIVE, SWEEPER, LauncherChoice, Objective, chosen_launcher, objectives_of
 from .resolve import resolve_draft, unresolved
-from .schema import Data, Model, config_dir, store_schemas, strategy_choices
-from .unknown_keys import stray_keys
-from .yaml_file import read_yaml
+from .schema import SCHEMAS, Data, Model, store_schemas, strategy_choices
+from .yaml_file import problems_of_folders
+
+CHOSEN_BY_GROUP = (
+    "strategy.name", "model.kind", "data.name", "optimizer.name", "precision.name",
+    *(f"{group}.name" for group in schema_memory.SCHEMAS),
+)  # fmt: skip
+"""Keys that name the choice of a group."""
+
+DELAYED, DELAYED_AFTER = "offload.delayed", "offload.delayed_after"
+"""A key, and one that has an effect only if the first is true somewhere in a sweep."""
+
+UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError)
+"""Errors that composing a user's yaml may raise."""
+
+LIMIT = "search.memory_limit="
 
 
 class RefusedError(ValueError):
     """The command line is invalid; `problems` lists the error messages."""
 
     def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(map(printable, problems)))
         self.problems = [printable(problem) for problem in problems]
+        super().__init__("; ".join(self.problems))
 
 
 def refuse_senseless(cells: Sequence[Cell]) -> None:
@@ -73,100 +77,115 @@ def refuse_senseless(cells: Sequence[Cell]) -> None:
         raise RefusedError(shared or list(every))
 
 
-def checker(extra_dirs: list[Path]) -> Overrides:
-    """Returns a checker that knows every choice and key, including users' models and data."""
+def composer_of(extra_dirs: list[Any]) -> Composer:
+    """Returns a composer that knows every choice and key, including users' models and data."""
     bases = {"model": Model, "data": Data}
     users = {
         group: {name: registry.schema_of(name, build, bases[group]) for name, build in registry.all().items()}
-        for group, registry in GROUPS.items()
+        for group, registry in USERS.items()
     }
     store_schemas(users)
     added = {group: list(schemas) for group, schemas in users.items()} | {"strategy": list(strategy_choices())}
-    builders = ((group, *row) for group, registry in GROUPS.items() for row in registry.all().items())
-    composed = compositions_of(*builders, *((name, spec.options) for name, spec in specs().items()))
+    builders = ((group, *row) for group, registry in USERS.items() for row in registry.all().items())
+    compositions = compositions_of(*builders, *((name, spec.options) for name, spec in specs().items()))
     # a user's files may change between commands of one process
-    return Overrides(config_dir(), added, extra_dirs, {} if extra_dirs else composed)
-
-
-@contextmanager
-def _hydra_untouched() -> Iterator[None]:
-    """Restores Hydra's globals and Python's random state: the caller may be a job of a Hydra app."""
-    hydra, config = GlobalHydra.instance(), HydraConfig.instance()
-    before, drawn = (hydra.hydra, config.cfg), random.getstate()  # shuffle() draws
-    try:
-        yield
-    finally:
-        hydra.hydra, config.cfg = before
-        random.setstate(drawn)
+    return Composer(added, extra_dirs, {} if extra_dirs else compositions)
 
 
 @dataclass(frozen=True)
-class Composed:
-    """A checked command line and its cells, in the order of the sweep; none if its sweeper proposes them.
-    `overrides`: id of a cell -> the overrides that make it. `price`: dollars per GPU hour, for the table. `target`: the
+class CommandLine:
+    """A valid command line and its cells, in the order of the sweep; none if its sweeper proposes them.
+
+    `fixed`: the overrides of every cell; `swept`: those that the sweeper splits, without a plus; `own`: those below
+    `hydra`, with the experiment. `elsewhere`: keys that some choices of a sweep have and others lack; cells without
+    them ignore them. `multirun`: several cells may follow. `sweeper`: a Hydra plugin that proposes cells from their
+    `objectives`, or `BASIC`. `notes`: lines for the user. `price`: dollars per GPU hour, for the table. `target`: the
     device that fake tensors act as; empty: the cells' own.
     """
 
-    check: Overrides
-    line: CheckedLine
-    cells: list[Cell]
-    overrides: dict[str, list[str]]
+    composer: Composer
+    fixed: tuple[str, ...]
+    swept: tuple[str, ...]
+    own: tuple[str, ...]
+    elsewhere: frozenset[str]
+    multirun: bool
+    launcher: LauncherChoice | None
+    sweeper: str
+    objectives: tuple[Objective, ...]
+    notes: tuple[str, ...]
+    target: str
+    cells: list[Cell] = field(default_factory=list)
     price: float | None = None
-    target: str = ""
 
-    def collect(self, batch: list[Cell]) -> list[None]:
-        """Adds a batch of cells, which are not run here."""
-        self.cells.extend(batch)
-        return [None] * len(batch)
+    @property
+    def proposes(self) -> bool:
+        """Whether the sweeper proposes cells from what earlier ones measured."""
+        return self.sweeper != BASIC
 
+    def forced(self, words: Sequence[str]) -> list[str]:
+        """Adds the prefix `++` to overrides whose keys not all cells have."""
+        added = [
+            (key := word.partition("=")[0].lstrip("+")) in self.elsewhere or key.startswith("huggingface.options.")
+            for word in words
+        ]
+        return [f"++{word.lstrip('+')}" if forces else word for word, forces in zip(words, added, strict=True)]
 
-Run = Callable[[list[Cell]], Sequence[Sequence[float] | None]]
-"""Runs the cells of a batch. Returns for each the values for the sweeper; None if it only splits."""
+    def cells_of(self, batch: Sequence[Sequence[str]], first: int) -> list[Cell]:
+        """Composes the cells of a batch, numbered from `first`; each keeps the overrides that make it."""
+        cells = []
+        for number, overrides in enumerate(batch, first):
+            heed()
+            whole = self.forced([*self.own, *self.fixed, *map(str, overrides)])
+            if self.proposes:  # whose sweeper searches
+                whole = [word for word in whole if not word.startswith(LIMIT)] + [f"{LIMIT}null"]
+            cells.append(replace(_compose_cell(self, whole, number), overrides=tuple(whole)))
+        return cells
 
 
 def compose_cells(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "") -> list[Cell]:
     """Returns the cells of a command line, to run or inspect in this process only. Raises RefusedError."""
-    composed = compose(arguments, verbs, target)
-    if composed is None:
+    line = compose(arguments, verbs, target)
+    if line is None:
         return []
-    if composed.line.launcher is not None:
-        raise RefusedError([f"{GROUP}={composed.line.launcher.name}: only a sweep of the command line is launched so"])
-    if composed.line.proposes:
+    if line.launcher is not None:
+        raise RefusedError([f"{LAUNCHER}={line.launcher.name}: only a sweep of the command line is launched so"])
+    if line.proposes:
         why = "only a sweep of the command line is proposed so; list the values, as in strategy=zero1,zero2"
-        raise RefusedError([f"{SWEEPER}={composed.line.sweeper}: {why}"])
-    return composed.cells
+        raise RefusedError([f"{SWEEPER}={line.sweeper}: {why}"])
+    return line.cells
 
 
-def compose(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "") -> Composed | None:
+def compose(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "") -> CommandLine | None:
     """Composes the cells of `[-m] KEY=VALUE ...`; returns None if a Hydra flag asked for something else, which it did.
 
     Raises RefusedError if the command line is invalid, and JobError if the processes of a job cannot connect.
     """
-    with _hydra_untouched():
+    with hydra.untouched():
         job.gather()  # cells follow from it
         flags, overrides, extra_dirs = split_arguments(arguments)
         if problems := unknown_flags(flags):
             raise RefusedError(problems)
-        check = checker(extra_dirs)
-        line = check.check(overrides, multirun=bool({"-m", "--multirun"} & set(flags)), verbs=list(verbs))
-        if line is None:
-            raise RefusedError(check.problems)
+        line = check_line(composer_of(extra_dirs), overrides, bool({"-m", "--multirun"} & set(flags)), verbs, target)
         if line.launcher is not None and job.current_job() is not None:
-            raise RefusedError([f"{GROUP}={line.launcher.name}: this is a job already, and launches its cells itself"])
+            raise RefusedError(
+                [f"{LAUNCHER}={line.launcher.name}: this is a job already, and launches its cells itself"]
+            )
         for note in line.notes if not is_quiet() else ():
             print_note(f"zerobench: {note}")
         if not only_compose(flags):
             if not line.multirun and asks_for_config(flags):
-                print(OmegaConf.to_yaml(_settled(check, line)), end="")
+                print(OmegaConf.to_yaml(_settled(line)), end="")
             else:
-                run_hydra([*flags, *line.hydra, *map(check.forced, (*line.fixed, *line.swept))])
+                run_hydra([*flags, *line.own, *line.forced([*line.fixed, *line.swept])])
             return None
-        composed = Composed(check, line, [], {}, target=target)
         if not line.proposes:
             with insist():
-                sweep(composed, composed.collect)
-            composed.cells[:] = _distinct(composed.cells, by_id=bool(check.elsewhere))
-        return composed
+                try:
+                    batch = hydra.split(line.swept)
+                except Exception as error:
+                    raise RefusedError([not_composed([*line.own, *line.swept], error)]) from error
+                line.cells.extend(_distinct(line.cells_of(batch, 0), by_id=bool(line.elsewhere)))
+        return line
 
 
 def _distinct(cells: Sequence[Cell], by_id: bool) -> list[Cell]:
@@ -174,132 +193,49 @@ def _distinct(cells: Sequence[Cell], by_id: bool) -> list[Cell]:
     seen: dict[str, list[Cell]] = {}
     for cell in cells:
         alike = seen.setdefault(cell.cell_id, [])
-        if not any(by_id or cell == other for other in alike):
+        if not any(by_id or (cell.config, cell.problems) == (other.config, other.problems) for other in alike):
             alike.append(cell)
     return [cell for cell in cells if any(cell is kept for kept in seen[cell.cell_id])]
 
 
-def sweep(composed: Composed, run: Run) -> dict[str, Any]:
-    """Lets the sweeper split or propose overrides, and runs the cells of each batch. Returns the sweeper's own account
-    of its results, {} if it has none. Raises RefusedError if a proposal is not a cell, or the sweeper gives up.
+def propose(line: CommandLine, run: Callable[[list[Cell]], Sequence[Sequence[float]]]) -> dict[str, Any]:
+    """Lets the sweeper propose cells, and runs each batch by `run`, which returns their values for the sweeper. Returns
+    the sweeper's own account of its results, {} if it has none. Raises RefusedError if a proposal is not a cell, or the
+    sweeper gives up, and the errors of `run`.
     """
-    with _hydra_untouched():
-        return _sweep(composed, run)
-
-
-def _sweep(composed: Composed, run: Run) -> dict[str, Any]:
-    launcher, line = CellLauncher(composed, run), composed.line
-    try:
-        if line.proposes:
-            return _let_propose(composed, launcher)
-        swept = OverridesParser.create().parse_overrides([*line.swept])
-        launcher.launch(BasicSweeper.split_arguments(swept, None)[0], 0)
-        return {}
-    except _EndedError as ended:
-        raise ended.reason from None
-    except Exception as error:
-        if line.proposes:
-            raise RefusedError([f"{SWEEPER}={line.sweeper}: {reason(error)}"]) from error
-        raise RefusedError([not_composed([*line.hydra, *line.swept], error)]) from error
-
-
-def _let_propose(composed: Composed, launcher: CellLauncher) -> dict[str, Any]:
-    """Lets a sweeper propose batches to `launcher`. Returns its account of its results, {} if it has none."""
-    from ..host.temporary import temporary_folder  # with what tables are read by, which no completion needs
-
-    with temporary_folder() as folder:
-        config = _hydra_config(composed, folder)
-        if "params" in config.hydra.sweeper:
-            config.hydra.sweeper.params = None  # they are among the swept overrides
-        with _only_swept():
-            with mock.patch.object(Plugins, "instantiate_launcher", return_value=launcher):
-                sweeper = Plugins.instance().instantiate_sweeper(
-                    config=config, hydra_context=_context(composed), task_function=lambda _: None
-                )
-            sweeper.sweep(arguments=list(composed.line.swept))
-        account = Path(config.hydra.sweep.dir) / RESULTS
-        return dict(read_yaml(account)) if account.is_file() else {}
-
-
-def _hydra_config(composed: Composed, folder: Path) -> DictConfig:
-    """Returns a config with Hydra's part as the command line has it. `folder`: for Hydra's own files."""
-    config = composed.check.compose_whole([*composed.line.hydra, *UNLOGGED])
-    OmegaConf.set_struct(config.hydra, False)
-    if not any(word.lstrip("+").startswith("hydra.sweep.dir=") for word in composed.line.hydra):
-        config.hydra.sweep.dir = str(folder)
-    return config
-
-
-def _context(composed: Composed) -> HydraContext:
-    return HydraContext(composed.check.loader, Callbacks())
-
-
-@contextmanager
-def _only_swept() -> Iterator[None]:
-    """Skips the sweeper's check that each job composes, since our launcher composes it, and the logs of a plugin and
-    its warnings for programmers.
-    """
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), mock.patch.object(Sweeper, "validate_batch_is_legal"):
-            warnings.filterwarnings("ignore", module="optuna|hydra_plugins|nevergrad")
-            yield
-    finally:
-        logging.disable(level)
-
-
-RESULTS = "optimization_results.yaml"
-"""The file into which Hydra sweepers write their results."""
-
-
-class _EndedError(BaseException):
-    """Passes an error of a batch through a sweeper, past its handlers."""
-
-    def __init__(self, reason: BaseException) -> None:
-        super().__init__()
-        self.reason = reason
-
-
-class CellLauncher(Launcher):
-    """The launcher of every sweeper: composes the cells of a batch, and has them run by `run`."""
-
-    def __init__(self, composed: Composed, run: Run) -> None:
-        self._composed, self._run = composed, run
-
-    def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
-        """Needs nothing from Hydra."""
-
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Runs a batch, and returns its values in order. Raises _EndedError."""
-        check, line = self._composed.check, self._composed.line
-        cells = []
+    with hydra.untouched():
         try:
-            for number, overrides in enumerate(job_overrides, initial_job_idx):
-                heed()
-                whole = [check.forced(word) for word in (*line.hydra, *line.fixed, *map(str, overrides))]
-                if line.proposes:  # whose sweeper searches
-                    whole = [word for word in whole if not word.startswith(LIMIT)] + [f"{LIMIT}null"]
-                cells.append(_compose_one(check, line, whole, number, self._composed.target))
-                self._composed.overrides[cells[-1].cell_id] = whole
-            values = self._run(cells)
-        except BaseException as error:
-            raise _EndedError(error) from error
-        return [
-            JobReturn(
-                overrides=overrides, status=JobStatus.COMPLETED,
-                _return_value=value[0] if value is not None and len(value) == 1 else value,
+            return hydra.propose(
+                line.composer, line.own, line.swept, lambda batch, first: run(line.cells_of(batch, first))
             )
-            for overrides, value in zip(job_overrides, values, strict=True)
-        ]  # fmt: skip
+        except BatchError as ended:
+            raise ended.reason from None
+        except Exception as error:
+            raise RefusedError([f"{SWEEPER}={line.sweeper}: {reason(error)}"]) from error
 
 
-def _settled(check: Overrides, line: CheckedLine) -> DictConfig:
+def _compose_cell(line: CommandLine, overrides: list[str], number: int) -> Cell:
+    """Composes and resolves a single cell, the job `number` of its sweep."""
+    try:
+        config, model, lacks = line.composer.cell_of(overrides, number)
+    except Exception as error:
+        raise RefusedError([not_composed(overrides, error)]) from error
+    try:
+        if lacks and (problem := problem_of_missing(config)):
+            return unresolved(config, model, problem)
+        plain: Any = OmegaConf.to_object(config)
+        cell = resolve_draft(plain, model, stray_keys(config, line.elsewhere), line.launcher, line.target)
+        return Cell(cell.config, tuple(map(printable, cell.problems)))
+    except Exception as error:  # the other cells are not to suffer; this one becomes a row
+        return unresolved(config, model, reason(error))
+
+
+def _settled(line: CommandLine) -> DictConfig:
     """Returns the composed config of one cell, in which the values that follow from others and from this machine
     replace null and auto: a cell that can run shows what will run.
     """
-    overrides = [check.forced(word) for word in (*line.hydra, *line.fixed)]
-    config, cell = check.config_of(overrides), _compose_one(check, line, overrides)
+    overrides = line.forced([*line.own, *line.fixed])
+    config, cell = line.composer.config_of(overrides), _compose_cell(line, overrides, 0)
     if cell.problems:
         return config
     plain: Any = OmegaConf.to_container(config)
@@ -312,67 +248,287 @@ def _settled(check: Overrides, line: CheckedLine) -> DictConfig:
     return settled
 
 
-def _compose_one(check: Overrides, line: CheckedLine, overrides: list[str], number: int = 0, target: str = "") -> Cell:
-    """Composes and resolves a single cell, the job `number` of its sweep."""
-    try:
-        config, model, lacks = check.cell_of(overrides, number)
-    except Exception as error:
-        raise RefusedError([not_composed(overrides, error)]) from error
-    try:
-        if lacks and (problem := problem_of_missing(config)):
-            return unresolved(config, model, problem)
-        plain: Any = OmegaConf.to_object(config)
-        cell = resolve_draft(plain, model, stray_keys(config, check.elsewhere), line.launcher, target)
-        return Cell(cell.config, tuple(map(printable, cell.problems)))
-    except Exception as error:  # the other cells are not to suffer; this one becomes a row
-        return unresolved(config, model, reason(error))
-
-
-LIMIT = "search.memory_limit="
-
-UNLOGGED = ("hydra/hydra_logging=none", "hydra/job_logging=none", "hydra.output_subdir=null")
-"""Overrides that stop Hydra from writing its own logs and configs."""
-
-
 def run_hydra(arguments: list[str]) -> None:
     """Runs a command line of flags by which Hydra only prints. Raises RefusedError."""
-    import hydra
-
-    app = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
-    argv = mock.patch.object(sys, "argv", ["zerobench", *arguments])
-    log = logging.getLogger()
-    handlers, level = log.handlers[:], log.level  # for --info Hydra sets the whole process to tell everything
-    full = mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1")  # raises errors, instead of printing them
-    said = io.StringIO()
     try:
-        with argv, full, insist(), redirect_stderr(said):
-            app(lambda _: None)()
-    except SystemExit as stop:
-        if stop.code:  # after the usage of its flags
-            message = said.getvalue().rpartition("error: ")[2].strip() or "Hydra cannot do that"
-            raise RefusedError([f"{' '.join(arguments)}: {message}"]) from stop
-    except Exception as error:
-        raise RefusedError([not_composed(arguments, error)]) from error
-    finally:
-        log.handlers[:] = handlers
-        log.setLevel(level)
+        hydra.run_hydra(arguments)
+    except ValueError as error:
+        raise RefusedError([str(error)]) from error
 
 
-def instantiate_launcher(
-    composed: Composed, folder: Path, number: int, settings: Mapping[str, Any], task: Callable[..., Any]
-) -> Launcher:
-    """Returns the launcher that a command line chooses, for one job that calls `task`. `folder`: for the launcher's
-    files; `settings`: by key below hydra.launcher.
-    """
-    config = _hydra_config(composed, folder / "hydra")
-    config.hydra.job.name = f"zerobench-{number}"
-    for key, value in settings.items():
-        OmegaConf.update(config.hydra.launcher, key, value, force_add=True)
-    if "submitit_folder" in config.hydra.launcher:  # a job that begins before its own folder exists has no log
-        config.hydra.launcher.submitit_folder = str(folder / f"submitit-{number}")
-        (folder / f"submitit-{number}").mkdir()
-    launcher = Plugins.instance().instantiate_launcher(
-        hydra_context=_context(composed), task_function=task, config=config
+def check_line(
+    composer: Composer, arguments: list[str], multirun: bool, verbs: Collection[str], target: str = ""
+) -> CommandLine:
+    """Checks overrides one by one. Raises RefusedError with an error message for each that is invalid."""
+    problems: list[str] = []
+
+    def stop_if_wrong() -> None:
+        if problems:
+            raise RefusedError(problems)
+
+    try:
+        # 1. Words are read.
+        problems += problems_of_folders(composer.extra_dirs, GROUPS)
+        parsed: list[Override] = []
+        spaces = spaced(arguments)
+        for word in arguments if not spaces else ():
+            try:
+                parsed.append(_parse(word, verbs))
+            except ValueError as error:
+                problems.append(str(error))
+        problems += [spaces] if spaces else []
+        stop_if_wrong()
+        own = [override.input_line or "" for override in parsed if root_of(override) == "hydra"]
+        parsed = [override for override in parsed if root_of(override) != "hydra"]
+        values = {id(override): composer.values_of(override) for override in parsed}
+        experiments = [values[id(override)] for override in parsed if override.key_or_group == "experiment"]
+        if any(len(choices) > 1 for choices in experiments):
+            problems.append("experiment: several experiments are several sweeps; run them one after the other")
+            stop_if_wrong()
+        parsed = [o for o in parsed if not (o.key_or_group == "experiment" and values[id(o)] == [None])]
+        given = {override.key_or_group: values[id(override)] for override in parsed}
+
+        # 2. Experiments and users' choices must have all values, and the names that our schemas require.
+        study = [f"experiment={e}" for e in given.get("experiment", [])[:1] if e in composer.choices["experiment"]]
+        for overrides in (study, *([choice, *study] for choice in _choices_of_users(composer, given))):
+            config = composer.config_of(overrides)
+            problem = problem_of_missing(config) or problem_of_names(config, CHOSEN_BY_GROUP)
+            problems += [problem] if problem and problem not in problems else []
+        stop_if_wrong()
+
+        # 3. The launcher, the sweeper and its parameters follow from Hydra's own part.
+        part = composer.compose([*study, *own]).hydra
+        mode = part.mode.name if part.mode is not None else ""
+        multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")  # RUN: one cell, here, whatever an experiment has
+        parameters = (part.sweeper.get("params") or {}) if multirun else {}
+        of_sweeper: list[Override] = []
+        for key in [key for key in parameters if key not in given]:  # the command line replaces the others
+            try:
+                of_sweeper.append(_parse(f"{key}={parameters[key]!s}", []))
+            except ValueError as error:
+                problems.append(str(error))
+        parsed = [*of_sweeper, *parsed]
+        values |= {id(override): composer.values_of(override) for override in of_sweeper}
+        axes = {o.key_or_group: o for o in parsed if o.is_sweep_override()}
+        sweeper = BASIC if mode == "RUN" else part.runtime.choices.get(SWEEPER, BASIC)
+        named = given[OBJECTIVE] if OBJECTIVE in given else [composer.config_of(study).get(OBJECTIVE)]
+        objective = "" if mode == "RUN" else ",".join(str(name) for name in named if name is not None)
+        objectives: tuple[Objective, ...] = ()
+        if sweeper == BASIC:  # which lists all values; one that proposes draws from infinitely many
+            counts = {key: len(values[id(override)]) for key, override in axes.items()}
+            endless = next((override.input_line for override in axes.values() if override.is_interval_sweep()), None)
+            if objective:
+                why = f"no sweeper asks for it; add {SWEEPER}=optuna, or leave it out"
+                problems.append(f"{OBJECTIVE}={objective}: {why}")
+            elif endless:
+                problems.append(f"{endless}: {size_limits.ENDLESS}")
+            elif problem := size_limits.problem_of_count(counts):
+                problems.append(problem)
+        elif not multirun:
+            problems.append(f"{SWEEPER}={sweeper}: it needs a sweep; add -m")
+        elif not objective:
+            lacking = f"an objective; add {OBJECTIVE}=COLUMN, as {OBJECTIVE}=-tokens_per_s"
+            problems.append(f"{SWEEPER}={sweeper}: it needs {lacking}")
+        else:
+            try:
+                objectives = objectives_of(objective)
+            except ValueError as error:
+                problems.append(str(error))
+        stop_if_wrong()
+
+        # 4. Each override has a key and values that some cell takes.
+        given = {override.key_or_group: values[id(override)] for override in parsed}
+        elsewhere: set[str] = set()
+        for override in parsed:
+            wrong, lacks = _check_override(composer, override, values[id(override)], given, study)
+            problems += wrong
+            elsewhere |= {override.key_or_group} if lacks else set()
+        if not problems and axes and not multirun:
+            problems.append(f"{', '.join(axes)}: several values make a sweep; add -m")
+        if not problems and DELAYED_AFTER in given:
+            configs = map(composer.config_of, _configs(composer, "offload", given, study))
+            if True not in (given.get(DELAYED) or [OmegaConf.select(config, DELAYED) for config in configs]):
+                problems.append(f"{DELAYED_AFTER}: it means nothing without {DELAYED}=true; add that")
+    except RefusedError:
+        raise
+    except UNREADABLE as error:
+        problems.append(not_composed(arguments, error.__cause__ or error))
+    stop_if_wrong()
+
+    globs = [override for override in parsed if isinstance(override.value(), Glob)]
+    words = {o.key_or_group: (o.input_line or "").lstrip("+") for o in parsed}
+    words |= {o.key_or_group: f"{o.key_or_group}={','.join(values[id(o)])}" for o in globs}
+    return CommandLine(
+        composer,
+        fixed=tuple(word for key, word in words.items() if key not in {*axes, OBJECTIVE}),
+        swept=tuple(word for key, word in words.items() if key in axes),
+        own=(*study, *own),
+        elsewhere=frozenset(elsewhere),
+        multirun=multirun,
+        launcher=None if mode == "RUN" else chosen_launcher(part, own),
+        sweeper=sweeper,
+        objectives=objectives,
+        notes=tuple(f"{override.input_line} takes {', '.join(values[id(override)])}" for override in globs),
+        target=target,
     )
-    assert isinstance(launcher, Launcher)
-    return launcher
+
+
+def _parse(argument: str, verbs: Collection[str]) -> Override:
+    """Parses a word of the command line. Raises ValueError with the error message for one that cannot be read."""
+    argument = size_limits.in_one(size_limits.in_bytes(argument))
+    if problem := size_limits.problem_of(argument):
+        raise ValueError(problem)
+    try:
+        override = hydra.parse(argument)
+    except HydraException:
+        key = argument.lstrip("+~").split("=")[0]
+        if "=" in argument:
+            message = f"{argument}: the value cannot be read; quote it, as in '{key}=\"...\"'"
+        else:
+            hint = meant_verb(argument, verbs)
+            message = f"{argument or repr('')}: neither KEY=VALUE nor a verb{hint}; see zerobench --help"
+        raise ValueError(message) from None
+    if problem := size_limits.problem_of_values(override):
+        raise ValueError(problem)
+    return override
+
+
+def _choices_of_users(composer: Composer, given: Mapping[str, list[Any]]) -> list[str]:
+    """Returns the chosen files of a user's folders, which may set Hydra keys, as overrides."""
+    files = {
+        (folder / group / f"{choice}.yaml", f"{group}={choice}")
+        for folder in composer.extra_dirs
+        for group in SCHEMAS
+        for choice in given.get(group, [])
+        if choice in composer.choices[group]
+    }
+    return [override for path, override in sorted(files) if path.is_file()]
+
+
+def _configs(composer: Composer, root: str, given: Mapping[str, list[Any]], study: list[str]) -> list[list[str]]:
+    """Returns the configs that a key below `root` may be in, as overrides: one for each choice of a group."""
+    choices = given.get(root, []) if root in SCHEMAS else []
+    chosen = [[f"{root}={choice}"] for choice in choices if choice in composer.choices[root]]
+    return [overrides + study for overrides in chosen or [[]]]
+
+
+def _check_override(
+    composer: Composer, override: Override, values: list[Any], given: Mapping[str, list[Any]], study: list[str]
+) -> tuple[list[str], bool]:
+    """Returns error messages for an override, and whether some of the chosen configs lack its key."""
+    key, word, root = override.key_or_group, (override.input_line or "").lstrip("+"), root_of(override)
+    if override.is_delete():
+        return [f"{override.input_line}: keys cannot be deleted; every key has a default"], False
+    problems, lacks, configs = [], False, _configs(composer, root, given, study)
+    if key in CHOSEN_BY_GROUP:
+        choices = "|".join(composer.choices[root])
+        problems = [f"{word}: it follows from the group; choose it with {root}={choices}"]
+    elif root == "huggingface" and "experiment" not in given and not any(
+        OmegaConf.select(composer.config_of(overrides), "model.kind") == "huggingface"
+        for overrides in _configs(composer, "model", given, study) if overrides
+    ):  # fmt: skip
+        problems = [f"{word}: it has a meaning for models that transformers builds; add model=huggingface"]
+    elif key == "results_dir":
+        problems = [problem for value in values if (problem := size_limits.problem_of_folder(word, value))]
+    elif override.package is not None:
+        problems = [f"{word}: {key} cannot be moved to another package"]
+    elif key in GROUPS:
+        problems = _problems_of_choices(key, values, composer.choices[key])
+    else:
+        # The values are tried in composed configs, one for each choice of the key's group; one must have the key.
+        sentences = [_lacks(composer, key, overrides) for overrides in configs]
+        lacks = any(sentences)
+        if all(sentences):
+            lacks, problems = False, [next((text for text in sentences if "did you mean" in text), sentences[0])]
+        for overrides, sentence in zip(configs, sentences, strict=True):
+            problems += _problems_of_values(composer.config_of(overrides), key, values) if not sentence else []
+    if override.is_interval_sweep() and problems:
+        problems = [f"{problems[0]}; of whole numbers it is {key}=int({word.partition('=')[2]})"]
+    return problems, lacks
+
+
+def _problems_of_choices(group: str, choices: list[Any], names: list[str]) -> list[str]:
+    problems = [f"{group}: none of {', '.join(names)} matches"] if not choices else []
+    for choice in choices:
+        if choice in names or (group == "experiment" and choice is None):
+            continue
+        hint = nearest(str(choice), names)
+        hint += f" (all choices: zerobench --help {group})" if "did you mean" in hint else ""
+        if group == "optimizer" and (why := why_not_sharded(str(choice))):
+            hint = f": it cannot be sharded, since {why}"
+        if group in ("model", "data", "strategy") and "did you mean" not in hint:
+            hint += f"; if a script registers it, run that script: python SCRIPT {group}={choice!s}"
+        problems.append(f"{group}={choice!s}: no such {group}{hint}")
+    return problems
+
+
+def _lacks(composer: Composer, key: str, overrides: list[str]) -> str:
+    """Returns an error message if the config of `overrides` lacks a key, else ""."""
+    node: Any = composer.config_of(overrides)
+    path: list[str] = []
+    for part in key.split("."):
+        if path == ["huggingface", "options"]:
+            return ""
+        names = list(node) if isinstance(node, DictConfig) else []
+        if part not in names:
+            under = f" under {overrides[0]}" if overrides and path else ""
+            group, _, rest = key.partition(".")
+            schemas = SCHEMAS.get(group, {})
+            having = [name for name in schemas if rest in (field.name for field in fields(schemas[name]))]
+            alternatives = "|".join(name for name in composer.choices.get(group, []) if name in having)
+            listed = ", ".join(name for name in names if name not in IDENTITY)
+            under += f", which has {listed}" if alternatives and listed and under else ""
+            had = f"; choose {group}={alternatives} for it" if alternatives else ""
+            return f"{key}: no such key{under}{had or meant(key, names, '.'.join(path))}"
+        path.append(part)
+        node = node._get_node(part)
+    return ""
+
+
+def _problems_of_values(config: DictConfig, key: str, values: list[Any]) -> list[str]:
+    """Returns an error message for each value of the wrong type for the key; checks the extremes of many."""
+    *path, last = key.split(".")
+    if path[:2] == ["huggingface", "options"]:
+        return []
+    parent: Any = OmegaConf.select(config, ".".join(path)) if path else config
+    node = parent._get_node(last)
+    if isinstance(node, DictConfig):
+        return [f"{key}: it has parts; set one of them{nearest('', [f'{key}.{k!s}' for k in node])}"]
+    problems = []
+    for value in size_limits.extremes(values):
+        if isinstance(value, str) and "${" in value:
+            continue  # an interpolation has its value when the cell is composed
+        try:
+            OmegaConf.update(config.copy(), key, value)
+        except OmegaConfBaseException:
+            size = ", as 1048576 or 1MiB" if key.endswith(size_limits.SUFFIX) else ""
+            problems.append(f"{key}={value}: wants {type_name(node)}{size}, and {value!r} is none")
+    return problems
+
+
+def problem_of_names(config: DictConfig, keys: Collection[str]) -> str:
+    """Returns an error message if a yaml sets one of `keys`, each the name of a schema, to another name or without
+    beginning with a schema, else "". All keys must have a value.
+    """
+    for key in keys:
+        group, _, last = key.partition(".")
+        schema, value = getattr(OmegaConf.get_type(config, group), last, None), config[group][last]
+        if schema == MISSING:
+            return f"{key}={value}: {_begun_with(group)}"
+        if isinstance(schema, str) and value != schema:
+            return f"{key}={value}: the schema of its yaml has {schema}; leave it out, or begin with another schema"
+    return ""
+
+
+def problem_of_missing(config: DictConfig) -> str:
+    """Returns an error message for a key without a value, as in a yaml that does not begin with our schema, else ""."""
+    missing = sorted(OmegaConf.missing_keys(config))
+    if not missing:
+        return ""
+    group = missing[0].partition(".")[0]
+    return f"{missing[0]}: it has no value; {_begun_with(group) if group in SCHEMAS else 'give it one'}"
+
+
+def _begun_with(group: str) -> str:
+    kinds = ", ".join(SCHEMAS[group])
+    return f"begin its yaml with 'defaults: [/schema/{group}/KIND@_here_]', where KIND is one of {kinds}"

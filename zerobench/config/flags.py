@@ -80,7 +80,7 @@ def not_a_verb(arguments: list[str], verbs: tuple[str, ...]) -> list[str]:
     word = arguments[0] if arguments else "-"
     if not word.replace("-", "_").isidentifier() or word.startswith("-") or arguments[1:2] == ["="]:
         return []
-    from .unknown_keys import meant_verb  # it loads torch, which takes a second
+    from .keys import meant_verb  # it loads torch, which takes a second
 
     return [f"{word}: neither KEY=VALUE nor a verb{meant_verb(word, verbs)}; see zerobench --help"]
 
@@ -91,7 +91,7 @@ def unknown_flags(flags: list[str]) -> list[str]:
     wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in valid]
     sentences = []
     if wrong:
-        from .unknown_keys import meant_flag  # it loads torch, which takes a second
+        from .keys import meant_flag  # it loads torch, which takes a second
 
         spelled_out = [flag for flag in valid if flag[1] == "-"]
         sentences = [f"{flag}: no such flag{meant_flag(flag, spelled_out)}" for flag in wrong]

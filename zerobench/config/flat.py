@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..host.environment import SIMULATED
-from .cell import CellConfig
-from .identity import DEFAULTS, LOCAL, VOLATILE
+from .cell import DEFAULTS, LOCAL, VOLATILE, CellConfig
+from .keys import IDENTITY
 from .schema import Gpt
-from .unknown_keys import IDENTITY
 
 LEFT_OUT = {key.removesuffix(".name"): name for key, name in DEFAULTS.items() if key.endswith(".name")}
 """Group -> the choice that an identity does not name."""

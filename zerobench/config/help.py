@@ -1,24 +1,33 @@
-"""Help texts for the whole command line, a group, one choice of a group, and one key."""
+"""Help texts for the whole command line, a group, one choice of a group, and one key; tab completion.
+
+Completion is Hydra's own, plus our verbs as first words and minus the schemas, which are not choices:
+eval "$(zerobench -sc install=bash)"      bash and zsh      zerobench -sc install=fish | source      fish
+"""
 
 from __future__ import annotations
 
 import inspect
+import io
+import os
 import shutil
 import textwrap
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import is_dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf
 
 from .. import strategies
 from ..registry import GROUPS as USERS
 from ..sections import Key
-from .keys import GROUPS, KEYS
-from .overrides import Overrides
+from .compose import RefusedError, run_hydra
+from .composer import Composer
+from .keys import GROUPS, IDENTITY, KEYS, meant, nearest, type_name
 from .schema import SCHEMAS, TUNED
-from .unknown_keys import IDENTITY, meant, nearest, type_name
 
 OF_A_BUILDER = Key("an option of its builder")
 """The Key for options of a user's model or data."""
@@ -30,36 +39,36 @@ WIDEST = 120
 """Maximum width of a line, and the width if output is not a terminal."""
 
 
-def of_groups(check: Overrides) -> str:
+def of_groups(composer: Composer) -> str:
     """Returns a line for each group, followed by its choices."""
     lines = []
-    for group, choices in check.choices.items():
+    for group, choices in composer.choices.items():
         lines += [f"  {group:<11}{GROUPS[group].meaning}", _folded(", ".join(choices), 13)]
     return "\n".join(lines)
 
 
-def of_keys(check: Overrides) -> str:
+def of_keys(composer: Composer) -> str:
     """Returns a line for each key of the default config."""
-    return _table(_leaves(check.config_of([])))
+    return _table(_leaves(composer.config_of([])))
 
 
-def of_word(word: str, check: Overrides) -> str:
+def of_word(word: str, composer: Composer) -> str:
     """Returns help on a group, GROUP=CHOICE, a section or a key. Raises ValueError for anything else."""
     group, equals, choice = word.partition("=")
-    if equals and group in check.choices:
-        if choice not in check.choices[group]:
-            raise ValueError(f"{group}={choice}: no such {group}{nearest(choice, check.choices[group])}")
-        text = f"{group}={choice}\n{_folded(_text_of(group, choice, check), 2)}"
+    if equals and group in composer.choices:
+        if choice not in composer.choices[group]:
+            raise ValueError(f"{group}={choice}: no such {group}{nearest(choice, composer.choices[group])}")
+        text = f"{group}={choice}\n{_folded(_text_of(group, choice, composer), 2)}"
         if group == "experiment":
             return text
-        own = [leaf for leaf in _leaves(check.config_of([word])) if leaf[0].startswith(f"{group}.")]
+        own = [leaf for leaf in _leaves(composer.config_of([word])) if leaf[0].startswith(f"{group}.")]
         return f"{text}\n\n{_table(own) if own else 'It has no keys.'}"
-    if group in check.choices:
+    if group in composer.choices:
         lines = [f"{group}: {GROUPS[group].meaning}", ""]
-        lines += [_entry(f"  {group}={name}", line_of(group, name, check)) for name in check.choices[group]]
-        example = check.choices[group][0]
+        lines += [_entry(f"  {group}={name}", line_of(group, name, composer)) for name in composer.choices[group]]
+        example = composer.choices[group][0]
         return "\n".join([*lines, "", f"Its keys: zerobench --help {group}={example}"])
-    config = check.config_of([])
+    config = composer.config_of([])
     leaves = _leaves(config)
     if group in KEYS and not equals:
         chosen = [leaf for leaf in leaves if leaf[0] == group] or [(group, None, "")]
@@ -67,7 +76,7 @@ def of_word(word: str, check: Overrides) -> str:
     if group in config and not equals:
         own = [leaf for leaf in leaves if leaf[0].startswith(f"{group}.")]
         return f"{group}: {GROUPS[group].meaning}\n\n{_table(own)}"
-    raise ValueError(f"{word}: neither a group, a key nor a verb{meant(group, [*config, *check.choices])}")
+    raise ValueError(f"{word}: neither a group, a key nor a verb{meant(group, [*config, *composer.choices])}")
 
 
 def _leaves(config: DictConfig, prefix: str = "") -> list[Leaf]:
@@ -119,12 +128,12 @@ def _width() -> int:
     return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
-def line_of(group: str, choice: str, check: Overrides) -> str:
+def line_of(group: str, choice: str, composer: Composer) -> str:
     """Returns the first sentence on a choice."""
-    return _text_of(group, choice, check).split(". ")[0].rstrip(".")
+    return _text_of(group, choice, composer).split(". ")[0].rstrip(".")
 
 
-def _text_of(group: str, choice: str, check: Overrides) -> str:
+def _text_of(group: str, choice: str, composer: Composer) -> str:
     """Returns the comment at the top of the choice's file, else the docstring of its schema or of a user's builder."""
     if group in USERS and choice in USERS[group].all():
         text = inspect.getdoc(USERS[group].all()[choice]) or f"registered by a user's script or package as {choice}"
@@ -134,7 +143,7 @@ def _text_of(group: str, choice: str, check: Overrides) -> str:
         serves = ", with what serves this harness's models in place of its own defaults"
         tuned = serves if choice.endswith(TUNED) else ""
         return ". ".join(filter(None, [first.rstrip(".") + tuned, rest.rstrip(".")])) + "."
-    for folder in check.folders:
+    for folder in composer.folders:
         if (file := folder / group / f"{choice}.yaml").is_file() and (text := _comment(file)):
             return text
     schema = SCHEMAS.get(group, {}).get(choice)
@@ -145,3 +154,38 @@ def _comment(file: Path) -> str:
     """Returns the comment at the top of a yaml file, as text."""
     lines = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
     return " ".join(line.lstrip("# ") for line in lines if not line.startswith("# @package"))
+
+
+COMPLETION_FLAGS = ("--shell-completion", "-sc")
+
+COMMANDS = ("install", "uninstall", "query")
+SHELLS = ("bash", "fish", "zsh")
+
+LINE = "COMP_LINE"
+"""Environment variable in which a shell passes the words typed so far."""
+
+USAGE = 'say what to do and for which shell, as in: eval "$(zerobench -sc install=bash)"'
+
+
+def complete(arguments: Sequence[str], verbs: Sequence[str]) -> None:
+    """Prints the script that installs completion or, when that script asks, the words that may follow."""
+    command, _, shell = arguments[0].partition("=") if len(arguments) == 1 else ("", "", "")
+    if command not in COMMANDS or shell not in SHELLS:
+        raise RefusedError([f"-sc: {USAGE} ({', '.join(COMMANDS)}; {', '.join(SHELLS)})"])
+    if command != "query":
+        run_hydra(["-sc", *arguments])
+        return
+    typed = os.environ.get(LINE)
+    if typed is None:
+        raise RefusedError([f"-sc query: for shells, with the typed line in {LINE}; {USAGE}"])
+    program, *others = typed.split()
+    unknown = [*verbs, "--dry-run", "record", "check"]  # to Hydra
+    last = len(others) - 1 if typed[-1] != " " else None
+    kept = [word for number, word in enumerate(others) if word not in unknown or number == last]
+    line, printed = " ".join([program, *kept]) + (" " if typed.endswith(" ") or not kept else ""), io.StringIO()
+    with mock.patch.dict(os.environ, {LINE: line}), redirect_stdout(printed):
+        run_hydra(["-sc", f"query={shell}"])
+    candidates = [word for word in printed.getvalue().split() if not word.startswith("schema")]
+    if len(typed.split()) < 2 or (len(typed.split()) == 2 and not typed.endswith(" ")):
+        candidates += [verb for verb in verbs if verb.startswith(typed.split()[-1] if typed.split()[1:] else "")]
+    print(("\n" if shell == "fish" else " ").join(candidates))

@@ -19,7 +19,7 @@ from ..strategies import StrategyOptions, StrategySpec
 from ..zero.options import AUTO, MODES, REDUCE_WITH, SHARDS, Options
 from . import combinations, keys, world
 from .cell import Cell, CellConfig, data_ranks
-from .launcher import LauncherChoice
+from .plugins import LauncherChoice
 from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, GptMoe, Huggingface, Model, Synthetic, Text
 from .schema_training import NORMS, default_implementation
 

@@ -12,7 +12,7 @@ from ..sizes import show_count
 from ..strategies import names_with, spec_of
 from .cell import CellConfig
 from .keys import KEYS
-from .launcher import LauncherChoice, nodes_of
+from .plugins import LauncherChoice, nodes_of
 from .schema import Config
 
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"

@@ -11,14 +11,19 @@ from typing import TextIO
 from ..sizes import printable
 
 
-def print_line(words: object) -> None:
+def print_line(text: object) -> None:
     """Prints a line on standard output; a text from outside cannot add lines or control the terminal."""
-    print(printable(words))
+    print(printable(text))
 
 
-def print_note(words: object) -> None:
+def print_note(text: object) -> None:
     """Prints a line on standard error, as `print_line` does on standard output."""
-    print(printable(words), file=sys.stderr)
+    print(printable(text), file=sys.stderr)
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message."""
+    return (str(error).strip() or "no message").splitlines()[0]
 
 
 class Patient(io.FileIO):

@@ -20,9 +20,8 @@ from typing import Any
 
 import pandas as pd
 
-from ..config.cell import CellConfig
+from ..config.cell import CellConfig, work_id
 from ..config.flat import base_name, differences, name_cells, show_value
-from ..config.identity import work_id
 from ..host.environment import SIMULATED
 from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS
 from ..results.frames import records_of

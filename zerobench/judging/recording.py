@@ -14,8 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..config.cell import CellConfig
-from ..config.identity import WATCHED
+from ..config.cell import WATCHED, CellConfig
 from ..host.terminal import print_on, stdout_console
 from ..results.grid import Grid
 from ..results.provenance import commit_of

@@ -13,7 +13,7 @@ from ..calibrate.collectives import calibrate_rank
 from ..cluster.job import TORCHRUN, Job, JobContext, JobError, current_job, joined
 from ..cluster.serialize import rebuild, to_plain
 from ..cluster.store import LostError
-from ..host.pipes import print_note
+from ..host.pipes import first_line, print_note
 from ..host.signals import HANG_UP, INTERRUPT, TERMINATE, end_with_parent, interrupt_on, interrupted_by
 from ..host.temporary import temporary_folder
 from ..results.provenance import source_hash
@@ -131,8 +131,7 @@ def _end_of(context: JobContext, order: dict[str, Any]) -> End:
     except LostError:
         raise
     except Exception as error:  # this process's own, such as a full disk: the pass has failed, rank 0 reports why
-        first = (str(error).strip() or "no message").splitlines()[0]
-        reason = f"could not run its part: {type(error).__name__}: {first}"
+        reason = f"could not run its part: {type(error).__name__}: {first_line(error)}"
         return End((Failure(context.job.rank, "crash", reason),), [], traceback.format_exc())
 
 

@@ -21,7 +21,7 @@ import pandas as pd
 
 from ..config.cell import CellConfig
 from ..config.flat import by_key, name_cells, show_value
-from ..config.unknown_keys import meant
+from ..config.keys import meant
 from ..sizes import show_count
 from .options import Where
 

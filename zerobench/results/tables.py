@@ -23,9 +23,8 @@ from typing import Any, ClassVar
 import pandas as pd
 import pyarrow as pa
 
-from ..config.cell import CellConfig
+from ..config.cell import VERSION, VERSION_KEY, CellConfig
 from ..config.flat import name_cells, swept
-from ..config.identity import VERSION, VERSION_KEY
 from ..host.files import read_text
 from ..records import SCHEMA_VERSION, RunRow, SearchRow
 from ..records.describe import LONG, ROWS

@@ -31,7 +31,6 @@ from ..theory.closed_forms import floor_bytes, to_json
 from ..theory.groups import Moved
 from ..theory.replay.states import predict_states
 from ..theory.replay.traffic import predict_control, predict_parts
-from ..theory.shapes import Schedule
 from ..theory.strategy import settle
 
 PROCESS_MEMORY = (
@@ -210,7 +209,7 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
     present = [ranks for ranks in passes.values() if ranks]
     for ranks in present:
         _join_norms(ranks)
-    schedule = (accounted or timed)[0].schedule
+    schedule, predicted = (accounted or timed)[0].schedule, predicts(config.strategy.values())
     row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
     join_columns(row, COLUMNS, passes, config.measure.steps)
     if config.nodes == 1:  # between machines bytes travel otherwise
@@ -220,31 +219,54 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
         join_columns(row, TRAINING, passes, config.measure.steps)
     if timed and has_times(config):
         join_columns(row, TIMES, passes, config.measure.steps)
-        _join_rates(row, config, timed)
-        _join_saves(row, timed)
-        _join_flops(row, config)
+        _join_timed(row, config, timed)
         _join_trace(row, traced)
     if accounted:
         _join_accounted(row, config, accounted)
+    if accounted and config.backend == SIMULATED and predicted:
+        _join_unmeasured_ranks(row, config, accounted[0])
     if timed and row.device == "cuda":
         row.timed_allocator_peak_bytes = row.allocated_bytes
 
-    expected = Expected()
-    if theory and predicts(config.strategy.values()):
-        memory = [m for record in accounted for m in record.memory]
-        expected = join_theory(row, config, schedule, memory, (accounted or timed)[0])
-    if theory and accounted:
-        join_unexplained(row, config, accounted, expected)
+    expected, memory = Expected(), [m for record in accounted for m in record.memory]
+    if theory and predicted:
+        expected = _join_theory(row, config, memory, (accounted or timed)[0])
+    if theory and accounted:  # for the ranks' mean traffic, like the volume, and for the memory of all ranks
+        kept, growing = (
+            max(accounted, key=lambda record: record.process_memory.get(name) or 0)
+            for name in ("kept_bytes", "growth_bytes")
+        )
+        moved = [t for record in accounted for t in record.traffic if t.kind not in LINKS]
+        steps, saves_aside = config.measure.steps * len(accounted), config.measure.save == ASYNCHRONOUS
+        seen = Accounted(memory, moved, steps, kept.kept, growing.lines, saves_aside)
+        row.unexplained = unexplained(row, seen, expected)
     of_accounted = ("memory", "tensors", "lines", "traffic", "timeline", "events")
     tables = {name: [entry for record in accounted for entry in getattr(record, name)] for name in of_accounted}
     return {"steps": [step for record in records for step in record.steps], **tables}
 
 
-def _join_rates(row: RunRow, config: CellConfig, timed: list[RankRecord]) -> None:
+def _join_timed(row: RunRow, config: CellConfig, timed: list[RankRecord]) -> None:
+    """Fills rates, energy, saves and FLOPs: what follows from the timed pass and is not one column by itself."""
     tokens = row.batch * row.sequence * sum(not step.warmup for step in timed[0].steps)
     row.tokens_per_s = tokens / row.wall_s if row.wall_s else None
     row.energy_j = _energy(timed, 1 if row.device == "cuda" else -(-config.world_size // config.nodes))
     row.tokens_per_j = tokens / row.energy_j if row.energy_j else None
+
+    measured = [steps for steps in zip(*(record.steps for record in timed), strict=True) if not steps[0].warmup]
+    if saves := [steps for steps in measured if steps[0].save_s is not None]:  # the slowest rank of each step
+        row.save_s = median(max(known(step.save_s) for step in steps) for steps in saves)
+        row.save_done_s = median(max(known(step.save_done_s) for step in steps) for steps in saves)
+        during = [steps for steps in measured if any(step.save_in_flight for step in steps)]
+        row.save_step_s = median(max(known(step.seconds) for step in steps) for steps in during)
+        row.checkpoint_bytes = timed[0].checkpoint_bytes
+
+    counted = step_flops(config)
+    if counted is not None and row.step_s is not None:
+        row.model_flops, row.hardware_flops = counted.model, counted.hardware
+        row.mfu, row.hfu = (
+            utilization(flops, row.step_s, row.device_class, config.precision.name)
+            for flops in (counted.model, counted.hardware)
+        )
 
 
 def join_columns(
@@ -256,7 +278,7 @@ def join_columns(
         if value is not None and name.endswith("_psi"):
             value = value / row.psi if row.psi else None
         if isinstance(value, float) and name.endswith("_bytes"):
-            # A simulated world's one rank counts for all, less what others move otherwise (join_others).
+            # A simulated world's one rank counts for all, less what others move otherwise (_join_unmeasured_ranks).
             value = round(value * row.world_size if name.removesuffix("_bytes") in LINKS else value)
         setattr(row, name, value)
 
@@ -279,8 +301,6 @@ def _join_accounted(row: RunRow, config: CellConfig, accounted: list[RankRecord]
         row.newton_schulz_flops = round(sum(flops) / config.measure.steps)
         all_ranks = row.backend != SIMULATED and any(flops)
         row.newton_schulz_balance = max(flops) * len(flops) / sum(flops) if all_ranks else None
-    if config.backend == SIMULATED and predicts(config.strategy.values()):
-        join_others(row, config, accounted[0].schedule, accounted[0].rank)
     if row.backend == "gloo":  # the predicted transport: the mean over the ranks, like wire_bytes
         sent = [sum(t.wire_bytes * gloo_factor(t.operator) for t in record.traffic) for record in accounted]
         row.predicted_loopback_bytes = round(_mean(sent) / config.measure.steps)
@@ -320,19 +340,6 @@ def _join_loopback(row: RunRow, timed: list[RankRecord]) -> None:
         row.loopback_bytes = round(median(counted) / len(timed[0].steps) / len(timed))
 
 
-def _join_saves(row: RunRow, timed: list[RankRecord]) -> None:
-    """Fills the times of saves, if there were any: the slowest rank of each step."""
-    measured = [steps for steps in zip(*(record.steps for record in timed), strict=True) if not steps[0].warmup]
-    during = [steps for steps in measured if any(step.save_in_flight for step in steps)]
-    ending = [steps for steps in measured if steps[0].save_s is not None]
-    if ending:
-        row.save_s, row.save_done_s = (
-            median(max(getattr(step, name) for step in steps) for steps in ending) for name in ("save_s", "save_done_s")
-        )
-        row.save_step_s = median(max(known(step.seconds) for step in steps) for steps in during)
-        row.checkpoint_bytes = timed[0].checkpoint_bytes
-
-
 def _join_trace(row: RunRow, traced: list[RankRecord]) -> None:
     """Fills medians over the measured steps of the traced pass, from the rank with the longest step."""
     names = ("seconds", "communication_s", "exposed_s")
@@ -342,14 +349,6 @@ def _join_trace(row: RunRow, traced: list[RankRecord]) -> None:
         row.traced_step_s, row.communication_s, row.exposed_s = max(medians)
     if row.communication_s and row.exposed_s is not None:
         row.overlap = 1 - row.exposed_s / row.communication_s
-
-
-def _join_flops(row: RunRow, config: CellConfig) -> None:
-    counted = step_flops(config)
-    if counted is not None and row.step_s is not None:
-        row.model_flops, row.hardware_flops = counted.model, counted.hardware
-        where = row.step_s, row.device_class, config.precision.name
-        row.mfu, row.hfu = (utilization(flops, *where) for flops in (counted.model, counted.hardware))
 
 
 def _agree(passes: list[list[RankRecord]]) -> bool | None:
@@ -381,21 +380,27 @@ def _join_norms(records: list[RankRecord]) -> None:
                 row.grad_norm = math.sqrt(sum(measured) / holders)
 
 
-def join_theory(
-    row: RunRow, config: CellConfig, schedule: Schedule, memory: list[MemoryRow], record: RankRecord
-) -> Expected:
+def _join_theory(row: RunRow, config: CellConfig, memory: list[MemoryRow], record: RankRecord) -> Expected:
     """Fills predictions, also of the memory table, for DDP and our stages; returns those that `unexplained` takes."""
     strategy, rest = estimate.theory_of(config)
     groups, _, precision, tiers = rest
+    schedule, data_rank = record.schedule, record.rank // config.tensor_parallel
     bucket_bytes = settle(strategy, schedule.shapes, groups.shard_ranks).bucket_bytes
     row.bucket_bytes = bucket_bytes if isinstance(bucket_bytes, int) else None
-    data_rank = record.rank // config.tensor_parallel
+
     executed = data_rank if row.backend == SIMULATED and tiers.medium is None else None
     prediction = predict_states(strategy, schedule, *rest, executed)
     row.predicted_states_bytes = prediction.states_bytes
     row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, *rest)
     row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
+    row.predicted_activations_bytes = record.own_activation_bytes
     row.formulas = to_json(estimate.formulas_of(config, schedule, prediction))
+    for line in memory:
+        if line.phase == "step" and line.tier in ("device", "host"):
+            is_activations = (line.tier, line.category) == ("device", "activations")
+            own = record.own_activation_bytes
+            line.predicted_bytes = own if is_activations else prediction.of_category(line.category, line.tier)
+
     parts: dict[str, Moved] = {}
     if row.psi:
         alone = data_rank if (row.backend, row.device) == (SIMULATED, "cpu") else None
@@ -406,49 +411,29 @@ def join_theory(
         if config.node_size is not None:
             row.predicted_within_nodes_bytes = round(moved.within)
             row.predicted_between_nodes_bytes = round(moved.between)
-    row.predicted_activations_bytes = record.own_activation_bytes
     row.predicted_control_bytes = predict_control(
         strategy, schedule, config.data_ranks, estimate.norms_of(config), record.buffer_bytes
     )
-    for name, size in estimate.tensor_axis_bytes(config).items():
-        setattr(row, f"predicted_tensor_axis_{name}_bytes", size)
+    sizes = {f"tensor_axis_{name}": size for name, size in estimate.tensor_axis_bytes(config).items()}
     if (links := estimate.links_of(config, schedule)) is not None and (tiers.medium is not None or links.down):
-        for link, size in asdict(links).items():
-            setattr(row, f"predicted_{link}_bytes", size)
-    for line in [line for line in memory if line.phase == "step" and line.tier in ("device", "host")]:
-        line.predicted_bytes = prediction.of_category(line.category, line.tier)
-        if (line.tier, line.category) == ("device", "activations"):
-            line.predicted_bytes = record.own_activation_bytes
+        sizes |= asdict(links)
+    for name, size in sizes.items():
+        setattr(row, f"predicted_{name}_bytes", size)
     return Expected(prediction, parts)
 
 
-def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) -> None:
+def _join_unmeasured_ranks(row: RunRow, config: CellConfig, record: RankRecord) -> None:
     """Scales a simulated world from its one measured rank. The traffic between tiers and host memory of other ranks
     differ from it by their shards, which theory predicts to the byte; a deviation in the measured rank is multiplied in
     the sum.
     """
     if config.offload.theory_shape().medium is None:
         return
+    schedule, rank = record.schedule, record.rank
     alone, together = (asdict(estimate.links_of_states(config, schedule, which)) for which in (rank, None))
     for link, size in together.items():
         measured = getattr(row, f"{link}_bytes")
         setattr(row, f"{link}_bytes", measured + size - alone[link] * row.world_size)
     beyond = estimate.host_bytes_beyond(config, schedule, rank)
-    row.host_peak_bytes, row.host_states_bytes = (
-        known(row.host_peak_bytes) + beyond,
-        known(row.host_states_bytes) + beyond,
-    )
-
-
-def join_unexplained(row: RunRow, config: CellConfig, accounted: list[RankRecord], expected: Expected) -> None:
-    """Fills `unexplained`, for the ranks' mean traffic, like the volume, and for the memory of all ranks."""
-
-    def most(name: str) -> RankRecord:
-        return max(accounted, key=lambda record: record.process_memory.get(name) or 0)
-
-    moved = [t for record in accounted for t in record.traffic if t.kind not in LINKS]
-    memory = [m for record in accounted for m in record.memory]
-    kept, lines = most("kept_bytes").kept, most("growth_bytes").lines
-    aside = config.measure.save == ASYNCHRONOUS
-    seen = Accounted(memory, moved, config.measure.steps * len(accounted), kept, lines, aside)
-    row.unexplained = unexplained(row, seen, expected)
+    row.host_peak_bytes = known(row.host_peak_bytes) + beyond
+    row.host_states_bytes = known(row.host_states_bytes) + beyond

@@ -47,7 +47,6 @@ class StoppedError(KeyboardInterrupt):
 def find_or_run(
     cell: Cell,
     on_progress: Progress,
-    repeat: int = 0,
     statuses: Sequence[str] = ("ok",),
     on_wait: Callable[[bool], None] = lambda _: None,
     on_unwritten: Callable[[Unwritten], None] = lambda _: None,
@@ -55,83 +54,84 @@ def find_or_run(
     """Returns the row of a launch, and whether it was reused. Waits if another sweep is measuring the same launch."""
     with ExitStack() as held:
         if not cell.problems and not cell.config.rerun:
-            turn = folders.turn(Path(cell.config.results_dir), f"{run_prefix(cell)} {repeat}", on_wait)
+            turn = folders.turn(Path(cell.config.results_dir), f"{run_prefix(cell)} {cell.repeat}", on_wait)
             held.enter_context(turn)
-        reusable = find_reusable(cell, repeat, statuses)
-        return reusable or asdict(run_cell(cell, on_progress, repeat, on_unwritten)), reusable is not None
+        reusable = find_reusable(cell, statuses)
+        return reusable or asdict(run_cell(cell, on_progress, on_unwritten)), reusable is not None
 
 
-def run_cell(
-    cell: Cell, on_progress: Progress, repeat: int = 0, on_unwritten: Callable[[Unwritten], None] = lambda _: None
-) -> RunRow:
+def run_cell(cell: Cell, on_progress: Progress, on_unwritten: Callable[[Unwritten], None] = lambda _: None) -> RunRow:
     """Runs a cell and always returns a row. Raises StoppedError on Ctrl-C. An invalid cell is not a run: it has a row,
     but no folder.
 
     `on_unwritten`: called for a run that could not be written to its results folder.
     """
-    row = _blank_row(cell, repeat)
+    row = _blank_row(cell)
     if cell.problems:
         row.status, row.reason = "invalid", "; ".join(cell.problems)
         return row
+    interrupts: list[KeyboardInterrupt] = []
+
+    def fill(folder: Path) -> dict[str, list[Any]]:
+        begun = time.monotonic()
+        tables_of_run: dict[str, list[Any]] = {}
+        try:
+            row.status, row.reason, records = _run_passes(cell, folder, on_progress, row)
+            if row.status == "ok":
+                tables_of_run = aggregate.join(row, cell.config, records)
+                row.reason = "" if row.backend == SIMULATED else aggregate.divergence(records)
+                row.status = "diverged" if row.reason else "ok"
+        except KeyboardInterrupt as stop:
+            row.status, row.reason = "interrupted", str(stop) or interruption()
+            interrupts.append(stop)
+        except Exception as error:  # an error of this process: the sweep goes on, and the row has the reason
+            row.status, row.reason = "crash", f"the harness raised {type(error).__name__}: {error}"
+            tables_of_run = {}
+            _write_log(folder, "harness.log", traceback.format_exc())
+        row.seconds = round(time.monotonic() - begun, 3)
+        return tables_of_run
+
+    _write_run(cell, row, fill, on_unwritten)
+    if interrupts:
+        raise StoppedError(row) from interrupts[0]
+    return row
+
+
+def write_lost(cell: Cell, reason: str, launcher: str, log: str, on_unwritten: Callable[[Unwritten], None]) -> RunRow:
+    """Writes the row of a launch whose job left none, with the job's `log`."""
+    row = _blank_row(cell)
+    row.run_id, row.status, row.reason, row.launcher = run_prefix(cell), "crash", reason, launcher
+
+    def fill(folder: Path) -> dict[str, list[Any]]:
+        _write_log(folder, "job.log", log)
+        return {}
+
+    _write_run(cell, row, fill, on_unwritten)
+    return row
+
+
+def _write_run(
+    cell: Cell, row: RunRow, fill: Callable[[Path], dict[str, list[Any]]], on_unwritten: Callable[[Unwritten], None]
+) -> None:
+    """Has `fill` fill a folder and `row`, and writes the row with the tables that it returns."""
     prefix, results_dir = run_prefix(cell), Path(cell.config.results_dir)
     try:
         aside = rescue.claim(results_dir, prefix)
     except Exception as error:
-        row.run_id, row.status, row.reason = prefix, "crash", f"no folder can be made for it: {error}"
+        row.run_id, row.status = prefix, "crash"
+        row.reason = row.reason or f"no folder can be made for it: {error}"
         on_unwritten(Unwritten(results_dir, rescue.reason_of(error), None))
-        return row
-    interrupted, written = _fill(row, cell, aside.path, on_progress)
+        return
+    written = fill(aside.path)
     lost = rescue.keep(aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), written)
     if lost is not None:
         on_unwritten(lost)
-    if interrupted is not None:
-        raise StoppedError(row) from interrupted
-    return row
 
 
-def write_lost(
-    cell: Cell, repeat: int, reason: str, launcher: str, log: str, on_unwritten: Callable[[Unwritten], None]
-) -> RunRow:
-    """Writes the row of a launch whose job left none, with the job's `log`."""
-    prefix, results_dir, row = run_prefix(cell), Path(cell.config.results_dir), _blank_row(cell, repeat)
-    row.run_id, row.status, row.reason, row.launcher = prefix, "crash", reason, launcher
-    try:
-        aside = rescue.claim(results_dir, prefix)
-    except Exception as error:
-        on_unwritten(Unwritten(results_dir, rescue.reason_of(error), None))
-        return row
-    with suppress(OSError):  # the reason has the essentials
-        (aside.path / "logs").mkdir(exist_ok=True)
-        (aside.path / "logs/job.log").write_text(log)
-    lost = rescue.keep(aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), {})
-    if lost is not None:
-        on_unwritten(lost)
-    return row
-
-
-def _fill(
-    row: RunRow, cell: Cell, aside: Path, on_progress: Progress
-) -> tuple[KeyboardInterrupt | None, dict[str, list[Any]]]:
-    """Runs the cell in the folder `aside` and fills its row. Returns the interrupt, if any, and the tables."""
-    begun = time.monotonic()
-    written: dict[str, list[Any]] = {}
-    interrupted: KeyboardInterrupt | None = None
-    try:
-        row.status, row.reason, records = _run_passes(cell, aside, on_progress, row)
-        if row.status == "ok":
-            written = aggregate.join(row, cell.config, records)
-            row.reason = "" if row.backend == SIMULATED else aggregate.divergence(records)
-            row.status = "diverged" if row.reason else "ok"
-    except KeyboardInterrupt as stop:
-        row.status, row.reason, interrupted = "interrupted", str(stop) or interruption(), stop
-    except Exception as error:  # an error of this process: the sweep goes on, and the row has the reason
-        row.status, row.reason = "crash", f"the harness raised {type(error).__name__}: {error}"
-        written = {}
-        with suppress(OSError):  # the reason has the essentials
-            (aside / "logs").mkdir(parents=True, exist_ok=True)
-            (aside / "logs/harness.log").write_text(traceback.format_exc())
-    row.seconds = round(time.monotonic() - begun, 3)
-    return interrupted, written
+def _write_log(folder: Path, name: str, text: str) -> None:
+    with suppress(OSError):  # the row's reason has the essentials
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        (folder / "logs" / name).write_text(text)
 
 
 def passes_of(config: CellConfig, repeat: int = 0) -> tuple[str, ...]:
@@ -191,9 +191,9 @@ def moment(since_epoch: float) -> str:
     return datetime.fromtimestamp(since_epoch, UTC).isoformat(timespec="milliseconds")
 
 
-def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
+def _blank_row(cell: Cell) -> RunRow:
     config = cell.config
-    row = aggregate.blank_row(config, provenance.provenance(config), moment(time.time()), repeat)
+    row = aggregate.blank_row(config, provenance.provenance(config), moment(time.time()), cell.repeat)
     row.checkpointing = config.model.checkpoints if config.model.can_checkpoint else None
     row.systems, row.alloc_conf = config.systems_label, provenance.alloc_conf(config.device)
     row.ranks_per_gpu = config.ranks_per_gpu if config.device == "cuda" else None
@@ -205,12 +205,12 @@ LONGEST_NAME = 80
 """Maximum length of a model's name in the name of a run's folder; file systems permit 255 characters in total."""
 
 
-def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
-    """Returns the row of launch `repeat` of this cell, with this code and torch on this device class, or None."""
-    return _newest(cell, run_prefix, repeat, statuses, lambda run: (selection.split(run[0].name), run[1]["started"]))
+def find_reusable(cell: Cell, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
+    """Returns the row of an earlier run of this launch, with this code and torch on this device class, or None."""
+    return _newest(cell, run_prefix(cell), statuses, lambda run: (selection.split(run[0].name), run[1]["started"]))
 
 
-def find_elsewhere(cell: Cell, repeat: int, statuses: Sequence[str], launcher: str) -> dict[str, Any] | None:
+def find_elsewhere(cell: Cell, statuses: Sequence[str], launcher: str) -> dict[str, Any] | None:
     """Returns the row of an earlier run by this launcher with the same cell, code and torch, or None.
 
     The device class is ignored, since it belongs to the launcher's machines and is unknown here.
@@ -220,26 +220,25 @@ def find_elsewhere(cell: Cell, repeat: int, statuses: Sequence[str], launcher: s
         code, torch = provenance.source_of(cell.config), provenance.versions(["torch"])["torch"]
         return (row["launcher"], row["source_hash"], row["torch_version"]) == (launcher, code, torch)
 
-    return _newest(cell, _cell_prefix, repeat, statuses, lambda run: run[1]["started"], is_wanted)
+    return _newest(cell, _cell_prefix(cell), statuses, lambda run: run[1]["started"], is_wanted)
 
 
 def _newest(
     cell: Cell,
-    prefix: Callable[[Cell], str],
-    repeat: int,
+    prefix: str,
     statuses: Sequence[str],
     key: Callable[[tuple[Path, dict[str, Any]]], Any],
     is_wanted: Callable[[dict[str, Any]], bool] = lambda _: True,
 ) -> dict[str, Any] | None:
-    """Returns the last row, by `key`, of complete runs whose names begin with the cell's `prefix`, or None."""
+    """Returns the last row, by `key`, of complete runs whose names begin with `prefix`, or None."""
     results_dir = Path(cell.config.results_dir)
     if cell.problems or cell.config.rerun or not results_dir.is_dir():
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
-        rows = ((folder, tables.read_row(folder)) for folder in results_dir.glob(f"{escape(prefix(cell))}-*"))
+        rows = ((folder, tables.read_row(folder)) for folder in results_dir.glob(f"{escape(prefix)}-*"))
         candidates = [(folder, row) for folder, row in rows if row is not None and is_wanted(row)]
-        candidates = [run for run in candidates if run[1]["status"] in statuses and run[1]["repeat"] == repeat]
+        candidates = [run for run in candidates if run[1]["status"] in statuses and run[1]["repeat"] == cell.repeat]
         newest = sorted(candidates, key=key, reverse=True)
         return next((row for folder, row in newest if tables.is_whole(folder)), None)
 

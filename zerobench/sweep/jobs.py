@@ -37,9 +37,9 @@ from hydra.core.utils import JobStatus
 
 from ..cluster import launchers
 from ..config.cell import Cell
-from ..config.compose import Composed, instantiate_launcher
-from ..config.launcher import GROUP, RAY, LauncherChoice, Resources, at_once, resources_of
-from ..config.overrides import SWEEPER
+from ..config.compose import CommandLine
+from ..config.composer import instantiate_launcher
+from ..config.plugins import LAUNCHER, RAY, SWEEPER, LauncherChoice, Resources, at_once, resources_of
 from ..host.files import read_text
 from ..host.signals import heed
 from ..host.temporary import claim, remove
@@ -48,7 +48,7 @@ from ..results.leftovers import JOBS
 from ..sections import known
 from .cell import find_elsewhere, write_lost
 from .search import is_search
-from .sweep import CellLaunch, Sweep
+from .sweep import Sweep
 
 POLL_S = 0.5
 
@@ -91,7 +91,7 @@ class LauncherJob:
 
     number: int
     cell: Cell
-    launches: dict[int, CellLaunch]
+    launches: dict[int, Cell]
     resources: Resources
 
 
@@ -101,21 +101,21 @@ def resources_for(cell: Cell, choice: LauncherChoice) -> Resources:
     return resources_of(choice, config.world_size, config.node_size, known(config.launch.threads), config.device)
 
 
-def command_of(cell: Cell, composed: Composed) -> list[str]:
+def command_of(cell: Cell, composed: CommandLine) -> list[str]:
     """Returns the command that runs a cell in its job. It has the values that were resolved for the job, so that the
     job runs the cell that was planned. The launcher and the sweeper are chosen as for the sweep, since an experiment's
     settings of them compose with no others, and ignored: hydra.mode=RUN.
     """
-    config, check = cell.config, composed.check
+    config = cell.config
     resolved = {"world_size": config.world_size, "device": config.device, "backend": config.backend}
     values = {"launch.threads": str(config.launch.threads)} | {key: str(value) for key, value in resolved.items()}
-    for override in composed.overrides[cell.cell_id]:
+    for override in cell.overrides:
         key, _, value = override.lstrip("+").partition("=")
         section, _, last = key.partition(".")
-        lacks = key in check.elsewhere and not hasattr(getattr(config, section, None), last)
-        if key in (GROUP, SWEEPER) or (not key.startswith("hydra") and not lacks):
+        lacks = key in composed.elsewhere and not hasattr(getattr(config, section, None), last)
+        if key in (LAUNCHER, SWEEPER) or (not key.startswith("hydra") and not lacks):
             values.setdefault(key, value)
-    folders = [f"--config-dir={folder.absolute()}" for folder in check.extra_dirs]
+    folders = [f"--config-dir={folder.absolute()}" for folder in composed.composer.extra_dirs]
     overrides = [f"{key}={value}" for key, value in values.items()]
     return [sys.executable, *program(), *folders, *overrides, "hydra.mode=RUN"]
 
@@ -130,36 +130,36 @@ def program() -> list[str]:
 class JobSweep(Sweep):
     """A sweep through the jobs of `composed`'s launcher."""
 
-    composed: Composed = field(kw_only=True)
+    composed: CommandLine = field(kw_only=True)
     runs_searches: ClassVar[bool] = True
     _numbers: Any = field(default_factory=partial(count, 1))
 
     @property
     def choice(self) -> LauncherChoice:
-        return known(self.composed.line.launcher)
+        return known(self.composed.launcher)
 
     def run(self, cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> None:
         jobs: dict[int, LauncherJob] = {}
         for launch, row in self.expect(cells, first, names):
-            cell = launch.cell
-            if cell.problems:
+            if launch.problems:
                 self.run_one(launch)
             elif row is not None:
                 self.reuse(launch, row)
             else:
-                if id(cell) not in jobs:
-                    jobs[id(cell)] = LauncherJob(next(self._numbers), cell, {}, resources_for(cell, self.choice))
-                jobs[id(cell)].launches[launch.repeat] = launch
+                key = id(launch.config)
+                if key not in jobs:
+                    jobs[key] = LauncherJob(next(self._numbers), launch, {}, resources_for(launch, self.choice))
+                jobs[key].launches[launch.repeat] = launch
         if jobs:
             self._run_jobs(list(jobs.values()))
 
     def run_apart(self, cell: Cell) -> dict[str, Any]:
         """Returns the row of a reference run, which a job has made."""
         missing = {"status": "crash", "reason": f"no job of {self.choice.name} has run it"}
-        return self.find(cell, 0) or missing
+        return self.find(cell) or missing
 
-    def find(self, cell: Cell, repeat: int) -> dict[str, Any] | None:
-        return find_elsewhere(cell, repeat, self.answers, self.choice.name)
+    def find(self, launch: Cell) -> dict[str, Any] | None:
+        return find_elsewhere(launch, self.answers, self.choice.name)
 
     def _run_jobs(self, waiting: list[LauncherJob]) -> None:
         bound = at_once(self.choice, [job.resources for job in waiting]) or len(waiting)
@@ -167,7 +167,7 @@ class JobSweep(Sweep):
             self.reporter.say(NOTE_HERE)
         if RAY in self.choice.settings:  # before threads do: the kernel ends Ray with the thread that started it
             start = import_module("hydra_plugins.hydra_ray_launcher._launcher_util").start_ray
-            start(self.composed.check.hydra_of([*self.composed.line.hydra]).launcher.ray.init)
+            start(self.composed.composer.compose(self.composed.own).hydra.launcher.ray.init)
         results_dir = Path(waiting[0].cell.config.results_dir)
         results_dir.mkdir(parents=True, exist_ok=True)
         aside = claim(results_dir, JOBS, str(os.getpid()))
@@ -216,7 +216,8 @@ class JobSweep(Sweep):
         task = partial(run_job, str(folder), job.number, command, self.choice.name, os.getcwd())
         settings = job.resources.settings(self.choice)
         try:
-            launcher = instantiate_launcher(self.composed, folder, job.number, settings, task)
+            line = self.composed
+            launcher = instantiate_launcher(line.composer, line.own, folder, job.number, settings, task)
         except Exception as error:  # the other jobs are not to suffer; this one becomes a row
             over.put((job, error))
             return
@@ -259,7 +260,7 @@ class JobSweep(Sweep):
         launch = job.launches.pop(row["repeat"])
         self.reporter.start(launch)
         self.take(launch, row)
-        self.failed_fast |= row["status"] != "ok" and launch.cell.config.fail_fast
+        self.failed_fast |= row["status"] != "ok" and launch.config.fail_fast
 
     def _end(self, job: LauncherJob, error: BaseException | None, folder: Path) -> None:
         """Ends a job that is over: its first launch without a row gets one, and the other launches of its cell none."""
@@ -272,8 +273,8 @@ class JobSweep(Sweep):
                 reason = f"failed: {type(error).__name__}: {message[:600]}"
             reason = f"its job of {self.choice.name} {reason}; the same command runs it again"
             logs = [path.read_text(errors="replace") for path in sorted(folder.glob(f"log-{job.number}-*.txt"))]
-            repeat = next(iter(job.launches))
-            row = write_lost(job.cell, repeat, reason, self.choice.name, "\n".join(logs), self.unwritten.append)
+            launch = next(iter(job.launches.values()))
+            row = write_lost(launch, reason, self.choice.name, "\n".join(logs), self.unwritten.append)
             self._take_row(job, vars(row))
         for launch in job.launches.values():
             self.reporter.skip(launch)

@@ -16,14 +16,13 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..config.cell import CellConfig
+from ..config.cell import Cell, CellConfig
 from ..host.environment import OMP_THREADS, SIMULATED, exported_threads
 from ..host.terminal import print_on, progress_console
 from ..results.grid import Grid
 from ..sections import known
 from ..sizes import printable, show_bytes, show_count, show_left, show_ms
 from .cell import passes_of
-from .sweep import CellLaunch
 
 LINE_EVERY_S = 30.0
 """Seconds between plain lines during a long pass."""
@@ -73,7 +72,7 @@ class Reporter:
     """Displays launches as they are expected, start, step and end. Use it as a context manager."""
 
     def __init__(self) -> None:
-        self._indices: dict[CellLaunch, int] = {}
+        self._indices: dict[Cell, int] = {}
         self.console = progress_console()
         self.entries: list[Entry] = []
         self._current = -1
@@ -93,13 +92,13 @@ class Reporter:
             self._live.stop()
             self._live = None
 
-    def expect(self, launches: list[CellLaunch], free: Callable[[CellLaunch], bool] = lambda launch: False) -> None:
+    def expect(self, launches: list[Cell], free: Callable[[Cell], bool] = lambda launch: False) -> None:
         """Adds future launches. `free`: returns True for a launch that takes no time because it is reused."""
         for launch in launches:
-            number = f", launch {launch.repeat + 1}" * (launch.cell.config.measure.repeats > 1)
+            number = f", launch {launch.repeat + 1}" * (launch.config.measure.repeats > 1)
             entry = Entry(launch.name + number)
-            if not launch.cell.problems and not free(launch):
-                config = launch.cell.config
+            if not launch.problems and not free(launch):
+                config = launch.config
                 entry.work, entry.passes = work_of(config), passes_of(config, launch.repeat)
                 entry.steps = config.measure.steps + config.measure.warmup
                 self._note_threads(config)
@@ -114,11 +113,11 @@ class Reporter:
             exported = f"{OMP_THREADS}={os.environ[OMP_THREADS]} is exported"
             self.say(f"{exported}: a rank has {show_count(threads, 'thread')}; launch.threads=N takes precedence")
 
-    def replace(self, launch: CellLaunch, by: CellLaunch) -> None:
+    def replace(self, launch: Cell, by: Cell) -> None:
         """Replaces an expected launch by another that is displayed in its place: the same under another limit."""
         self._indices[by] = self._indices.pop(launch)
 
-    def submit(self, launches: Sequence[CellLaunch], job: str, side_by_side: int) -> None:
+    def submit(self, launches: Sequence[Cell], job: str, side_by_side: int) -> None:
         """Shows that a job for these launches has been submitted, one of `side_by_side` that are not over."""
         self._side_by_side = max(self._side_by_side, side_by_side)
         for launch in launches:
@@ -128,7 +127,7 @@ class Reporter:
             more = f" and {len(launches) - 1} more" if len(launches) > 1 else ""
             self.say(f"{job}: {launches[0].name}{more}")
 
-    def start(self, launch: CellLaunch) -> None:
+    def start(self, launch: Cell) -> None:
         self._current = self._indices[launch]
         entry = self.entry
         entry.state = RUNNING
@@ -136,10 +135,10 @@ class Reporter:
         self._side_by_side = max(self._side_by_side, sum(each.state == RUNNING for each in self.entries))
         if self._live is not None:
             self._live.refresh()  # a launch may end before the next refresh
-        elif not launch.cell.problems:
+        elif not launch.problems:
             self._line("running")
 
-    def again(self, launch: CellLaunch, row: dict[str, Any]) -> None:
+    def again(self, launch: Cell, row: dict[str, Any]) -> None:
         entry = self._entry_of(launch)
         self._line(f"{row['status']}: {row['reason']}; it is run again, as launch.retry has it")
         entry.mode, entry.step, entry.loss, entry.peak_bytes = "", "", None, None
@@ -148,7 +147,7 @@ class Reporter:
     def say(self, message: str) -> None:
         print_on(self.console, message)
 
-    def skip(self, launch: CellLaunch) -> None:
+    def skip(self, launch: Cell) -> None:
         """Skips a launch because an earlier one of the same cell failed."""
         entry = self._entry_of(launch)
         entry.state, entry.work = SKIPPED, None
@@ -174,7 +173,7 @@ class Reporter:
             loss = f", loss {entry.loss:.4f}" if entry.loss is not None else ""
             self._line(f"{entry.mode} pass, step {entry.step}{loss}, {self._left()}")
 
-    def end(self, launch: CellLaunch, row: dict[str, Any], reused: bool, stopped: bool = False) -> None:
+    def end(self, launch: Cell, row: dict[str, Any], reused: bool, stopped: bool = False) -> None:
         """Ends a launch with its row. `stopped`: no other launch follows because the user interrupted."""
         entry, now = self._entry_of(launch), time.monotonic()
         entry.state, entry.seconds = row["status"], row["seconds"] if entry.elsewhere else now - entry.begun
@@ -203,7 +202,7 @@ class Reporter:
     def entry(self) -> Entry:
         return self.entries[self._current]
 
-    def _entry_of(self, launch: CellLaunch) -> Entry:
+    def _entry_of(self, launch: Cell) -> Entry:
         """Makes a launch the current one and returns its entry."""
         self._current = self._indices[launch]
         return self.entry

@@ -7,7 +7,7 @@ all cells equally. Finished launches are kept: a launch measured by an earlier s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..cluster.launchers import report_row
@@ -17,16 +17,7 @@ from ..host.signals import heed
 from ..records import SearchRow
 from ..results.rescue import Unwritten
 from .cell import StoppedError, find_or_run, find_reusable
-from .parity_check import ParityCheck, run_here
-
-
-@dataclass(frozen=True, eq=False)
-class CellLaunch:
-    """One launch of a cell. `name`: distinguishes the cell from the others of its sweep."""
-
-    name: str
-    cell: Cell
-    repeat: int
+from .parity import ParityCheck, run_here
 
 
 @dataclass
@@ -64,27 +55,27 @@ class Sweep:
         for launch, reusable in self.expect(cells, first, names):
             if self.stopped or self.failed_fast:
                 return
-            if id(launch.cell) in spoilt:
+            if id(launch.config) in spoilt:  # an earlier launch of the same cell failed
                 self.reporter.skip(launch)
                 continue
             row = self.run_one(launch) if reusable is None else self.reuse(launch, reusable)
             if row is not None and row["status"] != "ok":
-                spoilt.add(id(launch.cell))
-                self.failed_fast = launch.cell.config.fail_fast
+                spoilt.add(id(launch.config))
+                self.failed_fast = launch.config.fail_fast
 
     def expect(
         self, cells: list[Cell], first: int, names: Sequence[str] | None
-    ) -> list[tuple[CellLaunch, dict[str, Any] | None]]:
+    ) -> list[tuple[Cell, dict[str, Any] | None]]:
         """Returns the launches in order, each with the row of an earlier run that it reuses."""
-        launches = {launch: self.find(launch.cell, launch.repeat) for launch in rounds(cells, first, names)}
+        launches = {launch: self.find(launch) for launch in rounds(cells, first, names)}
         self.reporter.expect(list(launches), lambda launch: launches[launch] is not None)
         return list(launches.items())
 
-    def find(self, cell: Cell, repeat: int) -> dict[str, Any] | None:
+    def find(self, launch: Cell) -> dict[str, Any] | None:
         """Returns the row of an earlier run of this launch, or None."""
-        return find_reusable(cell, repeat, self.answers)
+        return find_reusable(launch, self.answers)
 
-    def reuse(self, launch: CellLaunch, row: dict[str, Any]) -> dict[str, Any]:
+    def reuse(self, launch: Cell, row: dict[str, Any]) -> dict[str, Any]:
         """Takes the row of an earlier run."""
         self.reporter.start(launch)
         self.reused = True
@@ -92,11 +83,11 @@ class Sweep:
         self.reused = False
         return row
 
-    def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
+    def run_one(self, launch: Cell) -> dict[str, Any] | None:
         """Returns the row of one launch, reused or new; None if the user stopped it before it had a row."""
         self.reporter.start(launch)
         row = self._attempt(launch)
-        retries, policy = 0, launch.cell.config.launch
+        retries, policy = 0, launch.config.launch
         while row is not None and not self.stopped and row["status"] in policy.retry and retries < policy.retries:
             retries += 1
             self.reporter.again(launch, row)
@@ -105,21 +96,21 @@ class Sweep:
             self.take(launch, row)
         return row
 
-    def _attempt(self, launch: CellLaunch) -> dict[str, Any] | None:
+    def _attempt(self, launch: Cell) -> dict[str, Any] | None:
         """Returns the row; None if the user stopped the launch before it had one."""
         self.reused = False
-        progress, wait = self.reporter.progress, self.reporter.wait
         try:
             heed()
             row, self.reused = find_or_run(
-                launch.cell, progress, launch.repeat, self.answers, wait, self.unwritten.append
+                launch, self.reporter.progress, self.answers, self.reporter.wait, self.unwritten.append
             )
+            return row
         except StoppedError as stop:
-            self.stopped, row = True, asdict(stop.row)
+            self.stopped = True
+            return asdict(stop.row)
         except KeyboardInterrupt:
             self.stopped = True
             return None
-        return row
 
     def run_apart(self, cell: Cell) -> dict[str, Any]:
         """Returns the row of a cell outside the sweep, reused or run where the sweep's cells run. Raises
@@ -127,21 +118,21 @@ class Sweep:
         """
         return run_here(cell)
 
-    def take(self, launch: CellLaunch, row: dict[str, Any]) -> None:
+    def take(self, launch: Cell, row: dict[str, Any]) -> None:
         """Adds the row of a finished launch."""
         self.rows.append(row)
         report_row(row)
-        self.by_cell.setdefault(launch.cell.cell_id, []).append(row)
+        self.by_cell.setdefault(launch.cell_id, []).append(row)
         if self.check is not None:
-            self.check.see(launch.cell, row)
+            self.check.see(launch, row)
         self.reporter.end(launch, row, reused=self.reused, stopped=self.stopped)
 
 
-def rounds(cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> Iterator[CellLaunch]:
+def rounds(cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> Iterator[Cell]:
     """Yields launches in order. An invalid cell is launched once, for its row."""
     names = name_cells([cell.config for cell in cells]) if names is None else names
     repeats = [1 if cell.problems else cell.config.measure.repeats for cell in cells]
     for repeat in range(max(repeats, default=0)):
         for name, cell, wanted in zip(names, cells, repeats, strict=True):
             if repeat < wanted:
-                yield CellLaunch(name, cell, first + repeat)
+                yield replace(cell, name=name, repeat=first + repeat)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from ..config.unknown_keys import nearest
+from ..config.keys import nearest
 from ..config.yaml_file import read_yaml
 
 FOLDER = Path(__file__).parent.parent / "hardware"

@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..cluster.serialize import rebuild
-from ..config.cell import CellConfig
-from ..config.identity import WATCHED
+from ..config.cell import WATCHED, CellConfig
 from ..host.temporary import temporary_folder
 from ..probes.probe import PassRecords, StepResult
 from ..rank_record import RankRecord, steps_of

@@ -1,8 +1,11 @@
-"""The launcher of a sweep: our own, which starts ranks on this machine, or a Hydra plugin.
+"""Hydra plugins that a command line chooses: a sweep's launcher, and the objective of a sweeper that proposes cells.
 
-local       our own: one cell after the other, on this machine or over the job that this process is part of
+local       our own launcher: one cell after the other, on this machine or over the job that this process is part of
 plugin      a Hydra plugin (submitit_slurm, ray, ...): each of its jobs runs a cell, perhaps on an unknown machine
 settings    the plugin's config, hydra.launcher; `asked` settings differ from the plugin's defaults
+objective   columns of the table of runs. A sweeper (Optuna, Nevergrad, ...) gets the column's value times the sign
+            before the name, and minimizes it: `peak_bytes`, `-tokens_per_s`. `+tokens_per_s` is for a sweeper whose own
+            setting is to maximize
 """
 
 from __future__ import annotations
@@ -10,16 +13,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from ..records.describe import columns_of
+from .keys import nearest
+
 LOCAL = "local"
 BASIC = "basic"
 """Hydra's name for the built-in launcher and sweeper."""
 
-GROUP, SETTINGS = "hydra/launcher", "hydra.launcher"
+LAUNCHER, SETTINGS = "hydra/launcher", "hydra.launcher"
+
+SWEEPER = "hydra/sweeper"
 
 HERE = ("submitit_local", "joblib")
 """Plugins whose jobs run on this machine."""
@@ -55,11 +64,11 @@ def chosen_launcher(hydra: DictConfig, overrides: Iterable[str]) -> LauncherChoi
     """Returns the plugin of a composed config, None for our own launcher. `overrides`: of the command line, whose
     settings count as asked for even if they repeat a default.
     """
-    name = hydra.runtime.choices.get(GROUP, BASIC)
+    name = hydra.runtime.choices.get(LAUNCHER, BASIC)
     if name == BASIC:
         return None
     settings: Any = OmegaConf.to_container(hydra.launcher, resolve=False)
-    defaults: Any = OmegaConf.to_container(ConfigStore.instance().load(f"{GROUP}/{name}.yaml").node, resolve=False)
+    defaults: Any = OmegaConf.to_container(ConfigStore.instance().load(f"{LAUNCHER}/{name}.yaml").node, resolve=False)
     given = {word.partition("=")[0].lstrip("+").removeprefix(f"{SETTINGS}.") for word in overrides}
     asked = {key: value for key, value in settings.items() if key in given or value != defaults.get(key)}
     return LauncherChoice(name, settings, asked)
@@ -122,3 +131,44 @@ def at_once(choice: LauncherChoice, wanted: Iterable[Resources]) -> int | None:
         largest = max((job.cpus_per_task * job.tasks_per_node for job in wanted), default=1)
         return max(1, (os.cpu_count() or 1) // max(1, largest))
     return bound
+
+
+OBJECTIVE = "objective"
+
+LARGER_UNITS, LARGER = ("tokens / s", "tokens / J"), ("mfu", "hfu", "overlap")
+"""Units, and columns without a unit of their own, of which larger values are better."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A column to optimize, and the sign before its name: "-", "+" or ""."""
+
+    column: str
+    sign: str
+
+    def value_of(self, row: Mapping[str, Any]) -> float:
+        """Returns the value for the sweeper of a run's row."""
+        return float(row[self.column]) * (-1 if self.sign == "-" else 1)
+
+    @property
+    def worst(self) -> float:
+        """The value for the sweeper of an infeasible cell."""
+        return -inf if self.sign == "+" else inf
+
+
+def objectives_of(text: str) -> tuple[Objective, ...]:
+    """Returns the objectives that `text` names, separated by commas. Raises ValueError for a name that is not a column
+    of numbers, and for one without a sign of which larger values are better.
+    """
+    numbers = {column.name: column for column in columns_of("runs") if column.kind in ("int", "float")}
+    objectives = []
+    for part in map(str.strip, text.split(",")):
+        name = part.removeprefix("-").removeprefix("+")
+        sign = part.removesuffix(name)
+        if name not in numbers:
+            raise ValueError(f"{OBJECTIVE}={part}: no such column of numbers{nearest(name, list(numbers))}")
+        if not sign and (numbers[name].unit in LARGER_UNITS or name in LARGER):
+            write = f"write {OBJECTIVE}=-{name}, or +{name} if the sweeper's own setting is to maximize"
+            raise ValueError(f"{OBJECTIVE}={name}: sweepers minimize, and larger is better; {write}")
+        objectives.append(Objective(name, sign))
+    return tuple(objectives)
