@@ -11,9 +11,10 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from analysis import convergence, residual, tiers, topology
-from zerobench.commands.plot import FIGURES as PLOTTED
 from zerobench.commands.plot import add_figure_options, plot, save_figure
 from zerobench.config.keys import nearest
+from zerobench.plots import MODULES as PLOTTED
+from zerobench.plots import function_of
 from zerobench.plots.page import SETTINGS, add_page_options, page_of
 from zerobench.results.options import Parser, refuse
 
@@ -89,10 +90,7 @@ def main(arguments: list[str]) -> int:
 
 def draw_of(figure: str) -> Callable[..., Figure]:
     """Returns the function that draws a figure of runs."""
-    if figure in DRAWN_HERE:
-        return DRAWN_HERE[figure]
-    draw: Callable[..., Figure] = import_module(f"zerobench.plots.{DRAWN_AS.get(figure, figure)}").draw
-    return draw
+    return DRAWN_HERE.get(figure) or function_of(DRAWN_AS.get(figure, figure))
 
 
 def draw_runs(name: str, arguments: list[str]) -> int:

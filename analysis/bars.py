@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from zerobench.plots.marks import Rows, absent, bars, show, split
-from zerobench.plots.style import PHASES, Fills, number, stack
+from zerobench.plots.marks import PHASES, Fills, Rows, absent, bars, number, show, split, stack
 
 MS = 1000
 

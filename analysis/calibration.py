@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from zerobench.calibrate.collectives import Calibration, load_calibration
+from zerobench.plots.marks import BLUE, GRAY, ORANGE, rule
 from zerobench.plots.page import Sheet, key
-from zerobench.plots.style import BLUE, GRAY, ORANGE, rule
 from zerobench.sizes import show_bytes
 
 LOOKS = {"seam": (BLUE, "o", "ours"), "torch": (ORANGE, "s", "torch"), "memory": (GRAY, "", "copy in memory")}

@@ -25,9 +25,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from zerobench.judging.paired import effect_of, interleaved, pair_up
+from zerobench.plots.marks import GRAY, PURPLE, look, rule
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, title
-from zerobench.plots.style import GRAY, PURPLE, look, rule
 from zerobench.results.grid import Grid
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results, load

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.bars import name_failed
-from zerobench.plots.losses import losses
+from zerobench.plots.marks import BLUE, VERMILION
 from zerobench.plots.page import Sheet
 from zerobench.plots.panels import MOST_PANELS
-from zerobench.plots.style import BLUE, VERMILION
+from zerobench.plots.steps import losses_of
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results
 
@@ -38,7 +38,7 @@ def delayed(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure = Sheet(1, 2.4, "Loss with and without the delayed parameter update; thick: means over 21 steps.")
     axes = figure.subplots()
     for is_delayed, cell in sorted(cells.items()):
-        _draw_curve(axes, losses(results, cell).astype("float64"), *LOOKS[is_delayed])
+        _draw_curve(axes, losses_of(results, cell).astype("float64"), *LOOKS[is_delayed])
     if late := cells.get(True):
         axes.axvline(_offload_of(late)["delayed_after"], color="black", ls=":", lw=1.2, label="delayed from here on")
     axes.set(xlabel="step", ylabel="loss (nats per token)")

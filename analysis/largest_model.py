@@ -17,9 +17,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from validation.published.equations import states_per_parameter
-from zerobench.plots.marks import absent
+from zerobench.plots.marks import BLUE, ORANGE, SKY, absent, number, patches
 from zerobench.plots.page import Sheet, key
-from zerobench.plots.style import BLUE, ORANGE, SKY, number, patches
 from zerobench.results.grid import Grid
 from zerobench.sizes import show_bytes
 from zerobench.strategies import spec_of

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from zerobench.plots.marks import look
 from zerobench.plots.page import Sheet, key
-from zerobench.plots.style import look
 
 FOLDER = Path("results/predicted_maps")
 

@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.bars import highest, in_short, name_failed, phases, stacked
-from zerobench.plots.marks import Rows, rows_of_labels, unit_of, words_of
+from zerobench.plots.marks import PHASES, Fills, Rows, patches, rows_of_labels, rule, seen, unit_of, words_of
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, on_cores, title, with_times
-from zerobench.plots.style import PHASES, Fills, patches, rule, seen
 from zerobench.records.palette import BLUE, GRAY, GREEN, ORANGE, PURPLE, SKY
 from zerobench.results.tables import Results
 

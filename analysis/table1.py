@@ -16,9 +16,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from zerobench.plots.marks import absent
+from zerobench.plots.marks import CATEGORIES, absent, number, patches, rule, seen, stack
 from zerobench.plots.page import Sheet, key, room_for
-from zerobench.plots.style import CATEGORIES, number, patches, rule, seen, stack
 from zerobench.records import STATES
 from zerobench.strategies import spec_of
 

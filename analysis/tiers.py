@@ -10,10 +10,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.bars import mark, name_failed
-from zerobench.plots.marks import Rows, absent, bars, rows_of_labels, words_of
+from zerobench.plots.marks import (
+    BLUE,
+    GREEN,
+    SKY,
+    VERMILION,
+    Fills,
+    Rows,
+    absent,
+    bars,
+    number,
+    patches,
+    rows_of_labels,
+    rule,
+    seen,
+    stack,
+    words_of,
+)
 from zerobench.plots.page import Sheet, key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, rows_of, title
-from zerobench.plots.style import BLUE, GREEN, SKY, VERMILION, Fills, number, patches, rule, seen, stack
 from zerobench.records import STATES
 from zerobench.results.selection import latest
 from zerobench.results.summary import summarize

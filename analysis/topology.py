@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.bars import in_short, mark
-from zerobench.plots.marks import bars
+from zerobench.plots.marks import Fills, bars, number, patches, rule, seen, stack
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, rows_of, title
-from zerobench.plots.style import Fills, number, patches, rule, seen, stack
+from zerobench.plots.steps import losses_of
 from zerobench.records.palette import BLUE, GREEN, ORANGE, SKY, VERMILION
 from zerobench.results.tables import Results
 
@@ -75,7 +75,11 @@ def _parts(results: Results, cell: Any) -> dict[str, float]:
 
 
 def _draw_losses(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
-    curves = {cell.label: losses_of(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
+    curves = {
+        cell.label: losses_of(results, cell, "accounted").astype("float64")
+        for cell in cells.itertuples()
+        if cell.status == "ok"
+    }
     first = next(iter(curves), None)
     if first is None:
         axes.set_axis_off()
@@ -94,10 +98,3 @@ def _draw_losses(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel(f"loss minus that of {first}\n(nats per token)")
     axes.legend(loc="upper left")
-
-
-def losses_of(results: Results, cell: Any) -> pd.Series:
-    """Mean over the ranks by step, of one pass of the newest launch."""
-    steps = rows_of(results, "steps", cell)
-    steps = steps[(steps["run_id"] == cell.run_id) & (steps["mode"] == "accounted")]
-    return steps.pivot(index="step", columns="rank", values="loss").mean(axis=1, skipna=False).astype("float64")

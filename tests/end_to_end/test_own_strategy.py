@@ -13,7 +13,7 @@ import yaml
 import zerobench
 from tests.end_to_end.command import SMALL
 from tests.end_to_end.command import zerobench as command
-from zerobench.plots.style import learn_colors, look
+from zerobench.plots.marks import learn_colors, look
 
 pytestmark = pytest.mark.thorough
 

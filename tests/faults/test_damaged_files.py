@@ -26,7 +26,7 @@ from zerobench.config.yaml_file import read_yaml
 from zerobench.judging.budget_file import read_budget
 from zerobench.judging.paired import read_floors
 from zerobench.models.huggingface import read_config
-from zerobench.plots.style import learn_colors
+from zerobench.plots.marks import learn_colors
 from zerobench.records import SearchRow
 from zerobench.results.folders import write_search
 from zerobench.results.frames import columns_of

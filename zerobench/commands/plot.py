@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..host.pipes import print_note
-from ..plots import Plots
-from ..plots.memory import add_capacity
+from ..plots import MODULES, Plots, function_of
+from ..plots.bars import add_capacity
+from ..plots.marks import learn_colors
 from ..plots.page import CAPTIONED, FORMATS, Page, add_page_options, page_of
 from ..plots.panels import MOST_PANELS
-from ..plots.style import learn_colors
-from ..plots.throughput import add_drop_from
+from ..plots.scaling import add_drop_from
 from ..results.options import RESULTS, Parser, add_options, refuse
 from ..results.tables import Results, load
-
-FIGURES = tuple(name for name in vars(Plots) if not name.startswith("_") and callable(getattr(Plots, name)))
 
 OWN = {"capacity": "memory", "drop_from": "throughput"}
 """Option -> the figure that it applies to."""
@@ -44,15 +41,14 @@ def plot(arguments: list[str]) -> int:
     for option, of in OWN.items():
         if of != figure and chosen.pop(option) != parser.get_default(option):
             parser.error(f"--{option.replace('_', '-')} is an option of {of}, not of {figure}")
-    draw = import_module(f"...plots.{figure}", __name__).draw
-    return save_figure(f"zerobench plot {figure}", figure, draw, runs, chosen)
+    return save_figure(f"zerobench plot {figure}", figure, function_of(figure), runs, chosen)
 
 
 def _parser() -> argparse.ArgumentParser:
-    lines = [f"  {name:<12}{str(getattr(Plots, name).__doc__).splitlines()[0]}" for name in FIGURES]
+    lines = [f"  {name:<12}{str(getattr(Plots, name).__doc__).splitlines()[0]}" for name in MODULES]
     description = "Draws a figure of finished runs, as `results.plot` does in Python:\n" + "\n".join(lines)
     parser = Parser("zerobench plot", description, EXAMPLES)
-    parser.add_argument("figure", choices=FIGURES, metavar="FIGURE", help="a name of the list above")
+    parser.add_argument("figure", choices=MODULES, metavar="FIGURE", help="a name of the list above")
     runs_help = f"results folders, runs or collections (default: {RESULTS})"
     parser.add_argument("runs", nargs="*", default=[Path(RESULTS)], type=Path, help=runs_help)
     add_figure_options(parser, out=None)

@@ -1,11 +1,12 @@
 """Figures of finished runs, for `zerobench plot` and, as matplotlib axes, for `results.plot`.
 
-page.py determines the size of a figure and its text, panels.py which cells are shown side by side, marks.py and
-style.py how they are drawn; each other module is a figure, with one function `draw(results, ...)`.
+page.py determines the size of a figure and its text, panels.py which cells are shown side by side, marks.py how they
+are drawn. A figure is a function of its name in the module that MODULES names, `memory(results, panels, ...)`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,22 @@ from ..sizes import parse_memory
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     Drawn = Axes | np.ndarray[Any, np.dtype[np.object_]]
     """One Axes, or an array of Axes for several panels, as `plt.subplots` returns them."""
+
+
+MODULES = {
+    "memory": "bars", "volume": "bars", "step_time": "bars", "timeline": "steps", "losses": "steps",
+    "scaling": "scaling", "throughput": "scaling", "pareto": "pareto",
+}  # fmt: skip
+
+
+def function_of(name: str) -> Callable[..., Figure]:
+    """Returns the function that draws a figure of MODULES."""
+    draw: Callable[..., Figure] = getattr(import_module(f".{MODULES[name]}", __package__), name)
+    return draw
 
 
 @dataclass(frozen=True)
@@ -106,7 +120,7 @@ class Plots:
             last = runs.iloc[-1]
             raise ValueError(f"plot.{name}: no run has a result; the last is {last['status']}: {last['reason']}")
         with Page(width=self.width, style=self.style).used():
-            figure = import_module(f".{name}", __package__).draw(results, **options)
+            figure = function_of(name)(results, **options)
             settle(figure)
         plt.figure(FigureClass=lambda **page: figure)  # registered with pyplot, so that notebooks show it
         axes = np.array(figure.axes, dtype=object)

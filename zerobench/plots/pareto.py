@@ -22,10 +22,9 @@ from matplotlib.lines import Line2D
 from ..results.summary import busy_words
 from ..results.tables import Results
 from ..sizes import counted
-from .marks import unit_of
+from .marks import look, rule, unit_of
 from .page import key, sheet
 from .panels import MOST_PANELS, completed, families, on_cores, title, with_times
-from .style import look, rule
 
 VARIANT = ["world_size", "micro_batch", "accumulation", "checkpointing"]
 
@@ -37,7 +36,7 @@ CAPTION = (
 MOST_LABELS, FRONT = 24, "front"
 
 
-def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+def pareto(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One panel per setting: cells with the same number of ranks and sequences."""
     settings = list(_settings(results))
     figure, grid = sheet(settings, panels, (3.2, 2.6), CAPTION.format(on_cores(settings)))
