@@ -60,9 +60,9 @@ def test_the_default_text_is_english_and_hashed(tmp_path) -> None:
 
 def test_presets_of_shapes_have_as_many_positions_as_the_sequence() -> None:
     """ZeRO's tables give layers, width and heads; GPT-2 has 1,024 positions."""
-    cells = compose_cells(["-m", "model=zero_8b,zero_1t,gpt_7b,gpt2_124m", "sequence=4096"])
+    cells = compose_cells(["-m", "model=zero_8b,gpt_7b,gpt2_124m", "sequence=4096"])
     positions = [None if one.problems else one.config.model.positions for one in cells]  # type: ignore[attr-defined]
-    assert positions == [4096, 4096, 4096, None]
+    assert positions == [4096, 4096, None]
     (hugging,) = compose_cells(["model=llama_7b", "sequence=4096", "huggingface.layers=1"])
     assert hugging.config.huggingface.positions == 4096
     assert compose_cells(["model=gpt_7b", "sequence=1024"])[0].config.model.options["positions"] == 1024

@@ -107,19 +107,6 @@ def test_quiet_leaves_notes_out_and_nothing_that_is_wrong(monkeypatch, capsys) -
     assert said.err == ""
 
 
-def test_color_is_for_terminals_that_want_it(monkeypatch, capsys) -> None:
-    table = [["zero2", "1"]]
-    forced = {"FORCE_COLOR": "1"}
-    for variables, colored in ((forced, True), (forced | {"NO_COLOR": "1"}, False), ({}, False)):
-        for name in ("FORCE_COLOR", "NO_COLOR"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        stdout_console().print(Grid(["cell", "peak"], table))
-        stdout_console().print("failed", style="red")
-        assert ("\x1b[31m" in capsys.readouterr().out) == colored
-
-
 IN_FILES = {"peak_bytes": 2 * MIB, "host_peak_bytes": 64 * MIB, "nvme_bytes": 80 * MIB, "down_bytes": 3 * MIB,
             "up_bytes": 5 * MIB, "states_bytes": MIB, "host_states_bytes": 4 * MIB}  # fmt: skip
 AT_HOME = {"peak_bytes": 30 * MIB, "host_peak_bytes": 0, "nvme_bytes": 0, "down_bytes": 0, "up_bytes": 0,
