@@ -98,9 +98,3 @@ def tops(axes: Any) -> dict[float, float]:
         middle = round(bar.get_x() + bar.get_width() / 2, 3)
         found[middle] = max(found.get(middle, 0.0), bar.get_y() + bar.get_height())
     return found
-
-
-GRID = [
-    run("ddp", 1), run("ddp", 2, step=0.08), run("zero1", 1), run("zero1", 2, "oom"), run("zero3", 1),
-]  # fmt: skip
-"""zero1 failed at N = 2, zero3 has no run there."""

@@ -175,9 +175,7 @@ KIB = 1024
     ("own", "words"),
     [
         (PLAIN | {"max_gradients_bytes": 4 * PSI + 1000 * KIB}, "; gradients 1000.0 KiB above 4ψ"),
-        (PLAIN | {"max_communication_bytes": 512 * KIB}, "; communication 512.0 KiB"),
         (PLAIN | {"max_optimizer_bytes": 12 * PSI}, "; parameters 4ψ, gradients 4ψ, optimizer 12ψ"),
-        (SHARDED | {"max_gradients_bytes": PSI // 2 + 300 * KIB}, "; gradients 300.0 KiB above 0.5ψ"),
         (SHARDED | {"max_gradients_bytes": 2 * PSI}, "; parameters 2ψ, gradients 2ψ, master 1ψ, optimizer 2ψ"),
     ],
 )

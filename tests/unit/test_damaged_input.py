@@ -53,44 +53,34 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         load_calibration(tmp_path)
 
 
-@pytest.mark.slow
-def test_a_choice_that_begins_with_no_schema_is_told_how_to_begin(tmp_path: Path) -> None:
-    flag = folder_with(tmp_path, "model/begins_with_nothing", "seed: 3")
-    with pytest.raises(RefusedError, match=r"^model: it has no value; begin its yaml with .*/schema/model/"):
-        compose_cells([flag, "model=begins_with_nothing"])
-    (tmp_path / "model/begins_with_nothing.yaml").write_text("")
-    with pytest.raises(RefusedError, match=r"^model\.\w+: it has no value"):
-        compose_cells([flag, "model=begins_with_nothing"])
+BEGINNING = r"begin its yaml with 'defaults: \[/schema/optimizer/KIND@_here_\]'"
 
 
 @pytest.mark.slow
-def test_a_choice_that_is_a_number_is_refused_by_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("group", "content", "words"), [
+    ("model", "# @package _global_\nseed: 3", r"^model: it has no value; begin its yaml with .*/schema/model/"),
+    ("model", "# @package _global_", r"^model: it has no value; begin"),
+    ("model", "", r"^model\.\w+: it has no value"),
+    ("model", "defaults: [/schema/model/gpt@_here_]\nkind: x", r"^model\.kind=x: the schema of its yaml has gpt; lea"),
+    ("zeropp", "3", r"zeropp/mine\.yaml: it holds '3'; a choice of zeropp has KEY: VALUE"),
+    ("optimizer", "name: x", rf"optimizer\.name=x: {BEGINNING}"),
+    ("optimizer", "hydra: null", r"Key 'hydra' not in 'Optimizer'"),
+])  # fmt: skip
+def test_a_choice_without_its_schema_is_refused_by_its_file_or_key(
+    group: str, content: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "mine.yaml").write_text(content)
+    with pytest.raises(RefusedError, match=words):
+        compose_cells([f"--config-dir={tmp_path}", f"{'+' * (group == 'optimizer')}{group}=mine"])
+
+
+@pytest.mark.slow
+def test_a_list_beside_a_choice_is_no_choice(tmp_path: Path) -> None:
     (tmp_path / "zeropp").mkdir()
-    (tmp_path / "zeropp/mine.yaml").write_text("3")
-    with pytest.raises(RefusedError, match=r"zeropp/mine\.yaml: it holds '3'; a choice of zeropp has KEY: VALUE"):
-        compose_cells([f"--config-dir={tmp_path}", "zeropp=mine"])
     (tmp_path / "notes.yaml").write_text("[1, 2]")
     (tmp_path / "zeropp/mine.yaml").write_text("defaults: [/schema/zeropp/none@_here_]")
     assert compose_cells([f"--config-dir={tmp_path}", "zeropp=mine"])
-
-
-def test_a_choice_keeps_the_name_of_its_schema(tmp_path: Path) -> None:
-    """Read again, the cell would be of another schema, or of none."""
-    flag = folder_with(tmp_path, "model/mine", "")
-    (tmp_path / "model/mine.yaml").write_text("defaults: [/schema/model/gpt@_here_]\nkind: nothing\n")
-    with pytest.raises(RefusedError, match=r"^model\.kind=nothing: the schema of its yaml has gpt; leave it out, or"):
-        compose_cells([flag, "model=mine"])
-
-
-@pytest.mark.parametrize(("content", "words"), [
-    ("name: x", r"optimizer\.name=x: begin its yaml with 'defaults: \[/schema/optimizer/KIND@_here_\]'"),
-    ("hydra: null", r"Key 'hydra' not in 'Optimizer'"),
-])  # fmt: skip
-def test_a_choice_that_says_what_no_schema_has_is_told(content: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "optimizer").mkdir()
-    (tmp_path / "optimizer/mine.yaml").write_text(content)
-    with pytest.raises(RefusedError, match=words):
-        compose_cells([f"--config-dir={tmp_path}", "+optimizer=mine"])
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

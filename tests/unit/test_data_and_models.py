@@ -9,7 +9,7 @@ from torch import nn
 from tests.cells import cell
 from zerobench import models
 from zerobench.config.compose import compose_cells
-from zerobench.data import Batches, default_text, read_text, text_hash
+from zerobench.data import Batches, build_batches, default_text, read_text, text_hash
 from zerobench.fake_execution import execute
 from zerobench.predict import build as construction
 
@@ -60,9 +60,9 @@ def test_the_default_text_is_english_and_hashed(tmp_path) -> None:
 
 def test_presets_of_shapes_have_as_many_positions_as_the_sequence() -> None:
     """ZeRO's tables give layers, width and heads; GPT-2 has 1,024 positions."""
-    cells = compose_cells(["-m", "model=zero_8b,zero_1t,gpt_7b,gpt2_124m", "sequence=4096"])
+    cells = compose_cells(["-m", "model=zero_8b,gpt_7b,gpt2_124m", "sequence=4096"])
     positions = [None if one.problems else one.config.model.positions for one in cells]  # type: ignore[attr-defined]
-    assert positions == [4096, 4096, 4096, None]
+    assert positions == [4096, 4096, None]
     (hugging,) = compose_cells(["model=llama_7b", "sequence=4096", "huggingface.layers=1"])
     assert hugging.config.huggingface.positions == 4096
     assert compose_cells(["model=gpt_7b", "sequence=1024"])[0].config.model.options["positions"] == 1024
@@ -164,3 +164,18 @@ def test_attention_of_transformers_can_be_chosen() -> None:
     (wrong,) = compose_cells([*words, "huggingface.options.attn_implementation=flash_attention_2"])
     (problem,) = wrong.problems
     assert problem.startswith("huggingface.options.attn_implementation=flash_attention_2: must be one of sdpa, eager")
+
+
+def test_a_cells_ranks_have_their_own_parts() -> None:
+    config = cell("zero2", 2).config
+    mine, others = (build_batches(config.batching, rank, CPU).batch(3)[0] for rank in range(2))
+    assert mine.shape == others.shape
+    assert not torch.equal(mine, others)
+
+
+def test_transformers_mistakes_are_answered_with_the_nearest() -> None:
+    pytest.importorskip("transformers")
+    from zerobench.models import huggingface
+
+    assert "did you mean llama" in huggingface.problems_of("lama", {})[0]
+    assert "did you mean n_embd" in huggingface.problems_of("gpt2", {"n_embed": 4})[0]

@@ -105,7 +105,6 @@ def pretend(root: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) 
         ("5:cpu:/x\n", {"sys/fs/cgroup/memory/x/memory.limit_in_bytes": "512"}, None),
         (None, {}, None),
     ],
-    ids=["a group around it", "a container", "version 1", "of another kind", "no groups"],
 )
 def test_the_memory_of_a_machine_is_what_control_groups_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str | None, files: dict[str, str], least: int | None
@@ -123,7 +122,6 @@ def test_the_memory_of_a_machine_is_what_control_groups_leave(
         ({"proc/self/cgroup": "0::/\n"}, 7),
         ({}, 7),
     ],
-    ids=["version 2", "version 1", "a kernel that does not count per group", "not in a group", "no groups"],
 )
 def test_a_process_killed_for_memory_in_another_group_is_no_rank_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], killed: int

@@ -181,19 +181,14 @@ def test_the_result_of_a_search_is_that_of_its_job(monkeypatch, tmp_path: Path) 
     assert [entry.state for entry in sweep.reporter.entries] == ["found"]
 
 
-def test_a_search_whose_combinations_all_fail_fails(monkeypatch, tmp_path: Path, capsys) -> None:
+def test_a_search_whose_combinations_all_fail_and_one_that_was_lost_before_its_result_fail(
+    monkeypatch, tmp_path: Path, capsys
+) -> None:
     asked, result = searching(tmp_path)
-
-    def end(strategy: str, rows: Path) -> None:
-        nothing = replace(result, status="nothing_fits", reason="crash: made up", micro_batch=None)
-        rows.write_text(combination(asked, "crash") + json.dumps(vars(nothing)) + "\n")
-
-    run(monkeypatch, [asked], end, exits=1)
+    nothing = replace(result, status="nothing_fits", reason="crash: made up", micro_batch=None)
+    lines = combination(asked, "crash") + json.dumps(vars(nothing)) + "\n"
+    run(monkeypatch, [asked], lambda _, rows: rows.write_text(lines), exits=1)
     assert "made up" in capsys.readouterr().out
-
-
-def test_a_search_that_was_lost_before_its_result_is_a_row(monkeypatch, tmp_path: Path) -> None:
-    asked, _ = searching(tmp_path)
     sweep, _ = run(monkeypatch, [asked], lambda _, rows: rows.write_text(combination(asked, "oom")), exits=1)
     assert [(one["status"], one["launcher"]) for one in sweep.rows] == [("crash", "jobs")]
     assert sweep.searches == []

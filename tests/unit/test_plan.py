@@ -210,39 +210,6 @@ def test_what_few_blocks_use_gives_what_all_use() -> None:
     assert sum(found.at_peak.values()) == pytest.approx(found.peak_bytes, abs=8)
 
 
-@pytest.mark.slow
-def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
-    """Executed in this process: the layers that fit 3 MiB, under a strategy that theory bounds."""
-    words = ["-m", *TINY, "strategy=zero3", "world_size=4", "backend=simulated", "tensors=fake", "device=cpu"]
-    start = compose_cells([*words, "precision=bf16", "data=synthetic", "micro_batch=1"])[0]
-    executed: list[str] = []
-
-    def run(configs: list, tell: Any, operators: list[bool]) -> None:  # type: ignore[type-arg]
-        for number, config in enumerate(configs):  # `tell` adds to them
-            executed.append(config.cell_id)
-            tell(number, execute(config))
-
-    capacity, candidate = Capacity(MIB // 4, reserve=0.0), Candidate("zero3")
-    told: list[str] = []
-
-    def tell(plan: Plan, row: PlanRow | None) -> None:
-        told.extend([row.problem] if row else ["first"] * (not plan.ran))
-
-    layers = Plan("largest_model", capacity, run, report=tell)
-    layers.search({candidate: start}, lambda _: search.LAYERS)
-    found = layers.rows[candidate]
-    assert _layers(found.fit) + 1 == _layers(found.beyond)
-    assert found.fit.peak_bytes <= capacity.device_bytes < found.beyond.peak_bytes
-    assert sum(found.fit.at_peak.values()) == found.fit.peak_bytes
-    assert len(executed) == len(set(executed)) == len(found.probes)
-    assert told == ["first", ""]
-    tiny = replace(layers, capacity=Capacity(1024, reserve=0.0), rows={}, ran=0)
-    tiny.search({candidate: start}, lambda _: search.LAYERS)
-    assert told[-2:] == ["first", ""]
-    assert len(executed) > len(found.probes), "one was simulated after all: the device that would do is named"
-    assert "nothing fits 1.0 KiB: the least is zero3 with" in nothing_fits(tiny)
-
-
 Answer = Callable[[Work], SimulatedCell]
 
 
@@ -416,10 +383,6 @@ def test_no_simulation_has_a_lower_peak_than_the_bound(case: tuple[str, tuple[st
         bound = search.bound_of(one)
         assert bound or "nvme" in one.config.offload.name
         assert bound <= (found.allocated_bytes or 0)
-
-
-def _layers(found: SimulatedCell) -> int:
-    return found.cell.config.model.layers  # type: ignore[attr-defined,no-any-return]
 
 
 def test_a_candidate_is_told_when_it_is_done_and_ctrl_c_leaves_the_done_ones(

@@ -17,7 +17,7 @@ from zerobench.commands.dry_run import print_plan
 from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.host import others
 from zerobench.host.pipes import patient
-from zerobench.host.terminal import progress_console, quiet, stdout_console
+from zerobench.host.terminal import is_quiet, progress_console, quiet, stdout_console
 from zerobench.results import printed_table
 from zerobench.results.grid import Grid
 from zerobench.results.options import choose
@@ -105,19 +105,6 @@ def test_quiet_leaves_notes_out_and_nothing_that_is_wrong(monkeypatch, capsys) -
     assert "zero1 tiny N=2 b=8: crash: timed pass: rank 1 was killed" in said.out
     assert "left out" not in said.out
     assert said.err == ""
-
-
-def test_color_is_for_terminals_that_want_it(monkeypatch, capsys) -> None:
-    table = [["zero2", "1"]]
-    forced = {"FORCE_COLOR": "1"}
-    for variables, colored in ((forced, True), (forced | {"NO_COLOR": "1"}, False), ({}, False)):
-        for name in ("FORCE_COLOR", "NO_COLOR"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        stdout_console().print(Grid(["cell", "peak"], table))
-        stdout_console().print("failed", style="red")
-        assert ("\x1b[31m" in capsys.readouterr().out) == colored
 
 
 IN_FILES = {"peak_bytes": 2 * MIB, "host_peak_bytes": 64 * MIB, "nvme_bytes": 80 * MIB, "down_bytes": 3 * MIB,
@@ -238,3 +225,11 @@ def test_a_status_from_outside_has_no_escapes() -> None:
     row = rows()[1] | {"status": "crash\x1b[2J", "name": "zero1", "launches": 1}
     table = printed_table.grid_of([row], printed_table.columns_of([row]))
     assert "\x1b" not in "".join(str(text) for text in table.rows[0])
+
+
+def test_a_command_after_two_dashes_keeps_its_own_flags(monkeypatch) -> None:
+    seen: list[tuple[list[str], bool]] = []
+    monkeypatch.setattr("zerobench.commands.show.show", lambda words: seen.append((words, is_quiet())) or 0)
+    assert cli.run(["show", "a", "b", "-q", "--", "make", "-q"]) == 0
+    assert seen == [(["a", "b", "--", "make", "-q"], True)]
+    assert not is_quiet()

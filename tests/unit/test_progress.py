@@ -2,12 +2,14 @@
 
 import os
 
+import psutil
 import pytest
 
 from tests.cells import cell
 from tests.unit.test_clock import Clock
 from zerobench.config.cell import Cell
 from zerobench.config.compose import compose_cells
+from zerobench.host.environment import exported_threads
 from zerobench.host.terminal import stdout_console
 from zerobench.sweep import progress
 from zerobench.sweep.progress import Entry, Reporter, interruption_of, seconds_left, table_of
@@ -145,3 +147,14 @@ def test_exported_thread_count_is_used_and_reported_once(
     assert given[0].config.launch.threads == 4
     Reporter().expect(list(rounds(given)))
     assert capsys.readouterr().err == ""
+
+
+def test_thread_count_that_torchrun_sets_itself_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    environments = {"torchrun": {}, "user": {"OMP_NUM_THREADS": "1"}}
+    found = {}
+    for who, environment in environments.items():
+        monkeypatch.setattr(psutil.Process, "environ", lambda process, of=environment: of)
+        found[who] = exported_threads()
+    assert found == {"torchrun": None, "user": 1}

@@ -11,8 +11,10 @@ from tests.cells import cell, sound
 from zerobench.cluster.launchers import ROWS
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Search as SearchConfig
+from zerobench.config.schema_training import Bf16
 from zerobench.sweep.cell import _blank_row
-from zerobench.sweep.search import combinations, is_search, run_searches
+from zerobench.sweep.search import BatchSearch, combinations, is_search, run_searches
+from zerobench.sweep.search import _blank_row as _blank_search_row
 
 MIB = 2**20
 
@@ -146,3 +148,9 @@ def test_running_out_of_memory_is_not_fitting_and_crashes_are_told(tmp_path) -> 
 )
 def test_searches_that_make_no_sense(more: dict[str, Any], words: str) -> None:
     assert words in " ".join(cell("zero2", 2, **more).problems)
+
+
+def test_a_search_says_in_which_numbers_it_trained() -> None:
+    asked = cell("zero1", 2, search=SearchConfig(memory_limit="9 MiB"), batch=4, precision=Bf16(), clip=1.0)
+    row = _blank_search_row(BatchSearch(asked))
+    assert (row.precision, row.optimizer) == ("bf16", "adamw/fused, clipped at 1")

@@ -1,6 +1,7 @@
 """Predicted time: the stream of operators, the layout of a schedule, measured times, clusters, published runs."""
 
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +327,7 @@ def test_sliding_window_is_counted_in_full_and_its_time_is_not_validated() -> No
 MODEL = ("model=gpt", "model.layers=2", "model.hidden=64", "model.heads=2", "model.vocabulary=128", "sequence=32")
 
 
+@cache
 def executed(strategy: str, *words: str, device: str = "cuda") -> Execution:
     attention = "flash" if device == "cuda" else None
     question = ask([*MODEL, f"strategy={strategy}", "precision=bf16", "world_size=4", *words], device, attention)
