@@ -21,10 +21,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.cells import cell
+from tests.cells import MODELS, cell
 from zerobench import strategies
 from zerobench.config import schema_memory
 from zerobench.config.cell import Cell, CellConfig
+from zerobench.config.schema import Gpt
 from zerobench.config.schema_training import Bf16, Precision
 from zerobench.judging.judge import Limit, judge_cell, recorded
 from zerobench.launch.start_ranks import launch
@@ -324,6 +325,7 @@ def reads_twice(read: Any, self: Region, tensor: torch.Tensor, at: int = 0) -> A
     return read(self, tensor, at)
 
 
+MODELS["two_blocks"] = Gpt(layers=2, hidden=48, heads=4)
 BF16: dict[str, Any] = {"precision": "bf16"}
 FAULTS = [
     Fault("a bucket leaked once", "zero2", keeping(bucket, 1), ("communication",)),
@@ -378,16 +380,17 @@ NAMED = {
 
 
 REPEATED = (
-    "a bucket leaked each step", "a second gather of one bucket", "buckets of double size, zero1",
-    "padding of 16 elements", "a host upload twice, updates late", "fp32 on the wire, zero1",
-    "fp32 on the wire, zero3", "an int32 all-reduce of 1 MiB",
+    "a bucket leaked each step", "a second gather of one bucket", "an extra all-reduce of 64 KiB",
+    "buckets of double size, zero1", "padding of 1 MiB", "padding of 16 elements", "a host upload twice, updates late",
+    "a file pool of double size", "fp32 on the wire, zero1", "fp32 on the wire, zero3",
+    "an int32 all-reduce of 1 MiB", "an all-reduce by the raw backend", "DDP's gradients cloned",
 )  # fmt: skip
 """Faults that only `make test-all` plants: another of the same kind is in every run."""
 
 
 def cell_of(fault: Fault) -> Cell:
     more = {key: NAMED[value] for key, value in fault.config.items()}
-    one = cell(fault.strategy, 2, backend="simulated", **more)
+    one = cell(fault.strategy, 2, "two_blocks", backend="simulated", **more)
     assert not one.problems, one.problems
     return one
 
