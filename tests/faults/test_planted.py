@@ -21,11 +21,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.cells import MODELS, cell
+from tests.cells import cell
 from zerobench import strategies
 from zerobench.config import schema_memory
 from zerobench.config.cell import Cell, CellConfig
-from zerobench.config.schema import Gpt
 from zerobench.config.schema_training import Bf16, Precision
 from zerobench.judging.judge import Limit, judge_cell, recorded
 from zerobench.launch.start_ranks import launch
@@ -325,7 +324,6 @@ def reads_twice(read: Any, self: Region, tensor: torch.Tensor, at: int = 0) -> A
     return read(self, tensor, at)
 
 
-MODELS["two_blocks"] = Gpt(layers=2, hidden=48, heads=4)
 BF16: dict[str, Any] = {"precision": "bf16"}
 FAULTS = [
     Fault("a bucket leaked once", "zero2", keeping(bucket, 1), ("communication",)),
@@ -390,7 +388,7 @@ REPEATED = (
 
 def cell_of(fault: Fault) -> Cell:
     more = {key: NAMED[value] for key, value in fault.config.items()}
-    one = cell(fault.strategy, 2, "two_blocks", backend="simulated", **more)
+    one = cell(fault.strategy, 2, backend="simulated", **more)
     assert not one.problems, one.problems
     return one
 
