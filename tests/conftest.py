@@ -27,12 +27,17 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out thorough tests unless asked for, and of cases that go the same way all but the first."""
+    """Leaves out thorough tests unless asked for, and of cases that go the same way all but the first.
+
+    Unit tests without a slow one in their file come last: no worker waits long for another at the end.
+    """
     if not config.getoption("--thorough"):
         cases: Counter[str] = Counter()
         waits = {item: _waits(item, cases) for item in items}
         items[:] = [item for item in items if not waits[item]]
         config.hook.pytest_deselected(items=[item for item, one in waits.items() if one])
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path.parent.name == "unit" and item.path not in slow)
 
 
 def _waits(item: pytest.Item, cases: Counter[str]) -> bool:

@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 def wait_until(seen: Callable[[], object], within_s: float = 300) -> None:
-    """Waits for another process or thread. The limit ends a test that fails: no machine is so busy."""
+    """Waits for another process or thread, and fails after a time: no machine is so busy."""
     deadline = time.monotonic() + within_s
     while not seen():
         assert time.monotonic() < deadline, "what was waited for did not come"

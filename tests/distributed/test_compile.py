@@ -105,7 +105,6 @@ QUICK: list[Row] = [
     ("after", "zero3", True),
     ("module_compile", "zero2", True),
     ("before", "zero3", True),
-    ("module_compile", "megatron", False),
     ("blocks_before", "zero3", False),
     ("engine_itself", "zero3", False),
 ]

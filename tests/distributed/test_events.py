@@ -1,7 +1,6 @@
 """The table of events: replayed, it gives the table of memory to the byte; its launches are the traffic."""
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -14,17 +13,15 @@ import torch
 
 import zerobench
 from tests.cells import cell
-from zerobench.config.cell import Cell
+from tests.distributed.variants import account, run_all
 from zerobench.config.schema import Measure
 from zerobench.config.schema_memory import CpuOffload
-from zerobench.launch.start_ranks import launch
 from zerobench.probes import event_log
 from zerobench.rank_record import RankRecord
 from zerobench.records import CATEGORIES, LINKS, STATES, EventRow
 from zerobench.records.event_row import EVENTS, OF_STORAGES
 from zerobench.results.events import live_bytes
 from zerobench.sweep import cell as cells
-from zerobench.worker import RankJob, run_rank
 
 SUMS = (*CATEGORIES, "states", "total")
 
@@ -35,35 +32,16 @@ def asked(**more: Any) -> Measure:
 
 TWO_RANKS = {
     "ddp": cell("ddp", 2, measure=asked()),
-    "zero1": cell("zero1", 2, measure=asked()),
-    "zero2": cell("zero2", 2, measure=asked(), accumulation=2),
-    "zero3": cell("zero3", 2, measure=asked()),
+    "zero1": cell("zero1", 2, measure=asked(), accumulation=2),
     "fsdp2": cell("fsdp2", 2, measure=asked()),
     "offload": cell("zero3", 2, measure=asked(), offload=CpuOffload()),
 }
 
 
-def accounted(job: tuple[int, dict[str, Cell], str], _tell: Any = None) -> dict[str, RankRecord]:
-    """Runs the accounted pass of one rank of each cell, one after another in this process."""
-    rank, chosen, folder = job
-    found = {}
-    for number, (name, one) in enumerate(chosen.items()):
-        (place := Path(folder) / f"{number}-{rank}").mkdir()
-        found[name] = run_rank(RankJob(one.config, "accounted", rank, f"{folder}/{number}", str(place)), lambda _: None)
-    return found
-
-
-def records_of(chosen: dict[str, Cell], ranks: int) -> dict[str, list[RankRecord]]:
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = [(rank, chosen, folder) for rank in range(ranks)]
-        outcome = launch(accounted, jobs, Path(folder) / "logs", 120)
-        assert outcome.status == "ok", outcome.reason
-        return {name: [results[name] for results in outcome.results] for name in chosen}
-
-
 @pytest.fixture(scope="module")
-def two_ranks() -> dict[str, list[RankRecord]]:
-    return records_of(TWO_RANKS, 2)
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[RankRecord]]:
+    records = account([one.config for one in TWO_RANKS.values()], tmp_path_factory.mktemp("ranks"))
+    return dict(zip(TWO_RANKS, records, strict=True))
 
 
 def maxima_of(rows: Iterable[EventRow]) -> Counter[tuple[str, str, str]]:
@@ -134,7 +112,7 @@ def test_events_replayed_are_the_tables_of_each_rank(two_ranks: dict[str, list[R
 def test_units_collectives_and_modules_are_told(two_ranks: dict[str, list[RankRecord]]) -> None:
     found = {name: two_ranks[name][0].events for name in TWO_RANKS}
     units = {"(root)", "blocks.0", "blocks.1", "blocks.2"}
-    for name in ("zero3", "fsdp2", "offload"):
+    for name in ("fsdp2", "offload"):
         rows = found[name]
         for kind in ("unit_gathered", "unit_freed"):
             assert {row.unit for row in rows if row.kind == kind} == units, (name, kind)
@@ -150,18 +128,18 @@ def test_units_collectives_and_modules_are_told(two_ranks: dict[str, list[RankRe
             assert not waited, "C++ waits for DDP's buckets"
         else:
             late = {r.collective for r in rows if r.kind == "launch" and r.operation in set(launched) - set(waited)}
-            assert late <= ({"all_gather"} if name in ("zero1", "zero2") else set()), "the next forward waits for these"
+            assert late <= ({"all_gather"} if name == "zero1" else set()), "the next forward waits for these"
     begun = [row.name for row in found["zero1"] if row.kind == "module" and row.operator == "forward"]
     ended = [row.name for row in found["zero1"] if row.kind == "module_end"]
     assert sorted(begun) == sorted(ended)
     assert "blocks.1.mlp_in" in begun
     backward = [row.name for row in found["zero1"] if row.kind == "module" and row.operator == "backward"]
     assert backward.index("blocks.2") < backward.index("blocks.1") < backward.index("blocks.0")
-    batches = {row.micro_batch for row in found["zero2"] if row.phase == "forward"}
+    batches = {row.micro_batch for row in found["zero1"] if row.phase == "forward"}
     assert batches == {0, 1}
-    assert {row.micro_batch for row in found["zero2"] if row.phase == "update"} == {1}
+    assert {row.micro_batch for row in found["zero1"] if row.phase == "update"} == {1}
     assert {row.tier for row in found["offload"] if row.kind == "update"} == {"host"}
-    sources = [row.source for row in found["zero3"] if row.kind in ("launch", "unit_freed", "birth")]
+    sources = [row.source for row in found["offload"] if row.kind in ("launch", "unit_freed", "birth")]
     assert all(" in " in source for source in sources)
 
 
@@ -187,7 +165,7 @@ def test_events_change_nothing_that_is_measured(two_ranks: dict[str, list[RankRe
 
 def test_events_of_nodes_in_a_simulated_world(tmp_path: Path) -> None:
     one = cell("zero3", 4, measure=asked(), node_size=2, backend="simulated")
-    record = accounted((0, {"nodes": one}, str(tmp_path)))["nodes"]
+    (record,) = run_all(([one.config], "accounted", 0, str(tmp_path)), lambda _: None)
     check(record)
     gathers = [row for row in record.events if row.collective == "all_gather" and row.kind == "launch"]
     hops = {(row.group_size, row.between_bytes > 0) for row in gathers}

@@ -280,14 +280,9 @@ def both_ways(rank: int, n: int, folder: str, kinds: list[str]) -> None:
         assert inside == plain, kind
 
 
-REPEATED = ("zero1", "zero2", "megatron", "zero2, cpu", "zero3, hpz")
-"""Kinds that wait for `make test-all` on two ranks: they are tried alone, or a part of another."""
-
-
-@pytest.mark.parametrize("n", [1, 2], ids=["alone", "two ranks"])
-def test_calls_inside_inference_mode_train_as_those_outside(n: int, tmp_path: Path, thorough: bool) -> None:
-    kinds = list(STAGES) if n == 1 else [kind for kind in KINDS if thorough or kind not in REPEATED]
-    run_ranks(n, both_ways, str(tmp_path), kinds)
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.thorough)], ids=["alone", "two ranks"])
+def test_calls_inside_inference_mode_train_as_those_outside(n: int, tmp_path: Path) -> None:
+    run_ranks(n, both_ways, str(tmp_path), [*STAGES, "zero3 in bf16, nvme"] if n == 1 else list(KINDS))
 
 
 @pytest.mark.parametrize("strategy", STAGES)

@@ -1,4 +1,4 @@
-"""Nodes and shard groups: what collectives put where, every stage against DDP and theory, checkpoints, refusals."""
+"""Nodes and shard groups: what collectives put where, bytes against theory, checkpoints. Training: test_composition."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from zerobench.zero.comm import gloo
 from zerobench.zero.comm.hierarchical import connect_groups
 
 CPU = torch.device("cpu")
-OURS = ("zero1", "zero2", "zero3")
 
 
 def total(n: int, dtype: torch.dtype) -> torch.Tensor:
@@ -104,41 +103,6 @@ def test_collectives_in_nodes_and_in_replicas(n: int) -> None:
             assert torch.equal(mine, first.setdefault(place, mine))  # replicas agree to the bit
         whole = torch.cat([first[place] for place in range(size)]).double()
         torch.testing.assert_close(whole, total(n, torch.float32), rtol=0, atol=1e-5)
-
-
-CHOICES: dict[str, dict[str, Any]] = {"nodes": {"node_size": 2}, "replicas": {"shard_group": 2}}
-RUNS = [
-    ("tied", "sgd", {}),
-    ("unused", "adamw", {"overlap_gather": True}),
-    ("rich", "sgd", {"reduce_with": "all_reduce"}),
-    ("adapted", "sgd", {"prefetch": 0, "persistence_numel": 30}),
-]
-
-
-def train_in_groups(rank: int, n: int) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
-    for model, optimizer, options in RUNS:
-        found[model, "ddp"] = training.train(rank, n, "ddp", model, optimizer, 4)
-        for stage in OURS:
-            for name, groups in CHOICES.items():
-                found[model, stage, name] = training.train(rank, n, stage, model, optimizer, 4, **groups, **options)
-    return found
-
-
-@pytest.mark.thorough
-def test_every_stage_trains_in_groups_as_under_ddp() -> None:
-    found = run_ranks(4, train_in_groups)
-    for mine in found:
-        for (model, *rest), (losses, state) in mine.items():
-            if rest == ["ddp"]:
-                continue
-            wanted_losses, wanted = mine[model, "ddp"]
-            torch.testing.assert_close(torch.tensor(losses), torch.tensor(wanted_losses), rtol=1e-6, atol=1e-6)
-            tolerance = 2e-4 if model == "unused" else 1e-6
-            for key in wanted:
-                assert (state[key] - wanted[key]).abs().max() <= tolerance, (model, rest, key)
-            for key in wanted:  # all replicas end with the same bits
-                assert torch.equal(state[key], found[0][model, *rest][1][key])
 
 
 def save_and_load(rank: int, n: int, folder: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.cells import MODELS, cell, sound
+from tests.cells import cell, sound
 from tests.distributed.variants import account
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Sgd
@@ -37,7 +37,7 @@ SIZES = {"tiny": 1, "words": 2, "odd": 3, "checkpointed": 2, "mlp": 4, "gaps": 3
 REPEATED = {
     *(("zero1", model) for model in ("tiny", "odd", "checkpointed", "mlp", "gaps")),
     *(("zero2", model) for model in ("words", "checkpointed", "mlp", "gaps")),
-    *(("zero3", model) for model in ("tiny", "words", "odd")),
+    *(("zero3", model) for model in ("tiny", "words", "odd", "checkpointed", "mlp")),
     *(("ddp", model) for model in ("tiny", "odd")),
 }
 """Each strategy and each model is measured without these, too."""
@@ -95,7 +95,7 @@ def test_bytes_and_volumes_are_those_of_the_formulas(tmp_path, strategy: str, mo
 
 
 @pytest.mark.parametrize(
-    ("strategy", "n"), [*(repeated(row, True) for row in (("ddp", 2), ("zero1", 3), ("zero2", 2))), ("zero3", 3)]
+    ("strategy", "n"), [*(repeated(row, True) for row in (("ddp", 2), ("zero1", 3), ("zero3", 3))), ("zero2", 2)]
 )
 def test_accumulation_is_counted_and_changes_nothing_else(tmp_path, strategy: str, n: int) -> None:
     """Three micro-batches a step: volumes to the element, states as predicted, the loss of one large batch."""
@@ -116,9 +116,14 @@ def test_accumulation_is_counted_and_changes_nothing_else(tmp_path, strategy: st
     assert (steps.forward_s + steps.backward_s + steps.update_s <= steps.seconds).all()
 
 
-@pytest.mark.parametrize("strategy", [repeated((s,), s in ("zero1", "zero2")) for s in STRATEGIES])
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", STRATEGIES[:3])
 def test_the_timeline_tells_of_the_last_step(tmp_path, strategy: str) -> None:
-    row, results = measured(tmp_path, strategy, 2, measure=ACCOUNTED)
+    """Under zero3: in test_accounting_repeats_to_the_byte."""
+    check_timeline(*measured(tmp_path, strategy, 2, measure=ACCOUNTED))
+
+
+def check_timeline(row, results) -> None:
     for _, line in results.timeline.groupby("rank"):
         total = line[[f"{category}_bytes" for category in CATEGORIES]].sum(axis=1)
         assert list(line.phase.drop_duplicates()) == ["data", "forward", "backward", "update"]
@@ -144,21 +149,6 @@ def test_ddp_holds_sixteen_bytes_a_parameter(tmp_path) -> None:
     assert set(results.traffic.phase) == {"backward"}
 
 
-@pytest.mark.thorough
-def test_a_shard_is_a_share(tmp_path) -> None:
-    """Sizes that divide: stage by stage, parts fall to 1/N of DDP's, and nothing hides elsewhere."""
-    kept = {s: measured(tmp_path, s, 4, "untied", bucket_bytes=16 * 1024, measure=ACCOUNTED)[0] for s in STRATEGIES}
-    psi = kept["ddp"].psi
-    for stage in ("zero1", "zero2", "zero3"):
-        assert kept[stage].max_optimizer_bytes == pytest.approx(2 * psi, rel=0.03)
-    assert kept["zero1"].max_gradients_bytes == pytest.approx(4 * psi, rel=0.15)
-    assert kept["zero2"].max_gradients_bytes < 2.2 * psi
-    assert kept["zero3"].max_parameters_bytes < kept["zero2"].max_parameters_bytes
-    assert kept["zero1"].states_bytes > kept["zero2"].states_bytes
-    assert len({k.loss_last for k in kept.values()}) <= 2  # DDP's ring may round apart; the stages do not
-    assert len({kept[s].loss_last for s in ("zero1", "zero2", "zero3")}) == 1
-
-
 def test_optimizers_without_states_are_counted_so(tmp_path) -> None:
     row, _ = measured(tmp_path, "zero2", 2, optimizer=Sgd(), measure=ACCOUNTED)
     assert row.max_optimizer_bytes == 0
@@ -169,7 +159,9 @@ def test_optimizers_without_states_are_counted_so(tmp_path) -> None:
 
 def test_accounting_repeats_to_the_byte(tmp_path) -> None:
     """Two runs of one cell: everything but time is equal."""
-    first, second = (asdict(measured(tmp_path, "zero3", 2)[0]) for _ in range(2))
+    runs = [measured(tmp_path, "zero3", 2) for _ in range(2)]
+    check_timeline(*runs[0])
+    first, second = (asdict(row) for row, _ in runs)
     rough = ("resident_bytes", "loopback_bytes", "timed_allocator_peak_bytes")
     exact = [k for k in first if k.endswith(("_bytes", "_psi")) and k not in rough]
     assert {k: first[k] for k in exact} == {k: second[k] for k in exact}
@@ -177,11 +169,9 @@ def test_accounting_repeats_to_the_byte(tmp_path) -> None:
     assert first["run_id"] != second["run_id"]
 
 
-def test_every_model_of_the_tests_is_valid() -> None:
-    assert all(not cell("ddp", 1, model).problems for model in MODELS)
-
-
+@pytest.mark.thorough
 def test_a_model_from_the_meta_device_trains_the_same_and_is_never_whole(tmp_path) -> None:
+    """In every run: test_no_rank_of_stage_3_holds_the_model."""
     found = {}
     for construct in ("plain", "meta"):
         row, results = measured(tmp_path, "zero3", 4, "wide", strategy={"construct": construct}, measure=ACCOUNTED)

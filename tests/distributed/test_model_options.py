@@ -39,43 +39,50 @@ META = {"strategy": {"construct": "meta"}}
 STEADY = Measure(steps=1, warmup=2, passes="accounted")
 
 CASES = {
-    "lora": {"zero2": {}, "zero3": {}, "zero3, meta": META},
+    "lora": {"zero2": {}, "zero3, meta": META},
     "lora in parts": {"zero3": {"accumulation": 2}},
+}
+THOROUGH = {
+    "lora": {"zero3": {}},
     "parts": {"zero3, again": {"activation": CheckpointActivations()}},
 }
-"""Model -> strategy, with what else is said of the cell -> keys."""
+"""Model -> strategy, with what else is said of the cell -> keys. Meta and parts under zero3 are in every run."""
 
 
-def cells() -> dict[tuple[str, str], CellConfig]:
+def cells(thorough: bool) -> dict[tuple[str, str], CellConfig]:
     found = {}
-    for model, mine in CASES.items():
-        accumulation = max(more.get("accumulation", 1) for more in mine.values())
-        for name, more in {"ddp": {"accumulation": accumulation}, **mine}.items():
+    for model, cases in [*CASES.items(), *(THOROUGH.items() if thorough else ())]:
+        accumulation = max(more.get("accumulation", 1) for more in cases.values())
+        for name, more in {"ddp": {"accumulation": accumulation}, **cases}.items():
             found[model, name] = cell(
                 name.partition(",")[0], 2, model, bucket_bytes=4096, clip=0.1, measure=STEADY, **more
             ).config
-    found["bf16", "zero3"] = cell("zero3", 2, "lora", bucket_bytes=4096, precision=Bf16(), measure=STEADY).config
+    if thorough:
+        found["bf16", "zero3"] = cell("zero3", 2, "lora", bucket_bytes=4096, precision=Bf16(), measure=STEADY).config
     return found
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tuple[CellConfig, list[RankRecord]]]:
-    configs = cells()
+def measured(
+    tmp_path_factory: pytest.TempPathFactory, thorough: bool
+) -> dict[tuple[str, str], tuple[CellConfig, list[RankRecord]]]:
+    configs = cells(thorough)
     records = account(list(configs.values()), Path(tmp_path_factory.mktemp("ranks")))
     return {key: (config, mine) for (key, config), mine in zip(configs.items(), records, strict=True)}
 
 
 def test_stages_train_as_ddp_does(measured) -> None:
     """Losses equal to the bit; with two micro-batches, which are summed elsewhere, to rounding."""
-    for model, mine in CASES.items():
+    for (model, name), (config, records) in measured.items():
+        if model == "bf16":
+            continue
         expected = measured[model, "ddp"][1]
         assert len({step.loss for step in expected[0].steps}) == len(expected[0].steps)
-        for name in mine:
-            for one, other in zip(measured[model, name][1], expected, strict=True):
-                losses = [s.loss for s in other.steps]
-                same = losses if measured[model, name][0].accumulation == 1 else pytest.approx(losses, rel=1e-6)
-                assert [s.loss for s in one.steps] == same, (model, name)
-                assert [s.clip_norm for s in one.steps] == pytest.approx([s.clip_norm for s in other.steps], rel=1e-6)
+        for one, other in zip(records, expected, strict=True):
+            losses = [s.loss for s in other.steps]
+            same = losses if config.accumulation == 1 else pytest.approx(losses, rel=1e-6)
+            assert [s.loss for s in one.steps] == same, (model, name)
+            assert [s.clip_norm for s in one.steps] == pytest.approx([s.clip_norm for s in other.steps], rel=1e-6)
 
 
 def test_states_and_volume_are_those_of_the_theory(measured) -> None:
@@ -91,7 +98,7 @@ def test_states_and_volume_are_those_of_the_theory(measured) -> None:
 
 
 def test_frozen_units_are_not_reduced(measured) -> None:
-    for name in ("ddp", "zero2", "zero3"):
+    for name in ("ddp", *CASES["lora"]):
         config, records = measured["lora", name]
         psi = sum(s.numel for s in records[0].schedule.shapes if s.trainable)
         moved = sum(t.volume_elements for t in records[0].traffic if t.kind != "all_gather" and not t.control)
@@ -140,12 +147,14 @@ def config(strategy: str, n: int, model: str, **more: object) -> CellConfig:
 
 def test_every_strategy_trains_as_one_process_does(tmp_path: Path, thorough: bool) -> None:
     """The loss that balances the experts is that of a micro-batch, whatever rank it is on."""
-    pytest.importorskip("transformers")
-    alone = account([config("ddp", 1, model, clip=0.5) for model in STRATEGIES], tmp_path / "one")
-    expected = {model: ranks[0].steps for model, ranks in zip(STRATEGIES, alone, strict=True)}
-    keys = [(model, strategy) for model, mine in STRATEGIES.items() for strategy in mine]
-    if not thorough:  # what cuts gradients, parameters and each expert with a model of ours; zero3 with the others
-        keys = [key for key in keys if key[1] == "zero3" or key in (("together", "zero2"), ("together", "fsdp2"))]
+    if thorough:
+        pytest.importorskip("transformers")
+        keys = [(model, strategy) for model, names in STRATEGIES.items() for strategy in names]
+    else:  # a stage that cuts gradients and one that cuts parameters, FSDP2 and both ways to keep experts
+        keys = [("together", "zero2"), ("together", "fsdp2"), ("separate", "zero3")]
+    models = list(dict(keys))
+    alone = account([config("ddp", 1, model, clip=0.5) for model in models], tmp_path / "one")
+    expected = {model: ranks[0].steps for model, ranks in zip(models, alone, strict=True)}
     found = account([config(strategy, 2, model, clip=0.5) for model, strategy in keys], tmp_path / "two")
     for (model, strategy), ranks in zip(keys, found, strict=True):
         for number, step in enumerate(expected[model]):
@@ -156,19 +165,23 @@ def test_every_strategy_trains_as_one_process_does(tmp_path: Path, thorough: boo
 
 def test_a_simulation_is_exact_to_the_byte(tmp_path: Path, thorough: bool) -> None:
     """Separate experts if the routing is fixed; together they have the same bytes for every routing."""
-    keys = [("zero3", "even"), ("zero3", "skewed"), ("zero3", "wide_experts"), ("fsdp2", "alone"), ("zero3", "alone")]
-    keys += [("ddp", "even"), ("fsdp2", "even")] * thorough
-    chosen = {f"{strategy}, {model}": config(strategy, 2, model, sequence=64) for strategy, model in keys}
+    keys = [("zero3", "even"), ("zero3", "skewed")]
+    if thorough:
+        keys += [("zero3", "wide_experts"), ("fsdp2", "alone"), ("zero3", "alone"), ("ddp", "even"), ("fsdp2", "even")]
+    sequence = 64 if thorough else 16
+    chosen = {f"{strategy}, {model}": config(strategy, 2, model, sequence=sequence) for strategy, model in keys}
     if thorough:
         chosen["zero3, again"] = config("zero3", 2, "skewed", activation=CheckpointActivations())
         chosen["zero3, bf16"] = config("zero3", 2, "together", precision=Bf16())
     rows = hold(chosen, tmp_path)
     assert [row for row in rows if not row.is_none] == []
     peaks = {row.cell: row.fake_peak_bytes for row in rows if row.rank == 0}
-    sent = {row.cell: row.fake_wire_bytes for row in rows}
-    assert sent["fsdp2, alone"] > 1.5 * sent["zero3, alone"], "FSDP2 cuts along the experts, which it pads to N"
-    expert_bytes = 2 * 32 * 512 * 4
-    assert peaks["zero3, even"] < peaks["zero3, skewed"] < peaks["zero3, wide_experts"] - 16 * expert_bytes
+    assert peaks["zero3, even"] < peaks["zero3, skewed"]
+    if thorough:
+        sent = {row.cell: row.fake_wire_bytes for row in rows}
+        assert sent["fsdp2, alone"] > 1.5 * sent["zero3, alone"], "FSDP2 cuts along the experts, which it pads to N"
+        expert_bytes = 2 * 32 * 512 * 4
+        assert peaks["zero3, skewed"] < peaks["zero3, wide_experts"] - 16 * expert_bytes
 
 
 STEPS, CPU = 4, torch.device("cpu")
@@ -215,7 +228,7 @@ def part_of(name: str, whole: torch.Tensor, ranks: int, place: int) -> torch.Ten
     return whole
 
 
-@pytest.mark.parametrize(("n", "ranks"), [(2, 2), (4, 2), pytest.param(4, 4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("n", "ranks"), [(4, 2), *(pytest.param(n, n, marks=pytest.mark.thorough) for n in (2, 4))])
 def test_a_model_in_parts_trains_as_the_whole_one(n: int, ranks: int) -> None:
     names = ("ddp", "zero1", "zero2", "zero3")
     found = run_ranks(n, train, [config_of(name, n, ranks) for name in names])
@@ -234,17 +247,18 @@ def test_a_model_in_parts_trains_as_the_whole_one(n: int, ranks: int) -> None:
             assert losses == outcomes[0][0], "every strategy trains the same"
 
 
-def test_activations_in_parts_change_no_bit() -> None:
-    configs = [config_of("zero2", 4, activation=policy) for policy in POLICIES]
+def test_activations_in_parts_change_no_bit(thorough: bool) -> None:
+    policies = POLICIES if thorough else ("none", "checkpoint_offload", "partition_offload")
+    configs = [config_of("zero2", 4, activation=policy) for policy in policies]
     for outcomes in run_ranks(4, train, configs):
-        for policy, (losses, parameters) in zip(POLICIES, outcomes, strict=True):
+        for policy, (losses, parameters) in zip(policies, outcomes, strict=True):
             assert losses == outcomes[0][0], policy
             assert all(torch.equal(value, outcomes[0][1][key]) for key, value in parameters.items()), policy
 
 
 @pytest.fixture(scope="module")
 def accounted(tmp_path_factory, thorough: bool) -> dict[tuple[str, str], tuple[CellConfig, Any]]:
-    policies = POLICIES if thorough else ("checkpoint_offload", "partition", "partition_offload")
+    policies = POLICIES if thorough else ("checkpoint_offload", "partition_offload")
     keys = [(name, "none") for name in ("ddp", "zero3")[not thorough :]] + [("zero2", policy) for policy in policies]
     configs = [config_of(name, 4, activation=policy, accumulation=2, measure=STEADY) for name, policy in keys]
     records = account(configs, tmp_path_factory.mktemp("ranks"))
@@ -289,4 +303,5 @@ def test_ranks_keep_a_part_of_the_inputs_each(accounted) -> None:
     one = config.micro_batch * config.sequence * config.model.hidden * 4
     assert largest("checkpoint_offload", "host") == 2 * one
     assert largest("partition_offload", "host") == one
-    assert largest("partition", "host") == 0
+    if ("zero2", "partition") in accounted:
+        assert largest("partition", "host") == 0

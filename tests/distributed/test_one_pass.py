@@ -57,7 +57,7 @@ def losses(rank: int, n: int, kernels: Any, cases: list[tuple[str, torch.dtype]]
     return found
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_losses_are_those_of_tiles(n: int) -> None:
     cases = [(one, torch.bfloat16) for one in ("ddp", *KINDS)] + [("ddp", torch.float16), ("zero2", torch.float16)]
     for found in run_ranks(n, losses, PlainKernels, cases):

@@ -377,6 +377,6 @@ def stacks(rank: int, n: int, folder: str) -> None:
         assert all(shape in ((5, 16, 24), (5, 24, 16)) for shape in moments)
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_stacked_experts_are_updated_matrix_by_matrix(n: int, tmp_path: Path) -> None:
     run_ranks(n, stacks, str(tmp_path))

@@ -19,7 +19,7 @@ from tests.ranks import run_ranks
 from zerobench.watching.held_tensors import leave_out
 from zerobench.zero import STAGES, LossScaling, NvmeOffload, Offload, initialize
 
-STEPS = 4
+STEPS = 3
 LOOPED = "lists"
 """The model of the loops: of a tied one DDP sums micro-batches in another order."""
 
@@ -73,16 +73,6 @@ def accumulating(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[floa
         yield loss.item()
 
 
-def reducing_each(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
-    for step in range(STEPS):
-        for micro in range(2):
-            loss = model(*zoo.tokens(rank, n, 2 * step + micro))
-            loss.backward()
-        optimizer.step()
-        model.zero_grad()
-        yield loss.item()
-
-
 def several_losses(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
     """torch.autograd.backward of two, one of them weighted by `gradient`; a batch in which the loop does not step."""
     for step in range(STEPS):
@@ -95,15 +85,6 @@ def several_losses(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[fl
         model.zero_grad(set_to_none=False)
         optimizer.zero_grad()
         yield sum(losses).item()
-
-
-def with_gradient(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
-    for step in range(STEPS):
-        loss = model(*zoo.tokens(rank, n, step))
-        loss.backward(gradient=torch.tensor(0.25 + step))
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.item()
 
 
 def with_closure(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
@@ -163,12 +144,8 @@ def scheduled(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
 
 
 LOOPS: dict[str, Callable[..., Iterator[float]]] = {
-    one.__name__: one
-    for one in (
-        accumulating, reducing_each, several_losses, with_gradient, with_closure, asking_gradients, recovering,
-        scheduled,
-    )
-}  # fmt: skip
+    one.__name__: one for one in (accumulating, several_losses, with_closure, asking_gradients, recovering, scheduled)
+}
 
 
 def train(rank: int, n: int, strategy: str, model_name: str, loop: Callable[..., Iterator[float]], **options: Any):
@@ -183,9 +160,9 @@ def train(rank: int, n: int, strategy: str, model_name: str, loop: Callable[...,
     return losses, weights_of(called)
 
 
-def stages(number: int, thorough: bool, each: int = 2) -> list[str]:
-    """All, or one of `each`."""
-    return [*STAGES] if thorough else [*STAGES][number % each :: each]
+def stages(number: int, thorough: bool) -> list[str]:
+    """All, or one by turns."""
+    return [*STAGES] if thorough else [[*STAGES][number % 4]]
 
 
 def all_models(rank: int, n: int, thorough: bool) -> None:
@@ -199,12 +176,8 @@ def all_models(rank: int, n: int, thorough: bool) -> None:
 def all_loops(rank: int, n: int, thorough: bool) -> None:
     for number, (name, loop) in enumerate(LOOPS.items()):
         wanted = train(rank, n, "ddp", LOOPED, loop)
-        for stage in stages(number, thorough, 4):
-            ours = train(rank, n, stage, LOOPED, loop)
-            if loop is reducing_each:  # DDP reduces the first mean again, with the second gradient: another rounding
-                assert ours[0] == pytest.approx(wanted[0], rel=0, abs=1e-6), stage
-            else:
-                assert_as_ddp(ours, wanted, (name, stage))
+        for stage in stages(number, thorough):
+            assert_as_ddp(train(rank, n, stage, LOOPED, loop), wanted, (name, stage))
 
 
 def all_tiers(rank: int, n: int, folder: str, thorough: bool) -> None:
@@ -244,7 +217,7 @@ class Penalized(nn.Module):
         return self.blocks[1](self.blocks[0](x)).square().mean()
 
 
-def weights_penalized(rank: int, n: int) -> None:
+def weights_penalized(rank: int, n: int, thorough: bool) -> None:
     """A gradient of weights, whose backward does not come through the forward's output or comes before it. Plain torch
     trains on the whole batch: DDP does not know the penalty's parameter.
     """
@@ -268,11 +241,11 @@ def weights_penalized(rank: int, n: int) -> None:
         }
 
     wanted = trained("plain")
-    for stage in ("zero1", "zero2", "megatron"):
+    for stage in ("zero1", "zero2", "megatron") if thorough else ("zero2",):
         torch.testing.assert_close(trained(stage), wanted, rtol=0, atol=1e-6)
 
 
-def two_engines(rank: int, n: int) -> None:
+def two_engines(rank: int, n: int, thorough: bool) -> None:
     """One loss of two models in one graph, and a discriminator that a generator's loss goes through."""
 
     def trained(strategies: tuple[str, str]) -> Any:
@@ -297,7 +270,7 @@ def two_engines(rank: int, n: int) -> None:
         return seen, weights_of(first) | {f"second {k}": v for k, v in weights_of(second).items()}
 
     wanted = trained(("ddp", "ddp"))
-    for pair in (("zero1", "zero2"), ("zero2", "zero2"), ("megatron", "ddp")):
+    for pair in (("zero1", "zero2"), ("zero2", "zero2"), ("megatron", "ddp")) if thorough else (("zero1", "zero2"),):
         assert_as_ddp(trained(pair), wanted, pair)
     # under zero3 a forward is gone through once: each engine's two forwards of a discriminator's step are one's each
     assert_as_ddp(trained(("zero3", "zero3")), wanted, "zero3")
@@ -305,7 +278,7 @@ def two_engines(rank: int, n: int) -> None:
 
 def failing_end(rank: int, n: int, thorough: bool) -> None:
     """An error at the end of a backward reaches the program, and the next backward begins anew."""
-    for stage in stages(0, thorough):
+    for stage in stages(2, thorough):
         model = zoo.build("tied")
         optimizer = adamw(model)
         engine = wrapped(stage, model, optimizer)
@@ -326,8 +299,8 @@ def all_of(rank: int, n: int, folder: str, thorough: bool) -> None:
     all_models(rank, n, thorough)
     all_loops(rank, n, thorough)
     all_tiers(rank, n, folder, thorough)
-    two_engines(rank, n)
-    weights_penalized(rank, n)
+    two_engines(rank, n, thorough)
+    weights_penalized(rank, n, thorough)
     failing_end(rank, n, thorough)
 
 

@@ -27,8 +27,8 @@ from zerobench.worker import RankJob, RankRecord, run_rank
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron")
 
-COUNT, THOROUGH, REAL = 10, 400, 5
-"""Runs of one rank of a simulated world of 1 to 8, with --thorough, and of two real ranks."""
+COUNT, THOROUGH = 10, 400
+"""Runs of one rank of a simulated world of 1 to 8, in every run of the tests and with --thorough."""
 
 MORE = (45, 67, 118)
 """Seeds of runs that hold what none of the first ones does: a large tile, a part that leaves, secondary shards."""
@@ -95,14 +95,14 @@ def registered() -> Iterator[None]:
 
 
 @registered()
-def random_config(seed: int, strategy: str, n: int, backend: str = "simulated") -> CellConfig:
+def random_config(seed: int, strategy: str, n: int) -> CellConfig:
     """A cell that makes sense, of one accounted step; the same for the same seed. Raises where none is found."""
     draw = random.Random(f"{seed} {strategy} {n}")
     name = f"random {seed}"
     MODELS[name] = REGISTRY.schema_of("random_network", random_network, Model)(seed=draw.randrange(2**31))
     for _ in range(50):
         options = _options(draw, strategy, n)
-        one = cell(strategy, n, name, backend=backend, bucket_bytes=draw.choice((1024, 4096, 16384)), **options)
+        one = cell(strategy, n, name, backend="simulated", bucket_bytes=draw.choice((1024, 4096, 16384)), **options)
         if not one.problems:
             return one.changed(measure=Measure(1, 2 if options.get("arena") else 1)).config
     raise AssertionError(one.problems)
@@ -159,34 +159,30 @@ def _features(draw: random.Random, strategy: str, n: int) -> dict[str, Any]:
     return {}
 
 
-def account_each(configs: list[dict[str, Any]], folder: Path, ranks: int | None = None) -> list[list[RankRecord]]:
-    """The accounted pass of each config, one after the other in one launch: of so many real ranks, or of the fullest
-    rank of each simulated world.
-    """
-    jobs = [(configs, rank, str(folder)) for rank in (range(ranks) if ranks else [None])]
-    outcome = launch(_run_each, jobs, folder / "logs", timeout_s=300)
+def account_each(configs: list[CellConfig], folder: Path) -> list[RankRecord]:
+    """The accounted pass of the fullest rank of each simulated world, one after the other in one launch."""
+    outcome = launch(_run_each, [(configs, str(folder))], folder / "logs", timeout_s=300)
     assert outcome.status == "ok", outcome.reason
-    return [list(records) for records in zip(*outcome.results, strict=True)]
+    return outcome.results[0]
 
 
 @registered()
-def _run_each(job: tuple[list[dict[str, Any]], int | None, str], tell: Any) -> list[RankRecord]:
-    configs, rank, folder = job
-    where = [simulated_ranks(config)[0] if rank is None else rank for config in configs]
+def _run_each(job: tuple[list[CellConfig], str], tell: Any) -> list[RankRecord]:
+    configs, folder = job
     return [
-        run_rank(RankJob(config, "accounted", which, f"{folder}/rendezvous-{number}", folder), tell)
-        for number, (config, which) in enumerate(zip(configs, where, strict=True))
+        run_rank(RankJob(config, "accounted", simulated_ranks(config)[0], f"{folder}/rendezvous-{n}", folder), tell)
+        for n, config in enumerate(configs)
     ]
 
 
-def off(config: CellConfig, ranks: list[RankRecord]) -> Iterator[str]:
-    """Yields the categories whose largest bytes on any rank are not those of the replay, nor formula and terms."""
-    schedule, groups, tiers = ranks[0].schedule, config.groups, config.offload.theory_shape()
+def off(config: CellConfig, record: RankRecord) -> Iterator[str]:
+    """Yields the categories whose largest bytes are not those of the replay, nor formula and terms."""
+    schedule, groups, tiers = record.schedule, config.groups, config.offload.theory_shape()
     strategy = shape_of(config.strategy.values())
     found = predict_states(strategy, schedule, groups, *training_shapes(config), tiers)
-    rows = [m for record in ranks for m in record.memory if (m.phase, m.tier) == ("step", "device")]
+    rows = [m for m in record.memory if (m.phase, m.tier) == ("step", "device")]
     idle = {i for i, shape in enumerate(schedule.shapes) if shape.trainable} - {*schedule.arrivals}
-    share = IDLE_SHARE if idle and len(ranks) < config.world_size else 0
+    share = IDLE_SHARE if idle and config.world_size > 1 else 0
     for name, formula in formulas_of(config, schedule, found).items():
         if name not in ("volume", "between nodes"):
             measured, predicted = max(m.max_bytes for m in rows if m.category == name), found.of_category(name)
@@ -197,7 +193,7 @@ def off(config: CellConfig, ranks: list[RankRecord]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def simulated(thorough, tmp_path_factory) -> dict[str, tuple[CellConfig, list[RankRecord]]]:
+def simulated(thorough, tmp_path_factory) -> dict[str, tuple[CellConfig, RankRecord]]:
     count = THOROUGH if thorough else COUNT
     seeds, kinds = sorted({*range(count), *MORE}), len(STRATEGIES)
     drawn = [(seed, STRATEGIES[seed % kinds], 1 + seed // kinds % 8) for seed in seeds]
@@ -210,18 +206,21 @@ def test_a_simulated_rank_holds_what_is_replayed(simulated) -> None:
     assert {name: found for name, run in simulated.items() if (found := [*off(*run)])} == {}
 
 
+PRECISIONS = (schema_training.Fp32(), schema_training.Fp16(initial_scale=16.0), schema_training.Bf16())
+
+
 def test_any_number_of_micro_batches_holds_what_is_replayed(thorough, tmp_path) -> None:
-    """Theory plays at most three micro-batches: the first, one like all others, the last."""
+    """Theory plays at most three micro-batches: the first, one like all others, the last. In every run each strategy
+    has one precision by turns, and one micro-batch more than are played.
+    """
     cells = [
         cell(
             strategy, 2, "mlp", backend="simulated", precision=precision, accumulation=count, bucket_bytes=16384,
             micro_batch=1, sequence=1, measure=Measure(1, 2), strategy={"accumulate": accumulate},
         )
-        for strategy in STRATEGIES
-        for precision in (schema_training.Fp32(), schema_training.Fp16(initial_scale=16.0), schema_training.Bf16())[
-            : 3 if thorough else 2
-        ]
-        for count in ((1, 2, 3, 4, 5, 8) if thorough else (3, 5))
+        for number, strategy in enumerate(STRATEGIES)
+        for precision in (PRECISIONS if thorough else [PRECISIONS[number % 3]])
+        for count in ((1, 2, 3, 4, 5, 8) if thorough else (4,))
         for accumulate in (("last", "every") if thorough else ("last",))
     ]  # fmt: skip
     assert [one.problems for one in cells if one.problems] == []

@@ -53,7 +53,7 @@ zoo.MODELS["dropping"] = Dropping
 
 SLABS = ActivationPolicy(recompute=True, keep="slab")
 WAYS = {**POLICIES, "checkpoint in slabs": SLABS}
-STEPS = 3
+STEPS = 2
 
 
 def train(rank: int, n: int, model_name: str, strategy: str, policy: ActivationPolicy, **options: Any) -> Any:

@@ -267,17 +267,6 @@ def nothing_to_step(engine: Any, rank: int, n: int) -> list[float]:
     return losses + take_steps(engine, rank, n, range(4, 6))
 
 
-def thawing(engine: Any, rank: int, n: int) -> list[float]:
-    """Parameters frozen and thawed between steps, the first layers first."""
-    losses = []
-    early = [engine.module.embedding, engine.module.blocks[0], engine.module.blocks[1]]
-    for step, frozen in enumerate((early, early[:2], early[1:2], [], early[:1])):
-        for module in early:
-            module.requires_grad_(module not in frozen)
-        losses += take_steps(engine, rank, n, [step])
-    return losses
-
-
 def failing_forward(engine: Any, rank: int, n: int) -> list[float]:
     """A forward that fails in the middle of the blocks, on every rank, is caught; training goes on."""
     losses = take_steps(engine, rank, n, range(2))
@@ -294,20 +283,6 @@ def failing_forward(engine: Any, rank: int, n: int) -> list[float]:
 
 def fail(*_: Any) -> None:
     raise ZeroDivisionError
-
-
-def adversarial(engine: Any, rank: int, n: int) -> list[float]:
-    """The gradient of the input first, by torch.autograd.grad, then a step on the input moved along it."""
-    losses = []
-    for step in range(STEPS):
-        x, y = zoo.tokens(rank, n, step)
-        moved = torch.zeros(zoo.WIDTH, requires_grad=True)
-        (along,) = torch.autograd.grad(engine(x, y, moved), moved)
-        loss = engine(x, y, 0.1 * along.sign())
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
 
 
 def captured(engine: Any, rank: int, n: int) -> list[float]:
@@ -393,9 +368,7 @@ SCENARIOS: dict[str, Scenario] = {
     "losses left in attributes": Scenario(Auxiliary),
     "hooks of the user's": Scenario(Hooked, optimizer=sgd),
     "steps with nothing to do": Scenario(Plain, nothing_to_step),
-    "freezing and thawing": Scenario(Plain, thawing),
     "a forward that fails": Scenario(Plain, failing_forward),
-    "gradients of inputs first": Scenario(Plain, adversarial),
     "losses on captured states": Scenario(Plain, captured),
     "copies of the module": Scenario(Hooked, copies, sgd),
     "methods and functional calls": Scenario(Plain, methods),

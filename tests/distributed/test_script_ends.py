@@ -31,13 +31,23 @@ ENDS = {
 """How the script ends -> the exit codes of ranks 0 and 1."""
 
 CASES = {
-    "zero1": ({}, ["plain", "error"]),
-    "zero2": ({}, ["plain", "error", "error on rank 1 within a step"]),
-    "zero3": ({}, list(ENDS)),
-    "megatron": ({}, ["plain", "error"]),
-    "zero3 offload": ({"offload": "cpu"}, ["plain", "error", "error on rank 1 within a step"]),
+    "zero1": ({}, [], ["plain", "error"]),
+    "zero2": ({}, ["error"], ["plain", "error on rank 1 within a step"]),
+    "zero3": (
+        {},
+        ["plain", "exit", "error on rank 1 within a step", "dropped engine", "save"],
+        ["destroy", "error", "error on rank 1"],
+    ),
+    "megatron": ({}, [], ["plain", "error"]),
+    "zero3 offload": ({"offload": "cpu"}, [], ["plain", "error", "error on rank 1 within a step"]),
 }
-"""Name, which begins with the strategy -> its options, and how its scripts end."""
+"""Name, which begins with the strategy -> its options, how its scripts end, and how also in `make test-all`."""
+
+
+def ends_of(name: str, thorough: bool) -> list[str]:
+    _, ends, more = CASES[name]
+    return ends + more * thorough
+
 
 WITHIN_S = 120
 """Longest life of both ranks, most of it on a busy machine's account. A hang lasts forever."""
@@ -101,12 +111,12 @@ def exit_codes(children: list[int], within_s: float) -> list[int | str]:
     return [codes[child] for child in children]
 
 
-def run_all(folder: Path) -> None:
+def run_all(folder: Path, thorough: bool) -> None:
     """Runs every case and prints its exit codes, as a JSON list per case."""
     import zerobench.launch.frozen  # noqa: F401  loads once what each script would load
 
-    for name, (_, ends) in CASES.items():
-        for end in ends:
+    for name in CASES:
+        for end in ends_of(name, thorough):
             own = folder / f"{name} {end}"
             own.mkdir()
             children = [start(name, end, rank, str(own)) for rank in range(2)]
@@ -114,21 +124,25 @@ def run_all(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def codes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[int | str]]]:
+def codes(tmp_path_factory: pytest.TempPathFactory, thorough: bool) -> dict[str, dict[str, list[int | str]]]:
     """Exit codes of ranks 0 and 1, by case and end."""
-    command = [sys.executable, "-m", __name__, str(tmp_path_factory.mktemp("scripts"))]
+    command = [sys.executable, "-m", __name__, str(tmp_path_factory.mktemp("scripts")), *["thorough"] * thorough]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-    codes: dict[str, dict[str, list[int | str]]] = {}
+    codes: dict[str, dict[str, list[int | str]]] = {name: {} for name in CASES}
     for name, end, ended in map(json.loads, output.splitlines()):
-        codes.setdefault(name, {})[end] = ended
+        codes[name][end] = ended
     return codes
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_script_ends_with_its_own_exit_code(name: str, codes: dict[str, dict[str, list[int | str]]]) -> None:
-    assert codes[name] == {end: [*ENDS[end]] for end in CASES[name][1]}
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if CASES[name][1] else pytest.mark.thorough) for name in CASES]
+)
+def test_script_ends_with_its_own_exit_code(
+    name: str, codes: dict[str, dict[str, list[int | str]]], thorough: bool
+) -> None:
+    assert codes[name] == {end: [*ENDS[end]] for end in ends_of(name, thorough)}
 
 
 if __name__ == "__main__":
-    run_all(Path(sys.argv[1]))
+    run_all(Path(sys.argv[1]), thorough="thorough" in sys.argv)

@@ -92,7 +92,7 @@ def test_a_rank_is_one_of_a_simulated_world() -> None:
     assert cell("zero1", 2, rank=2, backend="simulated").problems == ("rank=2: must be from 0 to 1, below world_size",)
 
 
-@pytest.mark.parametrize("strategy", ["megatron", "zero3"])
+@pytest.mark.parametrize("strategy", [pytest.param("megatron", marks=pytest.mark.thorough), "zero3"])
 def test_large_worlds_are_as_predicted(tmp_path: Path, strategy: str) -> None:
     row, results = measured(tmp_path, strategy, 64, "wide", backend="simulated")
     assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
@@ -113,7 +113,7 @@ def ran_deterministic(job: RankJob, tell: Any) -> bool:
 
 def test_deterministic_kernels_are_asked_for_in_the_rank(tmp_path: Path) -> None:
     for wanted in (False, True):
-        one = cell("zero2", 2, backend="simulated", deterministic=wanted)
+        one = cell("zero2", 2, "mlp", backend="simulated", deterministic=wanted, measure=Measure(steps=1, warmup=2))
         jobs = [RankJob(one.config, "accounted", 0, str(tmp_path / "rendezvous"), str(tmp_path))]
         assert launch(ran_deterministic, jobs, tmp_path / "logs", 60).results == [wanted]
 

@@ -77,18 +77,24 @@ def races_of(cuda: ModeledCuda, strategy: str, options: dict[str, Any], model: s
     return detector.races
 
 
-@pytest.mark.shown(8)
-@pytest.mark.parametrize(("strategy", "options"), RUNS)
+def repeated(rows: list[Any], shown: tuple[int, ...]) -> list[Any]:
+    """Parameters of a test, of which all but those `shown` wait for `make test-all`."""
+    return [pytest.param(*row, marks=() if n in shown else pytest.mark.thorough) for n, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(("strategy", "options"), repeated(RUNS, (0, 4, 6, 9)))
 def test_no_race(cuda: ModeledCuda, strategy: str, options: dict[str, Any]) -> None:
     assert races_of(cuda, strategy, options) == []
 
 
-@pytest.mark.parametrize(("strategy", "options"), IN_GROUPS)
+@pytest.mark.parametrize(("strategy", "options"), repeated(IN_GROUPS, (0, 1, 4)))
 def test_no_race_in_groups(cuda: ModeledCuda, strategy: str, options: dict[str, Any]) -> None:
     assert races_of(cuda, strategy, options) == []
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "strategy", ["zero3", *(pytest.param(s, marks=pytest.mark.thorough) for s in ("zero1", "zero2"))]
+)
 def test_no_race_with_unused_parameters(cuda: ModeledCuda, strategy: str) -> None:
     assert races_of(cuda, strategy, {}, "unused") == []
 
@@ -128,7 +134,7 @@ def ended_too_early() -> Iterator[None]:
         yield
 
 
-@pytest.mark.shown(5)
+@pytest.mark.shown(3)
 @pytest.mark.parametrize("mistake", [unawaited, launched_too_early, ended_too_early])
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
 def test_planted_races_are_seen(cuda: ModeledCuda, strategy: str, mistake: Any) -> None:
@@ -204,15 +210,14 @@ def races_of_copies(
     return detector.races
 
 
-STAGES_THAT_SHOW_IT = {"all": "zero1", "optimizer": "zero2", "gradients": "zero3", "half": "zero2",
-                       "parameters": "zero3", "delayed": "zero2", "files": "zero3"}  # fmt: skip
+STAGES_THAT_SHOW_IT = {"all": "zero1", "half": "zero2", "parameters": "zero3", "delayed": "zero2", "files": "zero3"}
 """What leaves -> the stage with which every run of the tests has it; the others wait for `make test-all`."""
 
 
 @pytest.mark.parametrize(
     ("strategy", "parts"),
     [
-        pytest.param(s, p, marks=() if STAGES_THAT_SHOW_IT[p] == s else pytest.mark.thorough)
+        pytest.param(s, p, marks=() if STAGES_THAT_SHOW_IT.get(p) == s else pytest.mark.thorough)
         for s in ("zero1", "zero2", "zero3")
         for p in PARTS
         if s == "zero3" or p != "parameters"

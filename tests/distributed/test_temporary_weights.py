@@ -45,11 +45,17 @@ def evaluate(engine: Any, averages: dict[str, torch.Tensor], inputs: Any, is_exa
         assert loss == loss_of(plain(*inputs)).item()
 
 
-def trains_on(rank: int, n: int, cases: list[tuple[str, str, torch.dtype, dict[str, Any]]]) -> None:
-    for stage, name, dtype, options in cases:
+MODES = (nullcontext, torch.no_grad, torch.inference_mode)
+
+
+def trains_on(
+    rank: int, n: int, cases: list[tuple[str, str, torch.dtype, dict[str, Any]]], every_mode: bool = True
+) -> None:
+    """Each engine evaluates in one of the modes by turns, unless in `every_mode`."""
+    for number, (stage, name, dtype, options) in enumerate(cases):
         averages = other_state(name, torch.float32)
         ends = []
-        for mode in (None, nullcontext, torch.no_grad, torch.inference_mode):
+        for mode in (None, *(MODES if every_mode else MODES[number % 3 :][:1])):
             engine = engine_of(stage, zoo.build(name).to(dtype), options)
             losses = take_steps(engine, rank, n, range(2))
             if mode is not None:
@@ -167,11 +173,12 @@ def test_device_has_no_second_copy_of_masters(stage: str, dtype: torch.dtype, si
     assert copies.sizes == ({labels.HOST: size * sum(unit.shard_numel for unit in engine.units)} if size else {})
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_evaluation_with_averages_leaves_training_as_it_was(n: int, tmp_path: Path, thorough: bool) -> None:
-    run_ranks(n, trains_on, kinds(n, str(tmp_path), 1 if thorough or n == 1 else 2))
+    run_ranks(n, trains_on, kinds(n, str(tmp_path), 1 if thorough else 2), thorough)
 
 
+@pytest.mark.thorough
 def test_evaluation_with_averages_leaves_secondary_shards_as_they_were() -> None:
     run_ranks(4, trains_on, LOSSY)
 

@@ -54,7 +54,7 @@ def unfrozen(rank: int, n: int, folder: str, thorough: bool) -> None:
         for parameter in parameters:
             parameter.requires_grad_(trains)
 
-    for name, tiers in (("lists", TIERS), ("tied", TIERS[:3])) if thorough else (("lists", TIERS[::2]),):
+    for name, tiers in (("lists", TIERS), ("tied", TIERS[:3])) if thorough else (("lists", TIERS[2:5:2]),):
         plain = zoo.build(name)
         reference, expected = adamw(plain.parameters()), []
         for step in range(8):
@@ -123,7 +123,7 @@ def taken_over_frozen(rank: int, n: int) -> None:
 def late_groups(rank: int, n: int, thorough: bool) -> None:
     """A group after the first step, of parameters that were frozen, or trainable in no group."""
     both = [(strategy, was_frozen) for strategy in STAGES for was_frozen in (True, False)]
-    for strategy, was_frozen in both if thorough else both[::3]:
+    for strategy, was_frozen in both if thorough else both[2::3]:
         model, plain = zoo.build("lists"), zoo.build("lists")
         engine: Any = None
         optimizers = []
@@ -164,7 +164,7 @@ def ignored(rank: int, n: int, folder: str, thorough: bool) -> None:
 
     One that has no engine's dtype is ignored, too; both are in a full state, and not in a checkpoint.
     """
-    for strategy in STAGES if thorough else ("zero2", "zero3"):
+    for strategy in STAGES if thorough else ("zero3",):
         model, plain = zoo.build("lists"), zoo.build("lists")
         norm = model.blocks[0][1].norm
         codes = norm.codes = nn.Parameter(torch.full((3,), rank, dtype=torch.int32), requires_grad=False)

@@ -76,9 +76,9 @@ def train_all(
     return by_strategy(rank, n, train, ("ddp", *stages), model_name, optimizer_name, 3)
 
 
-def train_models(rank: int, n: int, models: list[tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """Several (model, optimizer) in one launch."""
-    return {model: train_all(rank, n, model, optimizer) for model, optimizer in models}
+def train_models(rank: int, n: int, models: list[tuple[str, str, list[str]]]) -> dict[str, dict[str, Any]]:
+    """Several (model, optimizer, stages) in one launch."""
+    return {model: train_all(rank, n, model, optimizer, stages) for model, optimizer, stages in models}
 
 
 def train_optimizers(rank: int, n: int, optimizers: dict[str, list[str]]) -> dict[str, dict[str, Any]]:

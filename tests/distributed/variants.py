@@ -1,16 +1,20 @@
-"""Accounted passes of many cells in one launch of ranks, and a model that is frozen in part."""
+"""Engines of cells, accounted passes of many cells in one launch of ranks, and a model that is frozen in part."""
 
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
 import zerobench
 from tests.cells import MODELS
+from zerobench import strategies
 from zerobench.config.cell import CellConfig
+from zerobench.config.combinations import engine_options
 from zerobench.config.schema import Model
 from zerobench.launch.start_ranks import launch
+from zerobench.predict.build import build_model
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.worker import RankJob, RankRecord, run_rank
 
@@ -41,6 +45,14 @@ def half_frozen(vocabulary: int = 256) -> nn.Module:
 
 zerobench.register_model("half_frozen", half_frozen)
 MODELS["half_frozen"] = REGISTRY.schema_of("half_frozen", half_frozen, Model)()
+
+
+def engine_of(config: CellConfig, folder: str | None = None) -> Any:
+    """The engine that a run of the cell has on a rank, over the weights of seed 0. `folder`: for files of a tier."""
+    torch.manual_seed(0)
+    model = build_model(config)
+    options = config.precision.options_of(config.strategy.name) | engine_options(config, folder)
+    return strategies.wrap(config.strategy.values(), model, config.optimizer.build_for(model), **options)
 
 
 def account(

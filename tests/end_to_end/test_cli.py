@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import zerobench
-from tests.end_to_end.command import ROOT, SMALL, in_a_process
+from tests.end_to_end.command import ROOT, SMALL
 from tests.end_to_end.command import zerobench as run
 from zerobench import cli
 from zerobench.config.compose import compose_cells
@@ -45,12 +45,9 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
     assert again.returncode == 0
     assert again.stderr.count("reused an earlier run") == 2
     assert len(zerobench.load(tmp_path / "results/runs").runs) == 2
-    forced = run("strategy=zero3", "world_size=2", "rerun=true", *SMALL, cwd=tmp_path)
-    assert forced.returncode == 0
-    assert zerobench.load(tmp_path / "results/runs").runs.run_id.iloc[-1].rsplit("-", 2)[1] == "2"
 
     csv = run("export", "results/runs", "--format", "csv", cwd=tmp_path)
-    assert len(csv.stdout.splitlines()) == 4
+    assert len(csv.stdout.splitlines()) == 3
     markdown = run("export", "--format", "markdown", "--latest", "--out", "table.md", cwd=tmp_path)
     assert markdown.returncode == 0
     assert (tmp_path / "table.md").read_text().count("\n") == 4
@@ -67,11 +64,8 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["optimizer.momentum=1"], "optimizer.momentum: no such key; choose optimizer=muon|rmsprop|sgd for it"),
         (["activation.x=1"], "activation.x: no such key; this choice has no keys of its own"),
         (["dtype=bf16"], "dtype: no such key; did you mean precision, as in precision=bf16?"),
-        (["lr=1e-3"], "lr: no such key; did you mean optimizer.lr?"),
-        (["stage=3"], "did you mean strategy, as in strategy=zero3?"),
         (["batch_size=4"], "did you mean micro_batch (samples per rank in one forward) or batch"),
         (["model.architecture=gpt2"], "did you mean huggingface.architecture, with model=huggingface?"),
-        (["steps=3"], "did you mean measure.steps or"),
         (["run", "strategy=zero2"], "a run is zerobench KEY=VALUE"),
         (["hydra/launcher=jobs"], "Could not find 'hydra/launcher/jobs' (valid: basic"),
         (["-m", "objective=peak_bytes", "seed=1,2"], "objective=peak_bytes: no sweeper asks for it"),
@@ -80,10 +74,8 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["--cfg"], "argument --cfg/-c: expected one argument"),
         (["-sc", "install"], "install=bash"),
         (["offload=cpu", "offload.delayed_after=5"], "offload.delayed_after: it means nothing without offload.delayed"),
-        (["world_sise=2"], "world_sise: no such key; did you mean world_size?"),
         (["measure.steps=1.5"], "measure.steps=1.5: wants an integer, and 1.5 is none"),
         (["strategy=zero22"], "strategy=zero22: no such strategy; did you mean zero2?"),
-        (["precision=bf16", "precision.growth=3"], "precision.growth: no such key under precision=bf16"),
         (["strategy=ddp,zero1"], "strategy: several values make a sweep; add -m"),
         (["measure=5"], "measure=5: no such measure"),
         (["exprot"], "exprot: neither KEY=VALUE nor a verb; did you mean export?"),
@@ -113,10 +105,8 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
             "--launches 1: must be at least 2",
         ),
         (["compare", "nowhere", "."], "compare: nowhere: there is no run, and no folder of runs, of that name"),
-        (["compare", "no*", "."], "compare: no*: there is no run"),
         (["noise", "record", "--runs", "nowhere"], "noise: nowhere: there is no run"),
         (["noise", "record", "--launches", "2"], "noise: --launches 2: must be at least 3"),
-        (["noise", "record", "strategy=zero22"], "strategy=zero22: no such strategy; did you mean zero2?"),
         (["noise", "record", "-m", "strategy=ddp,zero1"], "makes 2 cells; noise is measured on one"),
         (["noise", "record", "measure.warmup=1"], "measure.warmup=1: must be at least 2"),
         (["noise", "show", "strategy=ddp"], "strategy=ddp: only a record that runs a cell takes overrides"),
@@ -125,7 +115,6 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["calibrate", "--world-size", "0"], "--world-size 0: must be at least 1"),
         (["calibrate", "--repetitions", "2"], "--repetitions 2: must be at least 3"),
         (["budget", "record"], "name the cells, as in"),
-        (["budget", "record", "strategy=zero9"], "no such strategy"),
         (["budget", "record", "--metrics", "peak", "strategy=zero2"], "--metrics: peak is none of peak_bytes"),
         (["budget"], "record or check?"),
         (["budget", "chek"], "chek: neither record nor check"),
@@ -143,12 +132,12 @@ def test_a_mistyped_command_is_one_sentence_and_exit_2(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("key", sorted(OTHER_WORDS))
-def test_other_tools_words_are_answered_with_keys_that_are_there(key: str) -> None:
+def test_other_tools_words_are_answered_with_keys_that_are_there() -> None:
     """The answer's first word is a key, or a group, that some choice has."""
-    for part in OTHER_WORDS[key].split(" or ")[0].split(" and "):
-        ours = part.split(",")[0].split(" (")[0].split("=")[0]
-        assert is_key(ours), ours
+    for key, answer in OTHER_WORDS.items():
+        for part in answer.split(" or ")[0].split(" and "):
+            ours = part.split(",")[0].split(" (")[0].split("=")[0]
+            assert is_key(ours), (key, ours)
 
 
 def test_cells_that_make_no_sense_are_rows_of_their_sweep_alone_and_it_goes_on(tmp_path: Path) -> None:
@@ -242,7 +231,7 @@ def test_a_glob_says_which_choices_it_takes(capsys) -> None:
 
 
 def test_help_teaches_and_cfg_shows(tmp_path: Path) -> None:
-    shown = in_a_process("--help", cwd=tmp_path).stdout
+    shown = run("--help", cwd=tmp_path).stdout
     for words in ("zerobench -m strategy=ddp,zero1,zero2,zero3", "gpt2_124m", "zerobench export", "Exit code"):
         assert words in shown
     assert "schema" not in shown
@@ -273,26 +262,36 @@ WITH_PARTS = ("partition", "partition_offload")
     "path", [p for p in CHOICES if p.parent.name in ALONE], ids=lambda p: f"{p.parent.name}={p.stem}"
 )
 def test_every_yaml_composes_and_resolves(path: Path) -> None:
-    words = COMPOSES_WITH.get(path.parent.name)
-    composes(f"{path.parent.name}={path.stem}", *(words.split() if words else []))
+    words = COMPOSES_WITH.get(path.parent.name, "").split()
+    swept = (yaml.safe_load(path.read_text()) or {}).get("hydra", {}).get("sweeper", {}).get("params", {})
+    assert_composes(
+        f"{path.parent.name}={path.stem}", *words, *(f"{key}={first(values)}" for key, values in swept.items())
+    )
 
 
-def test_choices_of_other_groups_compose_side_by_side() -> None:
+def test_choices_of_other_groups_compose_side_by_side(thorough: bool) -> None:
+    """In every run every second model."""
     groups: dict[str, list[str]] = {}
     for path in CHOICES:
         if path.parent.name not in ALONE and path.stem not in WITH_PARTS:
             groups.setdefault(path.parent.name, []).append(path.stem)
     assert {*ALONE, *groups} == {path.name for path in (ROOT / "conf").iterdir() if path.is_dir()}
+    groups["model"] = groups["model"] if thorough else groups["model"][::2]
     for turn in range(max(map(len, groups.values()))):
-        composes("strategy=zero2", *(f"{group}={names[turn % len(names)]}" for group, names in groups.items()))
+        assert_composes("strategy=zero2", *(f"{group}={names[turn % len(names)]}" for group, names in groups.items()))
 
 
 @pytest.mark.parametrize("name", WITH_PARTS)
 def test_partitions_of_activations_compose_with_a_model_in_parts(name: str) -> None:
-    composes(f"activation={name}", "strategy=zero2", "model=gpt_tiny", "world_size=2", "tensor_parallel=2")
+    assert_composes(f"activation={name}", "strategy=zero2", "model=gpt_tiny", "world_size=2", "tensor_parallel=2")
 
 
-def composes(*words: str) -> None:
+def first(values: object) -> str:
+    """The first value of a sweep over a key."""
+    return str(values).split(",")[0]
+
+
+def assert_composes(*words: str) -> None:
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf, open_dict
@@ -308,9 +307,9 @@ def composes(*words: str) -> None:
         config = compose("config", overrides=chosen, return_hydra_config=True)
         with open_dict(config):
             swept = config.pop("hydra").sweeper.params or {}
-        if swept:
-            first = [f"{key}={str(values).split(',')[0]}" for key, values in swept.items()]
-            config = compose("config", overrides=[*chosen, *first])
+        given = {word.partition("=")[0] for word in chosen}
+        if more := [f"{key}={first(values)}" for key, values in swept.items() if key not in given]:
+            config = compose("config", overrides=[*chosen, *more])
     assert stray_keys(config) == [], words
     cell = resolve(OmegaConf.to_object(config), words[0].partition("=")[2], [])
     assert [one for one in cell.problems if "is not installed" not in one] == [], words  # an extra may be missing
@@ -350,7 +349,7 @@ def test_transformers_models_run(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     shape = ["huggingface.layers=1", "huggingface.hidden=16", "huggingface.heads=2", "sequence=16", "device=cpu"]
     chosen = ["model=huggingface", "huggingface.architecture=gpt2", "huggingface.options.resid_pdrop=0.0"]
-    done = run(*chosen, "strategy=zero3", "measure=quick", *shape, cwd=tmp_path)
+    done = run(*chosen, "strategy=zero3", "measure=quick", "measure.passes=accounted", *shape, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     wrong = run("model=huggingface", "huggingface.architecture=gtp2", cwd=tmp_path)
     assert wrong.returncode == 2

@@ -21,7 +21,7 @@ def told(out: Path) -> dict[str, Any]:
     return dict(json.loads((out / "suite.json").read_text())["sections"])
 
 
-SHORT = ("operations", "parity")
+SHORT = ("parity",)
 """Sections that every run of the tests has; the others wait for `make test-all`."""
 
 

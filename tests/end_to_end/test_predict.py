@@ -99,6 +99,7 @@ def test_the_fastest_of_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"With the same micro-batches, on (32|128|32 and 128) GPUs (ddp|zero3) ", told["sentence"])
 
 
+@pytest.mark.shown(1)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -4,62 +4,59 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.end_to_end.command import heed_ctrl_c
 from tests.ranks import wait_until
 
-COUNTED = """
-import os, sys, time
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from zerobench.cli import run
 
-composed, load = [], ConfigLoaderImpl._load_configuration_impl
-ConfigLoaderImpl._load_configuration_impl = lambda *a, **k: (composed.append(1), load(*a, **k))[1]
-code = run(sys.argv[1:])
-loaded = [name for name in ("torch", "torch._dynamo", "scipy.stats") if name in sys.modules]
-print("STARTED", code, len(composed), *loaded, file=sys.stderr)
-"""
-
-
-def started(*arguments: str, cwd: Path) -> list[str]:
-    """The exit code, how often Hydra composed, and which of the slow modules a command has loaded."""
-    command = [sys.executable, "-c", COUNTED, *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
-    return next(line.split()[1:] for line in done.stderr.splitlines() if line.startswith("STARTED"))
-
-
-def test_a_dry_run_of_one_cell_composes_twice_and_loads_no_compiler(tmp_path: Path) -> None:
-    """Once to check the overrides, once for the cell."""
-    assert started("strategy=zero2", "model=gpt_tiny", "--dry-run", cwd=tmp_path) == ["0", "2", "torch"]
+def run_script(script: str, *arguments: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    """A script that stands for the program `zerobench`, with a command's arguments."""
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, **more)
 
 
 LOADS = """
-import os, sys
+import sys
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from zerobench.cli import fork_server, run
-code = run(sys.argv[1:])
+
+composed, load = [], ConfigLoaderImpl._load_configuration_impl
+ConfigLoaderImpl._load_configuration_impl = lambda *a, **k: (composed.append(1), load(*a, **k))[1]
+run(sys.argv[1:])
+ranks = ["fork server"] * (fork_server.process_id() is not None)
 fork_server.end()
 slow = ["matplotlib", "transformers", "pyarrow", "pandas", "scipy.stats", "scipy.optimize"]
 slow += ["torch._inductor", "torch._dynamo.eval_frame"]
-print("LOADED", code, *(name for name in slow if name in sys.modules), file=sys.stderr)
+print("LOADED", len(composed), *ranks, *(name for name in slow if name in sys.modules), sep=",", file=sys.stderr)
 """
 
 
 @pytest.mark.parametrize(
     ("arguments", "loaded"),
     [
-        ("plan --device-memory 1GiB --gpus 2 model=gpt_tiny strategy=zero3", []),
-        ("predict --cluster h100-3200 strategy=zero3 model=gpt_tiny", ["pandas", "pyarrow"]),
+        ("strategy=zero2 model=gpt_tiny --dry-run", ["pandas", "pyarrow"]),
+        pytest.param(
+            "plan --device-memory 1GiB --gpus 2 model=gpt_tiny strategy=zero3", ["fork server"],
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "predict --cluster h100-3200 strategy=zero3 model=gpt_tiny", ["fork server", "pandas", "pyarrow"],
+            marks=pytest.mark.thorough,
+        ),
         ("status runs", ["pandas", "pyarrow"]),
     ],
-)
+)  # fmt: skip
 def test_a_command_loads_what_it_uses(arguments: str, loaded: list[str], tmp_path: Path) -> None:
-    """No figures, no models of others, no compiler; tables of runs alone are pandas'."""
-    command = [sys.executable, "-c", LOADS, *arguments.split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    told = next(line.split()[2:] for line in done.stderr.splitlines() if line.startswith("LOADED"))
+    """No figures, no models of others, no compiler; pandas for tables of runs, the fork server for ranks alone. A dry
+    run composes twice, to check the overrides and for the cell.
+    """
+    done = run_script(LOADS, *arguments.split(), cwd=tmp_path)
+    composed, *told = next(line.split(",")[1:] for line in done.stderr.splitlines() if line.startswith("LOADED"))
     assert sorted(told) == loaded, done.stderr
+    assert composed == "2" or "--dry-run" not in arguments
 
 
 def test_what_needs_no_torch_takes_half_a_second_of_cpu(tmp_path: Path) -> None:
@@ -75,20 +72,19 @@ def test_what_needs_no_torch_takes_half_a_second_of_cpu(tmp_path: Path) -> None:
 STARTS = """
 import gc, sys
 from zerobench import cli
-started = lambda: print("STARTED", "torch" in sys.modules, file=sys.stderr)
-cli.fork_server.start = started
-cli.run(sys.argv[1:])
+cli.fork_server.start = lambda: print("STARTED", "torch" in sys.modules, file=sys.stderr)
+cli.run(["estimate", "strategy=zero5"])
 assert gc.isenabled() and gc.get_freeze_count()
+print("HELP", file=sys.stderr)
+cli.run(["plan", "--help"])
 """
 
 
-@pytest.mark.parametrize("arguments", ["estimate strategy=zero5", "plan --help", "-m --dry-run"])
-def test_the_fork_server_loads_torch_while_the_command_does(arguments: str, tmp_path: Path) -> None:
-    """Help and a dry run start none. The collector runs after the imports, whose objects it does not visit."""
-    command = [sys.executable, "-c", STARTS, *arguments.split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    told = [line for line in done.stderr.splitlines() if line.startswith("STARTED")]
-    assert (done.returncode, told[:1]) == (0, ["STARTED False"] * ("zero5" in arguments))
+def test_the_fork_server_loads_torch_while_the_command_does(tmp_path: Path) -> None:
+    """Help starts none. The collector runs after the imports, whose objects it does not visit."""
+    done = run_script(STARTS, cwd=tmp_path)
+    first, *_, last = [line for line in done.stderr.splitlines() if line.startswith(("STARTED", "HELP"))]
+    assert (done.returncode, first, last) == (0, "STARTED False", "HELP"), done.stderr
 
 
 def test_a_refused_command_leaves_no_fork_server(tmp_path: Path) -> None:
@@ -127,11 +123,11 @@ main()
 """
 
 
-@pytest.mark.parametrize(("where", "how"), [("zerobench.cluster.job", "raised"), ("torch", "lost")])
+@pytest.mark.parametrize(
+    ("where", "how"), [("zerobench.cluster.job", "raised"), pytest.param("torch", "lost", marks=pytest.mark.thorough)]
+)
 def test_ctrl_c_during_imports_ends_a_command_quietly(where: str, how: str, tmp_path: Path) -> None:
     """An import may pass over an exception, as parts of numpy and torch do."""
-    command = [sys.executable, "-c", INTERRUPTED, where, how, "strategy=zero2", "model=gpt_tiny"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, preexec_fn=heed_ctrl_c,
-    )  # fmt: skip
+    words = (where, how, "strategy=zero2", "model=gpt_tiny")
+    done = run_script(INTERRUPTED, *words, cwd=tmp_path, preexec_fn=heed_ctrl_c)
     assert (done.returncode, done.stderr) == (130, "")

@@ -23,10 +23,11 @@ WITHIN_S = 240
 class Agents:
     """torchrun's agents of a job, one per node, the first of which keeps the store."""
 
-    def __init__(self, cwd: Path, ranks: tuple[int, ...], *arguments: str) -> None:
+    def __init__(self, cwd: Path, ranks: tuple[int, ...], *arguments: str, script: tuple[str, ...] = ()) -> None:
+        """`script`: the program and its first words, in place of zerobench's small cell."""
         where = ["--nnodes", str(len(ranks)), "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        work = ["-m", "zerobench", *SMALL, *arguments]
+        work = [*(script or ("-m", "zerobench", *SMALL)), *arguments]
         self.agents = [
             subprocess.Popen(
                 [*TORCHRUN, *where, "--node-rank", str(node), "--nproc-per-node", str(count), *work],
@@ -142,21 +143,12 @@ def measured(folder: Path) -> pd.DataFrame:
 def test_torchruns_agents_measure_what_the_plain_command_does(tmp_path: Path) -> None:
     """Three ranks under two agents, 2 + 1, which count as machines: a cell of two ranks is on one, of three on two."""
     (tmp_path / "mine.py").write_text(SCRIPT)
-    work = ["-m", "model=mine", "strategy=zero2", "measure=quick", "sequence=16", "device=cpu", "launch.threads=1"]
-    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    agents = [
-        subprocess.Popen(
-            [*TORCHRUN, *where, "--node-rank", str(node), "--nproc-per-node", str(ranks), "mine.py", *work,
-             "world_size=2,null", "results_dir=joined"],
-            cwd=tmp_path, text=True, **streams,
-        )
-        for node, ranks in enumerate((2, 1))
-    ]  # fmt: skip
-    said = [agent.communicate(timeout=300) for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], said
-    assert [out.count("tables: joined") for out, _ in said] == [1, 0]  # one of them speaks
-    alone = [sys.executable, "mine.py", *work, "world_size=2,3", "results_dir=alone"]
+    work = ("mine.py", "-m", "model=mine", "strategy=zero2", "measure=quick", "sequence=16", "device=cpu",
+            "launch.threads=1")  # fmt: skip
+    codes, said = Agents(tmp_path, (2, 1), "world_size=2,null", "results_dir=joined", script=work).end()
+    assert codes == [0, 0], said
+    assert [out.count("tables: joined") for out in said] == [1, 0]  # one of them speaks
+    alone = [sys.executable, *work, "world_size=2,3", "results_dir=alone"]
     subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True)
     pd.testing.assert_frame_equal(measured(tmp_path / "joined"), measured(tmp_path / "alone"))
     (two, three), (two_alone, three_alone) = (

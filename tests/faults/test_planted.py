@@ -376,9 +376,10 @@ NAMED = {
 
 
 REPEATED = (
-    "a bucket leaked each step", "a second gather of one bucket", "buckets of double size, zero1",
-    "padding of 16 elements", "a host upload twice, updates late", "fp32 on the wire, zero1",
-    "fp32 on the wire, zero3", "an int32 all-reduce of 1 MiB",
+    "a bucket leaked each step", "a second gather of one bucket", "an extra all-reduce of 64 KiB",
+    "buckets of double size, zero1", "padding of 1 MiB", "padding of 16 elements", "a host upload twice, updates late",
+    "a file pool of double size", "fp32 on the wire, zero1", "fp32 on the wire, zero3",
+    "an int32 all-reduce of 1 MiB", "an all-reduce by the raw backend", "DDP's gradients cloned",
 )  # fmt: skip
 """Faults that only `make test-all` plants: another of the same kind is in every run."""
 
