@@ -26,7 +26,7 @@ from zerobench.fake.observers import Growth, IntervalMark
 from zerobench.fake_execution import CPU, CUDA, Execution, Target, execute
 from zerobench.predict.estimate import estimate
 from zerobench.zero.offload import placement
-from zerobench.zero.parameters.unseen import UnseenWrites
+from zerobench.zero.parameters.access import UnseenWrites
 
 
 def executed(target: Target, strategy: str, world_size: int = 4, **more: Any) -> Execution:

@@ -92,12 +92,11 @@ class ModuleFace(ShardedEngine):
 
 def sizes_of(engine: ShardedEngine) -> dict[str, int]:
     """Returns the bytes of this rank's model states in memory, in all tiers, by category; each storage counts once."""
-    states = [value for state in engine.optimizer.state.values() if isinstance(state, dict) for value in state.values()]
-    tensors: list[tuple[Any, str]] = [(one, labels.PARAMETERS) for one in engine.module.parameters()]
-    tensors += [(one.tensor, one.category) for one in engine.held_tensors()] + [
-        (one, labels.OPTIMIZER) for one in states
-    ]
-    category_of = {one.untyped_storage(): category for one, category in tensors if isinstance(one, torch.Tensor)}
+    labeled: list[tuple[Any, str]] = [(parameter, labels.PARAMETERS) for parameter in engine.module.parameters()]
+    labeled += [(held.tensor, held.category) for held in engine.held_tensors()]
+    for state in engine.optimizer.state.values():
+        labeled += [(value, labels.OPTIMIZER) for value in state.values()] if isinstance(state, dict) else []
+    category_of = {tensor.untyped_storage(): category for tensor, category in labeled if torch.is_tensor(tensor)}
     sizes: Counter[str] = Counter()
     for storage, category in category_of.items():
         sizes[category] += storage.nbytes()

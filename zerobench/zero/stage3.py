@@ -44,7 +44,7 @@ from .modules.wrapping import (
     warn_of_modules_not_called,
 )
 from .options import AUTO, MASTERS
-from .parameters.absent import Hiding, let_look
+from .parameters.access import Hiding, let_look
 from .stage2 import Stage2
 from .units.bucket import GradientBucket
 from .units.gathered_unit import FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead, stored_dtype
@@ -86,8 +86,8 @@ class Stage3(Stage2):
         kept = [p for p in unit_of if 0 < p.numel() <= self.options.persistence_numel]
         self._all_units += self._adopt_group(KEPT, kept, stays=True)
         for name, module in [(ROOT, self.module), *modules]:
-            mine = [p for p, unit in unit_of.items() if unit == name and p.numel() > self.options.persistence_numel]
-            units = self._adopt_group(name or "(root)", mine)
+            members = [p for p, unit in unit_of.items() if unit == name and p.numel() > self.options.persistence_numel]
+            units = self._adopt_group(name or "(root)", members)
             self._all_units += units
             self._units_at[module] = units
             if module is self.module:
@@ -356,7 +356,7 @@ class Stage3(Stage2):
 
     def _follow_alone(self, units: list[GatheredUnit], output: Any) -> None:
         """Hooks backward to gather `units`, which were read outside of the engine's forward, or without a hook."""
-        tensors = [one for one in tensors_that_require_grad(output) if one.grad_fn is not None] if units else []
+        tensors = [t for t in tensors_that_require_grad(output) if t.grad_fn is not None] if units else []
         if tensors and torch.is_grad_enabled():
             register_multi_grad_hook(tensors, partial(self._before_alone, [*units]), mode="any")
 
@@ -394,8 +394,10 @@ class Stage3(Stage2):
     def _check_age(self, forward: int, _gradient: torch.Tensor) -> None:
         self._is_second_order = self._is_second_order or torch.is_grad_enabled()
         if not self._order.come_to(forward):
-            words = "zero3 has given its parameters back; go through each forward once, and before the step"
-            raise RuntimeError(f"backward through a forward that a backward has gone through, or a step: {words}")
+            raise RuntimeError(
+                "backward through a forward that a backward has gone through, or a step: zero3 has given its parameters"
+                " back; go through each forward once, and before the step"
+            )
 
     def _finish(self, units: Iterable[GatheredUnit]) -> None:
         """Reshards units that backward has passed, and reduces their gradients."""

@@ -19,7 +19,7 @@ compares them, with one small collective.
 
 A forward checks addresses and versions, a step versions: about 0.3 µs of host time per parameter in total. Values are
 compared if masters and parameters are separate: each rank its own part. On a GPU, which the host must not wait for, the
-kernel of the update compares them (parameters/unseen.py).
+kernel of the update compares them (parameters/access.py).
 
 torch's `module.load_state_dict`, of the whole module or of a part, on a module that is under an engine:
 
@@ -46,9 +46,16 @@ from torch import nn
 
 from .engine import ShardedEngine
 from .modules.wrapping import Hook
-from .parameters.absent import as_they_are, is_placeholder, placeholder, restore_placeholders
-from .parameters.unseen import OVERWRITTEN, UnseenWrites
-from .parameters.versions import Versions, fingerprint
+from .parameters.access import (
+    OVERWRITTEN,
+    UnseenWrites,
+    Versions,
+    as_they_are,
+    fingerprint,
+    is_placeholder,
+    placeholder,
+    restore_placeholders,
+)
 from .units.gathered_unit import GatheredUnit
 from .units.unit import Unit
 
@@ -140,7 +147,7 @@ class Writes:
         """
         unseen = self._engine.placement.unseen
         lost = [number for number, unit in enumerate(self._gathered) if unit.take_lost()]
-        if unseen is not None and (parameter := unseen.found(waits)) is not None:
+        if unseen is not None and (parameter := unseen.find(waits)) is not None:
             lost.append(len(self._gathered) + parameter)
         return max(lost, default=None)
 

@@ -30,7 +30,7 @@ from torch import optim
 
 from .. import labels
 from ..low_bit import block_numel
-from ..parameters.absent import absent_value
+from ..parameters.access import absent_value
 from ..unit_tensors import UnitTensors
 from .cpu import TieredPlacement, wait_for
 from .paged_tensor import AHEAD, GIVING_BACK, PagedTensor, Swapper

@@ -133,7 +133,7 @@ class GradientBucket:
 
     def take_memory(self, dtype: torch.dtype, category: str) -> torch.Tensor:
         """Allocates (padded_numel,) from the heap, not filled. `category`: its label, by whether it is sent or kept."""
-        buffer = self.unit.heap.take(self.unit.layout.padded_numel, dtype, self.unit.device)
+        buffer = self.unit.heap.take(self.unit.layout.padded_numel, dtype, self.shard.device)
         return labels.label(buffer, category, self.unit.name)
 
     def end_round(self) -> None:

@@ -1,6 +1,6 @@
 """A unit of stage 3: whole parameters of one module group, and its states.
 
-    sharded      this rank's `parameter_shard`; the parameters are hidden (parameters/absent.py): reads are errors
+    sharded      this rank's `parameter_shard`; the parameters are hidden (parameters/access.py): reads are errors
     gathering    `full_parameters` has its memory back and is being filled by an all-gather
     unsharded    the parameters are views of `full_parameters`
 
@@ -27,8 +27,7 @@ from .. import labels
 from ..comm.base import Comm, Handle
 from ..layout import Layout, MemoryOrder
 from ..offload.placement import Placement
-from ..parameters.absent import Hiding, placeholder
-from ..parameters.versions import fingerprint
+from ..parameters.access import Hiding, fingerprint, placeholder
 from ..precision import TRAINED, Dtypes
 from .unit import Unit
 

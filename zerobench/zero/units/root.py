@@ -26,7 +26,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from ..modules.wrapping import Hook, inside_backward, tensors_that_require_grad
-from ..parameters.absent import Hiding
+from ..parameters.access import Hiding
 from .gathered_unit import GatheredUnit
 from .unit import Unit
 
