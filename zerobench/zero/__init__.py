@@ -125,47 +125,40 @@ def _checked(
             f"model: it is on {device}, but this process works on cuda:{torch.cuda.current_device()}; call"
             f" torch.cuda.set_device({device.index}) first"
         )
-    offload = options.get("offload")
-    updated_by = "cpu" if offload is not None and offload.optimizer else device.type
-    usual = usual_tile_bytes(updated_by, type(optimizer), is_fused(optimizer))
-    tile_bytes = usual if type(optimizer) in ELEMENTWISE else None  # of others we do not know enough
-    chosen = _choose(strategy, mode, {"tile_bytes": tile_bytes}, options)
-    _check(model, optimizer, moves_frozen, chosen)
-    check_groups(optimizer, updated_by)
-    check_owned(optimizer, chosen)
-    check_memory(model, moves_frozen, {*chosen.ignored_parameters})
-    if strategy == "zero3":
-        check_units(model)
-    elif chosen.zeropp is not None:
-        raise ValueError(f"zeropp: it is for gathers and reductions of zero3, not of {strategy}; leave it out")
-    return device, chosen
-
-
-def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, Any]) -> Options:
     if mode not in MODES:
         raise ValueError(f"mode: {mode!r} is unknown{_nearest(str(mode), list(MODES))}")
     names = [option.name for option in fields(Options)]
     for name in options:
         if name not in names:
             raise ValueError(f"{name}: no such option{_nearest(name, names)}")
+    # the defaults: of the optimizer, of the mode, of the strategy
+    offload = options.get("offload")
+    updated_by = "cpu" if offload is not None and offload.optimizer else device.type
+    usual = usual_tile_bytes(updated_by, type(optimizer), is_fused(optimizer))
+    tile_bytes = usual if type(optimizer) in ELEMENTWISE else None  # of others we do not know enough
     preset = {key: value for key, value in MODES[mode].items() if (strategy == "zero3") != (key in BUCKETED)}
-    own = DEFAULTS.get(strategy, {}) | ({"tile_bytes": ONE_PASS} if usual["tile_bytes"] == ONE_PASS else {})
-    chosen = Options(**{**usual, **preset, **own, **options})
+    own = DEFAULTS.get(strategy, {}) | ({"tile_bytes": ONE_PASS} if tile_bytes == ONE_PASS else {})
+    chosen = Options(**{"tile_bytes": tile_bytes, **preset, **own, **options})
     chosen.check()
     if chosen.offload is not None:
         chosen.offload.check(strategy, OFFLOADS.get(strategy, ()))
-    return chosen
-
-
-def _check(model: nn.Module, optimizer: optim.Optimizer, moves_frozen: bool, options: Options) -> None:
-    ignored = {*options.ignored_parameters}
+    # the model and the optimizer under these options
+    ignored = {*chosen.ignored_parameters}
     check_ignored(model, ignored)
     check_module(model, moves_frozen, ignored)
     if meta_init.on_meta(model):
         meta_init.check_replay(model)
     trainable = {p: name for name, p in model.named_parameters() if p.requires_grad and p not in ignored}
-    check_optimizer(optimizer, trainable, options.elementwise, ignored)
+    check_optimizer(optimizer, trainable, chosen.elementwise, ignored)
     check_gradients(trainable)
+    check_groups(optimizer, updated_by)
+    check_owned(optimizer, chosen)
+    check_memory(model, moves_frozen, ignored)
+    if strategy == "zero3":
+        check_units(model)
+    elif chosen.zeropp is not None:
+        raise ValueError(f"zeropp: it is for gathers and reductions of zero3, not of {strategy}; leave it out")
+    return device, chosen
 
 
 def _nearest(name: str, valid: list[str]) -> str:

@@ -222,47 +222,42 @@ class Stage1(Strategy):
         for i in reversed(numbers):  # in the order in which gradients come
             p = self.trainable[i]
             kinds.setdefault((p.dtype, p.device, p in self.owners), []).append(i)
-        runs = [(layouts, indices[0]) for indices in kinds.values() for layouts in self._runs(indices)]
+        runs: list[tuple[list[Layout], nn.Parameter]] = []  # the units of one buffer, and a parameter of their kind
+        for indices in kinds.values():
+            like = self.trainable[indices[0]]
+            align = align_numel(self.optimizer, like.element_size())
+            bucket_numel = int(self.options.bucket_bytes) // like.element_size()
+            numels = [(i, self.trainable[i].numel()) for i in indices]
+            owners = {i: self.owners[self.trainable[i]] for i in indices} if like in self.owners else None
+            runs += [(layouts, like) for layouts in buckets(numels, bucket_numel, self.comm.size, align, owners)]
         # buckets are sent in this order, and one is full when the gradient of its first parameter has come
         runs.sort(key=lambda run: -min(piece.parameter for layout in run[0] for piece in layout.pieces))
         for layouts, like in runs:
-            self._adopt_buffer(layouts, self.trainable[like])
+            flat = like.new_zeros(sum(layout.padded_numel for layout in layouts))
+            dtypes = self.options.dtypes_of(like.dtype, self.comm.ranks)
+            start = 0
+            for layout in layouts:
+                unit = Unit(f"bucket {len(self.units)}", layout, self.comm, dtypes, self.placement)
+                unit.full_parameters = flat.narrow(0, start, layout.padded_numel)
+                unit.parameter_shard = unit.own_slice(unit.full_parameters)
+                labels.label(unit.full_parameters, labels.PARAMETERS, unit.name)
+                self.units.append(unit)
+                for piece in layout.pieces:
+                    # one that is cut into several units is in one buffer: it moves as a whole, with its first piece
+                    if piece.start == 0:
+                        parameter = self.trainable[piece.parameter]
+                        whole = flat.narrow(0, start + piece.offset, parameter.numel())
+                        view = self.orders[parameter].view(whole)
+                        view.copy_(parameter.detach())
+                        parameter.data = view
+                start += layout.padded_numel
+            self.share(flat)
         self.allocate_gradients(self.units[first:])
 
     def adopt_unfrozen(self, numbers: Sequence[int]) -> None:
         first = len(self.units)
         self.adopt_trainable(numbers)
         self.gathers.add(self.module, [(unit, self.parameters_of(unit)) for unit in self.units[first:]])
-
-    def _runs(self, indices: list[int]) -> list[list[Layout]]:
-        """Returns the buffers of parameters of one kind."""
-        like = self.trainable[indices[0]]
-        align = align_numel(self.optimizer, like.element_size())
-        bucket_numel = int(self.options.bucket_bytes) // like.element_size()
-        numels = [(i, self.trainable[i].numel()) for i in indices]
-        owners = {i: self.owners[self.trainable[i]] for i in indices} if like in self.owners else None
-        return buckets(numels, bucket_numel, self.comm.size, align, owners)
-
-    def _adopt_buffer(self, layouts: list[Layout], like: torch.Tensor) -> None:
-        """Makes the units of one buffer and moves their parameters there."""
-        flat = like.new_zeros(sum(layout.padded_numel for layout in layouts))
-        dtypes = self.options.dtypes_of(like.dtype, self.comm.ranks)
-        start = 0
-        for layout in layouts:
-            unit = Unit(f"bucket {len(self.units)}", layout, self.comm, dtypes, self.placement)
-            unit.full_parameters = flat.narrow(0, start, layout.padded_numel)
-            unit.parameter_shard = unit.own_slice(unit.full_parameters)
-            labels.label(unit.full_parameters, labels.PARAMETERS, unit.name)
-            self.units.append(unit)
-            for piece in layout.pieces:
-                # one that is cut into several units is in one buffer: it moves as a whole, with its first piece
-                if piece.start == 0:
-                    parameter = self.trainable[piece.parameter]
-                    view = self.orders[parameter].view(flat.narrow(0, start + piece.offset, parameter.numel()))
-                    view.copy_(parameter.detach())
-                    parameter.data = view
-            start += layout.padded_numel
-        self.share(flat)
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         parameter.copy_(values)

@@ -191,7 +191,9 @@ def connect_groups(
     """
     all_ranks = connect(group, device)
     if isinstance(all_ranks, GroupComm) and all_ranks.flags_device is None and all_ranks.on_streams:
-        hosts = _hosts_of(all_ranks)
+        if all_ranks.group not in _hosts:
+            _hosts[all_ranks.group] = new_group_of_hosts(all_ranks)
+        hosts = _hosts[all_ranks.group]  # for flags
         all_ranks.agree_by(hosts)
         watch_of(all_ranks.group).groups.add(hosts)  # its waits end with the others
     all_ranks = watched(all_ranks)
@@ -234,13 +236,6 @@ def nodes_of(all_ranks: Comm, device: torch.device, node_size: int) -> Nodes:
 _created: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
 
 _hosts: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-
-
-def _hosts_of(comm: GroupComm) -> dist.ProcessGroup:
-    """Returns a group of hosts for flags, created only once per group."""
-    if comm.group not in _hosts:
-        _hosts[comm.group] = new_group_of_hosts(comm)
-    return _hosts[comm.group]
 
 
 def new_group_of_hosts(comm: Comm) -> dist.ProcessGroup:

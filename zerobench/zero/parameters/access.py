@@ -59,7 +59,7 @@ _nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 class Hiding:
     """Hides parameters for one engine. `asked`: the engine's method, called before an operation reads or writes a
-    hidden parameter.
+    hidden parameter; None: all have their values.
 
     `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (writes.py) pass
     through; `asked` is then called for a write to one without memory. `lets_detach`: reads without a gradient pass too.
@@ -67,10 +67,10 @@ class Hiding:
     """
 
     def __init__(
-        self, asked: Callable[..., None], lets_write: bool = False, lets_detach: bool = False,
+        self, asked: Callable[..., None] | None, lets_write: bool = False, lets_detach: bool = False,
         answered: Callable[[list[Any], Any], Any] | None = None,
     ) -> None:  # fmt: skip
-        self._asked = weakref.WeakMethod(asked)
+        self._asked = None if asked is None else weakref.WeakMethod(asked)
         self._answered: Any = weakref.WeakMethod(answered) if answered else lambda: None
         self.lets_write, self.lets_detach = lets_write, lets_detach
         self._classes: dict[type, type] = {}
@@ -108,6 +108,8 @@ class Hiding:
         """Asks the engine that hides `parameter` to show it, for an operation that reads it or, with `writes`, writes
         to it. Raises the engine's error if it refuses, and RuntimeError if the engine no longer exists.
         """
+        if self._asked is None:
+            return
         asked = self._asked()
         if asked is None:
             raise RuntimeError(

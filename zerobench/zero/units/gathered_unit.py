@@ -301,9 +301,11 @@ class GathersAhead:
 
     def written(self, unit: Unit) -> None:
         """Called when a gradient of `unit` has come."""
-        if self._waiting and unit in self._entered and unit.gradients.is_half_full:
-            self._make_room()
-            self.launch()
+        if self._waiting and unit in self._entered:
+            arrived = unit.gradients.arrived
+            if 2 * sum(piece.numel for piece in unit.layout.pieces if piece.parameter in arrived) >= unit.layout.numel:
+                self._make_room()
+                self.launch()
 
     def launch(self) -> None:
         """Gathers the waiting units, at the latest when backward reaches them, in the same order on all ranks."""
