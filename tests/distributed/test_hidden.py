@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, initialize
-from zerobench.zero.parameters.absent import Hiding, placeholder
+from zerobench.zero.parameters.access import Hiding, placeholder
 
 WIDTH = 16
 

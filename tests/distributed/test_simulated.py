@@ -127,7 +127,7 @@ def test_a_larger_world_asks_no_more_of_an_exchange(tmp_path: Path) -> None:
 
 
 def test_megatron_with_half_precision_gradients_holds_4_and_16_over_n_bytes(tmp_path: Path) -> None:
-    """As its documentation has it (zero/megatron.py): `precision.gradient_dtype=fp16` beside the default fp32."""
+    """As its documentation has it (zero/stage1.py): `precision.gradient_dtype=fp16` beside the default fp32."""
     row, _ = measured(tmp_path, "megatron", 4, "wide", backend="simulated", precision=Fp16(gradient_dtype="fp16"))
     assert row.floor_states_bytes == pytest.approx((4 + 16 / 4) * row.psi, rel=1e-6)
     assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)

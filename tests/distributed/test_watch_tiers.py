@@ -17,7 +17,7 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig, PartsOfZeropp
 from zerobench.config.schema_training import Bf16
 from zerobench.watching.held_tensors import leave_out
-from zerobench.zero.parameters import absent
+from zerobench.zero.parameters import access
 
 WARMUP, STEPS, LATE = 2, 2, 3
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def sizes_of(rows: list[Any]) -> Sizes:
 
 
 def watched(rank: int, config: CellConfig, folder: str, before: int, saves: bool = False) -> Sizes:
-    absent._nan.clear()  # a process has them once, and an engine before would have made them
+    access._nan.clear()  # a process has them once, and an engine before would have made them
     with leave_out():
         engine = engine_of(config, folder)
         train(rank, config, engine, before)
@@ -67,7 +67,7 @@ def watched(rank: int, config: CellConfig, folder: str, before: int, saves: bool
 
 
 def measured(rank: int, config: CellConfig, folder: str) -> Sizes:
-    absent._nan.clear()
+    access._nan.clear()
     job = worker.RankJob(config, "accounted", rank, None, folder)
     with mock.patch.object(worker, "rank_environment", return_value=nullcontext(CPU)):
         return sizes_of(worker.run_rank(job, lambda _: None).memory)

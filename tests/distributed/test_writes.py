@@ -21,7 +21,7 @@ from tests import zoo
 from tests.distributed.training import take_steps, train_on
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, NvmeOffload, Offload, Zeropp, initialize
-from zerobench.zero.parameters.absent import as_they_are
+from zerobench.zero.parameters.access import as_they_are
 
 HALF = torch.bfloat16
 KINDS: list[tuple[str, str, torch.dtype, dict[str, Any]]] = [

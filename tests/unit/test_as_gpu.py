@@ -28,7 +28,7 @@ from zerobench.fake_execution import CPU, CUDA, Execution, Target, execute
 from zerobench.predict.estimate import estimate
 from zerobench.zero import labels
 from zerobench.zero.offload import placement
-from zerobench.zero.parameters.unseen import UnseenWrites
+from zerobench.zero.parameters.access import UnseenWrites
 
 MIB = 2**20
 

@@ -10,7 +10,7 @@ from torch.optim.optimizer import _foreach_supported_types
 
 import zerobench
 from zerobench.zero import STAGES, Offload
-from zerobench.zero.parameters.versions import CHUNKS, Versions, fingerprint
+from zerobench.zero.parameters.access import CHUNKS, Versions, fingerprint
 
 X = torch.ones(2, 4)
 

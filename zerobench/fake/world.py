@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from ..zero.activations import offload as offloaded_activations
-from ..zero.parameters import absent
+from ..zero.parameters import access
 from .observers import noting_shape_functions
 from .operators import HostValues, modes_called_directly
 from .substitutes import as_with_values, grouped_products_of_any_dtype, no_files, threads_done_at_start
@@ -51,7 +51,7 @@ class Undrawn(TorchFunctionMode):
         if getattr(func, "__name__", "") not in DRAWS:
             return func(*args, **named)
         tensor: torch.Tensor = args[0] if args else named["tensor"]  # torch.nn.init's functions pass it by name
-        tensor.detach()  # a parameter without memory gets it, as from the operator itself (zero/parameters/absent.py)
+        tensor.detach()  # a parameter without memory gets it, as from the operator itself (zero/parameters/access.py)
         torch.autograd.graph.increment_version(tensor)  # versions tell what was drawn
         return tensor
 
@@ -115,7 +115,7 @@ def world_of_tensors(fake: bool) -> Iterator[RealWorld]:
         grouped_products_of_any_dtype(),
         mock.patch.object(FakeTensor, "data_ptr", _address_of, create=True),
         mock.patch.object(torch.UntypedStorage, "data_ptr", _begin_of),
-        mock.patch.dict(absent._nan, clear=True),  # one per dtype in a process: those of another world are not its own
+        mock.patch.dict(access._nan, clear=True),  # one per dtype in a process: those of another world are not its own
         noting_shape_functions(),
         modes_called_directly(),
         mode,

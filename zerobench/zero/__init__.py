@@ -20,10 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import nn, optim
 
-from . import megatron
 from .comm.out_of_step import launches_of
 from .comm.zeropp import Zeropp, connect_zeropp
-from .megatron import MegatronStage
 from .modules.guards import check_gradients, check_ignored, check_memory, check_module, check_units, mark
 from .modules.wrapping import in_normal_mode
 from .offload.placement import NvmeOffload, Offload
@@ -33,7 +31,7 @@ from .optim.step_by_tiles import ONE_PASS
 from .options import BUCKETED, MODES, Options, check_owned, spelled_out, usual_tile_bytes
 from .parameters import meta_init
 from .precision import LossScaling, is_fused
-from .stage1 import Stage1
+from .stage1 import MEGATRON, MegatronStage, Stage1
 from .stage2 import Stage2
 from .stage3 import Stage3
 from .strategy import Strategy
@@ -52,7 +50,7 @@ STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": 
 STREAMED: dict[str, type[Strategy]] = {"zero1": StreamedStage1}
 """The engine of a strategy whose gradients leave the device as they are reduced."""
 
-DEFAULTS: dict[str, dict[str, Any]] = {"megatron": megatron.DEFAULTS}
+DEFAULTS: dict[str, dict[str, Any]] = {"megatron": MEGATRON}
 """Options for which a strategy has its own defaults."""
 
 _STATES = ("optimizer", "gradients")
@@ -127,15 +125,35 @@ def _checked(
             f"model: it is on {device}, but this process works on cuda:{torch.cuda.current_device()}; call"
             f" torch.cuda.set_device({device.index}) first"
         )
+    if mode not in MODES:
+        raise ValueError(f"mode: {mode!r} is unknown{_nearest(str(mode), list(MODES))}")
+    names = [option.name for option in fields(Options)]
+    for name in options:
+        if name not in names:
+            raise ValueError(f"{name}: no such option{_nearest(name, names)}")
+    # the defaults: of the optimizer, of the mode, of the strategy
     offload = options.get("offload")
     updated_by = "cpu" if offload is not None and offload.optimizer else device.type
     usual = usual_tile_bytes(updated_by, type(optimizer), is_fused(optimizer))
     tile_bytes = usual if type(optimizer) in ELEMENTWISE else None  # of others we do not know enough
-    chosen = _choose(strategy, mode, {"tile_bytes": tile_bytes}, options)
-    _check(model, optimizer, moves_frozen, chosen)
+    preset = {key: value for key, value in MODES[mode].items() if (strategy == "zero3") != (key in BUCKETED)}
+    own = DEFAULTS.get(strategy, {}) | ({"tile_bytes": ONE_PASS} if tile_bytes == ONE_PASS else {})
+    chosen = Options(**{"tile_bytes": tile_bytes, **preset, **own, **options})
+    chosen.check()
+    if chosen.offload is not None:
+        chosen.offload.check(strategy, OFFLOADS.get(strategy, ()))
+    # the model and the optimizer under these options
+    ignored = {*chosen.ignored_parameters}
+    check_ignored(model, ignored)
+    check_module(model, moves_frozen, ignored)
+    if meta_init.on_meta(model):
+        meta_init.check_replay(model)
+    trainable = {p: name for name, p in model.named_parameters() if p.requires_grad and p not in ignored}
+    check_optimizer(optimizer, trainable, chosen.elementwise, ignored)
+    check_gradients(trainable)
     check_groups(optimizer, updated_by)
     check_owned(optimizer, chosen)
-    check_memory(model, moves_frozen, {*chosen.ignored_parameters})
+    check_memory(model, moves_frozen, ignored)
     if strategy == "zero3":
         check_units(model)
     elif chosen.zeropp is not None:
@@ -143,33 +161,6 @@ def _checked(
     return device, chosen
 
 
-def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, Any]) -> Options:
-    if mode not in MODES:
-        raise ValueError(f"mode: {mode!r} is unknown{_nearest(str(mode), list(MODES))}")
-    known = [one.name for one in fields(Options)]
-    for name in options:
-        if name not in known:
-            raise ValueError(f"{name}: no such option{_nearest(name, known)}")
-    preset = {key: value for key, value in MODES[mode].items() if (strategy == "zero3") != (key in BUCKETED)}
-    own = DEFAULTS.get(strategy, {}) | ({"tile_bytes": ONE_PASS} if usual["tile_bytes"] == ONE_PASS else {})
-    chosen = Options(**{**usual, **preset, **own, **options})
-    chosen.check()
-    if chosen.offload is not None:
-        chosen.offload.check(strategy, OFFLOADS.get(strategy, ()))
-    return chosen
-
-
-def _check(model: nn.Module, optimizer: optim.Optimizer, moves_frozen: bool, options: Options) -> None:
-    ignored = {*options.ignored_parameters}
-    check_ignored(model, ignored)
-    check_module(model, moves_frozen, ignored)
-    if meta_init.on_meta(model):
-        meta_init.check_replay(model)
-    trainable = {p: name for name, p in model.named_parameters() if p.requires_grad and p not in ignored}
-    check_optimizer(optimizer, trainable, options.elementwise, ignored)
-    check_gradients(trainable)
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else f" (valid: {', '.join(known)})"
+def _nearest(name: str, valid: list[str]) -> str:
+    near = get_close_matches(name, valid, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else f" (valid: {', '.join(valid)})"

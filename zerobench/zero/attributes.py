@@ -53,12 +53,20 @@ class ModuleFace(ShardedEngine):
         return self.train(False)
 
     def __repr__(self) -> str:
-        sizes = sizes_of(self)
-        parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        labeled: list[tuple[Any, str]] = [(parameter, labels.PARAMETERS) for parameter in self.module.parameters()]
+        labeled += [(held.tensor, held.category) for held in self.held_tensors()]
+        for state in self.optimizer.state.values():
+            labeled += [(value, labels.OPTIMIZER) for value in state.values()] if isinstance(state, dict) else []
+        # in memory, in all tiers; each storage counts once
+        category_of = {tensor.untyped_storage(): category for tensor, category in labeled if torch.is_tensor(tensor)}
+        sizes: Counter[str] = Counter()
+        for storage, category in category_of.items():
+            sizes[category] += storage.nbytes()
+        parts = ", ".join(f"{name} {sizes[category]:,}" for category, name in SHOWN.items())
         psi = sum(p.numel() for p in self.trainable)
         return (
             f"{self.name} of {type(self.module).__name__}: ψ = {psi:,}, N = {self.comm.size}, rank {self.comm.rank}"
-            f" holds {sum(sizes.values()):,} bytes now ({parts})"
+            f" holds {sum(sizes[category] for category in SHOWN):,} bytes now ({parts})"
         )
 
     def __deepcopy__(self, _: Any) -> NoReturn:
@@ -88,17 +96,3 @@ class ModuleFace(ShardedEngine):
             "join_hook: torch's Join is for unequal numbers of batches, but every rank takes part in every step of an"
             " engine; give all ranks as many batches (drop_last=True of DistributedSampler or DataLoader)"
         )
-
-
-def sizes_of(engine: ShardedEngine) -> dict[str, int]:
-    """Returns the bytes of this rank's model states in memory, in all tiers, by category; each storage counts once."""
-    states = [value for state in engine.optimizer.state.values() if isinstance(state, dict) for value in state.values()]
-    tensors: list[tuple[Any, str]] = [(one, labels.PARAMETERS) for one in engine.module.parameters()]
-    tensors += [(one.tensor, one.category) for one in engine.held_tensors()] + [
-        (one, labels.OPTIMIZER) for one in states
-    ]
-    category_of = {one.untyped_storage(): category for one, category in tensors if isinstance(one, torch.Tensor)}
-    sizes: Counter[str] = Counter()
-    for storage, category in category_of.items():
-        sizes[category] += storage.nbytes()
-    return {name: sizes[category] for category, name in SHOWN.items()}

@@ -142,22 +142,11 @@ def one_unit(
     """Lays out a unit of whole parameters. `numels`: (parameter, elements), in order; empty ones are left out. With
     `owners` they are in the order of their owners, each whole in its owner's shard.
     """
-    if owners is not None:
-        return _owned_unit(numels, world_size, align, tail, owners)
-    pieces, offset = [], 0
+    by_owner: list[list[tuple[int, int]]] = [[] for _ in range(1 if owners is None else world_size)]
     for parameter, numel in numels:
-        if numel:
-            pieces.append(Piece(parameter, 0, numel, offset))
-            offset = _round_up(offset + numel, align)
-    return Layout(tuple(pieces), world_size, align, tail)
-
-
-def _owned_unit(numels: Sequence[tuple[int, int]], world_size: int, align: int, tail: int, owners: Owners) -> Layout:
-    mine: list[list[tuple[int, int]]] = [[] for _ in range(world_size)]
-    for parameter, numel in numels:
-        mine[owners[parameter]] += [(parameter, numel)] * (numel > 0)
+        by_owner[0 if owners is None else owners[parameter]] += [(parameter, numel)] * (numel > 0)
     pieces, sizes, start = [], [], 0
-    for rank, owned in enumerate(mine):
+    for rank, owned in enumerate(by_owner):
         offset = start
         for parameter, numel in owned:
             pieces.append(Piece(parameter, 0, numel, offset))
@@ -165,7 +154,7 @@ def _owned_unit(numels: Sequence[tuple[int, int]], world_size: int, align: int, 
         end = _round_up(offset + tail * (rank == world_size - 1), align)
         sizes.append(end - start)
         start = end
-    return Layout(tuple(pieces), world_size, align, tail, tuple(sizes))
+    return Layout(tuple(pieces), world_size, align, tail, None if owners is None else tuple(sizes))
 
 
 def buckets(

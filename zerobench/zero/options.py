@@ -207,7 +207,7 @@ def check_owned(optimizer: optim.Optimizer, options: Options) -> None:
         )
 
 
-WORDS: dict[str, dict[str, Any]] = {
+SHORT: dict[str, dict[str, Any]] = {
     "offload": {"none": None, "cpu": Offload()},
     "zeropp": {
         "none": None,
@@ -222,27 +222,27 @@ WORDS: dict[str, dict[str, Any]] = {
 }
 
 KINDS: dict[str, type] = {"offload": Offload, "zeropp": Zeropp}
-"""Option -> the type that it may have besides a word or None."""
+"""Option -> the type that it may have besides a short form or None."""
 
 
 def spelled_out(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns `options` with words replaced by their values. Raises ValueError for unknown words."""
-    return {name: _value_of(name, given) for name, given in options.items()}
-
-
-def _value_of(name: str, given: Any) -> Any:
-    if isinstance(given, str) and name in ("device", "initial_device"):
-        return torch.device(given)
-    if name == "ignored_parameters":
-        return tuple(given)
-    if isinstance(given, str) and name in WORDS:
-        if name == "offload" and given == "nvme":
-            raise ValueError("offload: 'nvme' needs a folder for its files; pass zerobench.zero.NvmeOffload(path=...)")
-        if given not in WORDS[name]:
-            raise ValueError(f"{name}: {given!r} is unknown; use one of {', '.join(WORDS[name])}")
-        return WORDS[name][given]
-    kind = KINDS.get(name)
-    if kind is not None and given is not None and not isinstance(given, kind):
-        words = ", ".join(repr(word) for word in WORDS[name])
-        raise ValueError(f"{name}: {given!r} cannot be; use {words} or a zerobench.zero.{kind.__name__}")
-    return given
+    """Returns `options` with short forms replaced by their values. Raises ValueError for an unknown one."""
+    values = dict(options)
+    for name, given in options.items():
+        kind = KINDS.get(name)
+        if isinstance(given, str) and name in ("device", "initial_device"):
+            values[name] = torch.device(given)
+        elif name == "ignored_parameters":
+            values[name] = tuple(given)
+        elif isinstance(given, str) and name in SHORT:
+            if name == "offload" and given == "nvme":
+                raise ValueError(
+                    "offload: 'nvme' needs a folder for its files; pass zerobench.zero.NvmeOffload(path=...)"
+                )
+            if given not in SHORT[name]:
+                raise ValueError(f"{name}: {given!r} is unknown; use one of {', '.join(SHORT[name])}")
+            values[name] = SHORT[name][given]
+        elif kind is not None and given is not None and not isinstance(given, kind):
+            short = ", ".join(map(repr, SHORT[name]))
+            raise ValueError(f"{name}: {given!r} cannot be; use {short} or a zerobench.zero.{kind.__name__}")
+    return values

@@ -13,20 +13,28 @@ A bucket's gradients have memory from the first gradient to the update, and none
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn, optim
 
 from . import labels
-from .comm.base import Comm
+from .comm.base import Comm, Handle
 from .layout import Layout, buckets
+from .modules.wrapping import Hook, blocks
 from .options import Options
+from .parameters.access import Hiding, placeholder
 from .precision import TRAINED
 from .strategy import Strategy
 from .units.bucket import GradientBucket
-from .units.gathers_after_update import OverlappedParamGathers
 from .units.unit import Unit, align_numel
+
+MEGATRON: dict[str, Any] = {
+    "bucket_bytes": 25 * 2**20, "gradient_dtype": torch.float32, "overlap_gather": True, "tile_bytes": None
+}  # fmt: skip
+"""The defaults of options that Megatron has of its own."""
 
 
 class WholeBucket(GradientBucket):
@@ -84,6 +92,107 @@ class WholeBucket(GradientBucket):
             self.unit.heap.release(self.full)
 
 
+def read_by(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yields the parameters that `module`'s own forward reads: its own, and those of children that are not called."""
+    yield from module.parameters(recurse=False)
+    for child in module.children():
+        if isinstance(module, nn.MultiheadAttention) or isinstance(child, nn.ParameterList | nn.ParameterDict):
+            yield from child.parameters()
+
+
+def waiting_modules(root: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+    """Yields the modules that wait before their forward, with the parameters that they wait for: the root, each block
+    for all parameters inside it, and each module outside of blocks that reads parameters itself.
+    """
+    whole = {block for _, block in blocks(root)}
+    inside = {module for block in whole for module in block.modules()}
+    for module in root.modules():
+        if module in whole:
+            yield module, list(module.parameters())
+        elif module not in inside:
+            read = list(read_by(module))
+            if read or module is root:
+                yield module, read
+
+
+class OverlappedParamGathers:
+    """Gathers of updated parameters that may still run during the next forward, by unit, oldest first::
+
+        launched   `unit.full_parameters` is being filled; with overlap its parameters are hidden (parameters/access.py)
+        waited     the parameters have the new values
+
+    Without overlap all gathers are waited for at the end of `step`. With overlap, a block (modules/wrapping.py) waits
+    for the units of its parameters before it runs, and a module outside of blocks for the units of its own. Any other
+    read of a parameter, in a forward or between steps, waits for that parameter; the engine's own accesses wait for
+    all. An evaluation waits for all: torch's own layers then use fast paths that read their children's weights.
+    """
+
+    def __init__(
+        self, root: nn.Module, comm: Comm, units: Iterable[tuple[Unit, list[nn.Parameter]]], overlap: bool
+    ) -> None:  # fmt: skip
+        self._comm = comm
+        self._overlap = overlap
+        self._handles: dict[Unit, Handle] = {}
+        self._parameters: dict[Unit, list[nn.Parameter]] = {}
+        self._units: dict[nn.Parameter, list[Unit]] = {}  # a large one is cut into several
+        self._hiding = Hiding(self.bring)
+        self._hidden: dict[nn.Parameter, torch.Tensor] = {}  # what a parameter is a view of while it is a NaN
+        self._holes: dict[nn.Parameter, torch.Tensor] = {}
+        self.add(root, units)
+
+    def add(self, root: nn.Module, units: Iterable[tuple[Unit, list[nn.Parameter]]]) -> None:
+        """Adds units, with their parameters, for which the modules of `root` wait from now on."""
+        new = dict(units)
+        self._parameters |= new
+        for unit, parameters in new.items():
+            for parameter in parameters:
+                self._units.setdefault(parameter, []).append(unit)
+        if self._overlap and self._comm.size > 1:
+            # here, not at the first launch: a watch would count the NaN of an earlier engine, and not its own
+            with torch.inference_mode(False):  # an engine may be made in that mode, and trained outside of it
+                self._holes |= {p: placeholder(p) for parameters in new.values() for p in parameters}
+        for module, read in waiting_modules(root) if self._overlap else ():
+            awaited = {unit: None for p in read for unit in self._units.get(p, []) if unit in new}
+            if awaited:
+                module.register_forward_pre_hook(Hook(partial(self._before_module, list(awaited))), prepend=True)
+
+    def launch(self, unit: Unit) -> None:
+        """Starts sending this rank's slice of the unit's parameters to all ranks."""
+        self.wait(unit)
+        self._comm.launches.add("gather", unit.name)
+        self._handles[unit] = self._comm.all_gather(unit.full_parameters, unit.name, unit.layout.sizes)
+        for parameter in self._parameters[unit] if self._holes else []:
+            # other reads than by its own module's forward must wait, too: reads of the NaN in its place are noticed
+            if parameter not in self._hidden:
+                self._hidden[parameter] = parameter.data
+                self._hiding.hide(parameter, self._holes[parameter])
+
+    def wait(self, unit: Unit) -> None:
+        """Waits until the unit's parameters have the new values."""
+        handle = self._handles.pop(unit, None)
+        if handle is None:
+            return
+        handle.wait()
+        for parameter in self._parameters[unit] if self._hidden else []:
+            # a parameter that is cut into several units is shown when the last of its gathers is done
+            if not any(other in self._handles for other in self._units[parameter]):
+                self._hiding.show(parameter, self._hidden.pop(parameter))
+
+    def wait_all(self) -> None:
+        """Waits until all parameters have the new values."""
+        for unit in list(self._handles):
+            self.wait(unit)
+
+    def bring(self, parameter: nn.Parameter) -> None:
+        """Waits for a hidden parameter that is about to be read outside of its own module, or between steps."""
+        for unit in self._units[parameter]:
+            self.wait(unit)
+
+    def _before_module(self, units: list[Unit], *_: Any) -> None:
+        for unit in units:
+            self.wait(unit)
+
+
 class Stage1(Strategy):
     """Optimizer states partitioned."""
 
@@ -109,51 +218,46 @@ class Stage1(Strategy):
     def adopt_trainable(self, numbers: Sequence[int]) -> None:
         """Moves trainable parameters into new units."""
         kinds: dict[tuple[object, ...], list[int]] = {}
-        known = len(self.units)
+        first = len(self.units)
         for i in reversed(numbers):  # in the order in which gradients come
             p = self.trainable[i]
             kinds.setdefault((p.dtype, p.device, p in self.owners), []).append(i)
-        runs = [(layouts, indices[0]) for indices in kinds.values() for layouts in self._runs(indices)]
+        runs: list[tuple[list[Layout], nn.Parameter]] = []  # the units of one buffer, and a parameter of their kind
+        for indices in kinds.values():
+            like = self.trainable[indices[0]]
+            align = align_numel(self.optimizer, like.element_size())
+            bucket_numel = int(self.options.bucket_bytes) // like.element_size()
+            numels = [(i, self.trainable[i].numel()) for i in indices]
+            owners = {i: self.owners[self.trainable[i]] for i in indices} if like in self.owners else None
+            runs += [(layouts, like) for layouts in buckets(numels, bucket_numel, self.comm.size, align, owners)]
         # buckets are sent in this order, and one is full when the gradient of its first parameter has come
         runs.sort(key=lambda run: -min(piece.parameter for layout in run[0] for piece in layout.pieces))
         for layouts, like in runs:
-            self._adopt_buffer(layouts, self.trainable[like])
-        self.allocate_gradients(self.units[known:])
+            flat = like.new_zeros(sum(layout.padded_numel for layout in layouts))
+            dtypes = self.options.dtypes_of(like.dtype, self.comm.ranks)
+            start = 0
+            for layout in layouts:
+                unit = Unit(f"bucket {len(self.units)}", layout, self.comm, dtypes, self.placement)
+                unit.full_parameters = flat.narrow(0, start, layout.padded_numel)
+                unit.parameter_shard = unit.own_slice(unit.full_parameters)
+                labels.label(unit.full_parameters, labels.PARAMETERS, unit.name)
+                self.units.append(unit)
+                for piece in layout.pieces:
+                    # one that is cut into several units is in one buffer: it moves as a whole, with its first piece
+                    if piece.start == 0:
+                        parameter = self.trainable[piece.parameter]
+                        whole = flat.narrow(0, start + piece.offset, parameter.numel())
+                        view = self.orders[parameter].view(whole)
+                        view.copy_(parameter.detach())
+                        parameter.data = view
+                start += layout.padded_numel
+            self.share(flat)
+        self.allocate_gradients(self.units[first:])
 
     def adopt_unfrozen(self, numbers: Sequence[int]) -> None:
-        known = len(self.units)
+        first = len(self.units)
         self.adopt_trainable(numbers)
-        self.gathers.add(self.module, [(unit, self.parameters_of(unit)) for unit in self.units[known:]])
-
-    def _runs(self, indices: list[int]) -> list[list[Layout]]:
-        """Returns the buffers of parameters of one kind."""
-        like = self.trainable[indices[0]]
-        align = align_numel(self.optimizer, like.element_size())
-        bucket_numel = int(self.options.bucket_bytes) // like.element_size()
-        numels = [(i, self.trainable[i].numel()) for i in indices]
-        owners = {i: self.owners[self.trainable[i]] for i in indices} if like in self.owners else None
-        return buckets(numels, bucket_numel, self.comm.size, align, owners)
-
-    def _adopt_buffer(self, layouts: list[Layout], like: torch.Tensor) -> None:
-        """Makes the units of one buffer and moves their parameters there."""
-        flat = like.new_zeros(sum(layout.padded_numel for layout in layouts))
-        dtypes = self.options.dtypes_of(like.dtype, self.comm.ranks)
-        start = 0
-        for layout in layouts:
-            unit = Unit(f"bucket {len(self.units)}", layout, self.comm, dtypes, self.placement)
-            unit.full_parameters = flat.narrow(0, start, layout.padded_numel)
-            unit.parameter_shard = unit.own_slice(unit.full_parameters)
-            labels.label(unit.full_parameters, labels.PARAMETERS, unit.name)
-            self.units.append(unit)
-            for piece in layout.pieces:
-                # one that is cut into several units is in one buffer: it moves as a whole, with its first piece
-                if piece.start == 0:
-                    parameter = self.trainable[piece.parameter]
-                    place = self.orders[parameter].view(flat.narrow(0, start + piece.offset, parameter.numel()))
-                    place.copy_(parameter.detach())
-                    parameter.data = place
-            start += layout.padded_numel
-        self.share(flat)
+        self.gathers.add(self.module, [(unit, self.parameters_of(unit)) for unit in self.units[first:]])
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         parameter.copy_(values)
@@ -201,3 +305,34 @@ class Stage1(Strategy):
 
     def settle(self) -> None:
         self.gathers.wait_all()
+
+
+class MegatronStage(Stage1):
+    """Megatron-core's distributed optimizer: optimizer states are partitioned, as in ZeRO-1, with its own choices.
+
+    Gradients are accumulated over the micro-batches in one contiguous buffer, in fp32 regardless of the model's dtype
+    (main gradients), and each rank owns 1/N of every bucket of this buffer::
+
+        reduce    buckets are reduce-scattered in the last micro-batch            ψ sent
+        update    fp32 masters; gradients in half precision are cast whole
+        gather    buckets are sent while the next forward runs                    ψ sent
+
+    Bytes per parameter on each rank, according to its documentation (dist_optimizer.md, N data-parallel ranks):
+
+        parameters fp16, gradients fp16    4 + 16/N
+        parameters bf16, gradients fp32    6 + 12/N
+        parameters fp32, gradients fp32    8 + 8/N
+    """
+
+    def allocate_gradients(self, units: list[Unit]) -> None:
+        """Allocates one contiguous buffer per dtype; the units' gradients are views of it."""
+        for dtype in {unit.dtypes.gradients: None for unit in units}:
+            alike = [unit for unit in units if unit.dtypes.gradients == dtype]
+            numel = sum(unit.layout.padded_numel for unit in alike)
+            flat = torch.zeros(numel, dtype=dtype, device=alike[0].parameter_shard.device)
+            labels.label(flat, labels.GRADIENTS, "main gradients")
+            start = 0
+            for unit in alike:
+                main = flat.narrow(0, start, unit.layout.padded_numel)
+                unit.gradients = WholeBucket(unit, self.comm, self.options.reduce_with, main)
+                start += unit.layout.padded_numel

@@ -44,7 +44,7 @@ from .modules.wrapping import (
     warn_of_modules_not_called,
 )
 from .options import AUTO, MASTERS
-from .parameters.absent import Hiding, let_look
+from .parameters.access import Hiding, let_look
 from .stage2 import Stage2
 from .units.bucket import GradientBucket
 from .units.gathered_unit import FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead, stored_dtype
@@ -75,7 +75,7 @@ class Stage3(Stage2):
         self._all_units: list[GatheredUnit] = []
         self._units_at: dict[nn.Module, list[GatheredUnit]] = {}
         self._alone: list[GatheredUnit] = []  # gathered by the present backward for a call by itself
-        self._followed = Hiding(self._let_read, lets_write=True, lets_detach=True, answered=self._follow_read)
+        self._followed = Hiding(None, lets_write=True, lets_detach=True, answered=self._follow_read)  # all are whole
         self._follows = False
         self.hiding = Hiding(self.refuse, lets_write=True)
         # memory for a gather: the bucket that is being sent has arrived, and its memory is free
@@ -86,8 +86,8 @@ class Stage3(Stage2):
         kept = [p for p in unit_of if 0 < p.numel() <= self.options.persistence_numel]
         self._all_units += self._adopt_group(KEPT, kept, stays=True)
         for name, module in [(ROOT, self.module), *modules]:
-            mine = [p for p, unit in unit_of.items() if unit == name and p.numel() > self.options.persistence_numel]
-            units = self._adopt_group(name or "(root)", mine)
+            members = [p for p, unit in unit_of.items() if unit == name and p.numel() > self.options.persistence_numel]
+            units = self._adopt_group(name or "(root)", members)
             self._all_units += units
             self._units_at[module] = units
             if module is self.module:
@@ -124,28 +124,30 @@ class Stage3(Stage2):
         kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
         for p in parameters:
             kinds.setdefault((p.requires_grad, stored_dtype(p), p.device, p in self.owners), []).append(p)
-        names = [name, *(f"{name} part {number}" for number in range(2, len(kinds) + 1))]
-        return [self._adopt_unit(*named, stays) for named in zip(names, kinds.values(), strict=False)]
-
-    def _adopt_unit(self, name: str, parameters: list[nn.Parameter], stays: bool) -> GatheredUnit:
         index = {p: i for i, p in enumerate(self.trainable)}
-        owners = None
-        if parameters[0] in self.owners:
-            parameters = sorted(parameters, key=self.owners.__getitem__)
-            owners = {index[p]: self.owners[p] for p in parameters}
-        dtype = stored_dtype(parameters[0])
-        numels = [(index.get(p, -1), p.numel() * p.element_size() // dtype.itemsize) for p in parameters]
-        align = align_numel(self.optimizer, dtype.itemsize)
-        layout = one_unit(numels, self.comm.size, align, TAIL_NUMEL, owners)
-        dtypes = self.options.dtypes_of(dtype, self.comm.ranks)
-        if self.options.shards == MASTERS and index.keys() & {*parameters} and not (stays or self.placement.is_tiered):
-            dtypes = replace(dtypes, shard=dtypes.master)
-        orders = {p: self.orders[p] for p in parameters}
-        unit = GatheredUnit(name, layout, self.comm, dtypes, self.placement, orders, stays, self.share, self.hiding)
-        if unit.trainable:
-            unit.gradients = self.new_bucket(unit)
-            labels.label(unit.gradients.shard, labels.GRADIENTS, name)
-        return unit
+        units = []
+        for number, members in enumerate(kinds.values(), start=1):
+            owners = None
+            if members[0] in self.owners:
+                members = sorted(members, key=self.owners.__getitem__)
+                owners = {index[p]: self.owners[p] for p in members}
+            dtype = stored_dtype(members[0])
+            numels = [(index.get(p, -1), p.numel() * p.element_size() // dtype.itemsize) for p in members]
+            layout = one_unit(numels, self.comm.size, align_numel(self.optimizer, dtype.itemsize), TAIL_NUMEL, owners)
+            dtypes = self.options.dtypes_of(dtype, self.comm.ranks)
+            keeps_masters = self.options.shards == MASTERS and not (stays or self.placement.is_tiered)
+            if keeps_masters and not index.keys().isdisjoint(members):
+                dtypes = replace(dtypes, shard=dtypes.master)
+            unit_name = name if number == 1 else f"{name} part {number}"
+            orders = {p: self.orders[p] for p in members}
+            unit = GatheredUnit(
+                unit_name, layout, self.comm, dtypes, self.placement, orders, stays, self.share, self.hiding
+            )
+            if unit.trainable:
+                unit.gradients = self.new_bucket(unit)
+                labels.label(unit.gradients.shard, labels.GRADIENTS, unit_name)
+            units.append(unit)
+        return units
 
     def _hook(self, module: nn.Module, units: list[GatheredUnit]) -> None:
         is_root = module is self.module
@@ -244,9 +246,6 @@ class Stage3(Stage2):
         finally:
             self._follows = self._follows and not follows
             self._followed.bare_all(read)
-
-    def _let_read(self, parameter: nn.Parameter, writes: bool = False) -> None:
-        """Called before a parameter that is followed is read: it is whole."""
 
     def _follow_read(self, read: list[nn.Parameter], result: Any) -> Any:
         """Hooks backward to gather the units of `read`. A view is copied: it would be read before its own hook runs."""
@@ -356,7 +355,7 @@ class Stage3(Stage2):
 
     def _follow_alone(self, units: list[GatheredUnit], output: Any) -> None:
         """Hooks backward to gather `units`, which were read outside of the engine's forward, or without a hook."""
-        tensors = [one for one in tensors_that_require_grad(output) if one.grad_fn is not None] if units else []
+        tensors = [t for t in tensors_that_require_grad(output) if t.grad_fn is not None] if units else []
         if tensors and torch.is_grad_enabled():
             register_multi_grad_hook(tensors, partial(self._before_alone, [*units]), mode="any")
 
@@ -394,8 +393,10 @@ class Stage3(Stage2):
     def _check_age(self, forward: int, _gradient: torch.Tensor) -> None:
         self._is_second_order = self._is_second_order or torch.is_grad_enabled()
         if not self._order.come_to(forward):
-            words = "zero3 has given its parameters back; go through each forward once, and before the step"
-            raise RuntimeError(f"backward through a forward that a backward has gone through, or a step: {words}")
+            raise RuntimeError(
+                "backward through a forward that a backward has gone through, or a step: zero3 has given its parameters"
+                " back; go through each forward once, and before the step"
+            )
 
     def _finish(self, units: Iterable[GatheredUnit]) -> None:
         """Reshards units that backward has passed, and reduces their gradients."""

@@ -41,7 +41,7 @@ from .optim.segments import OWNED, owned_by, owners_of, step_by
 from .optim.update import Update
 from .options import Options
 from .parameters import meta_init
-from .parameters.absent import as_they_are
+from .parameters.access import as_they_are
 from .precision import LossScaler
 from .units.unit import Unit
 from .writes import Writes, take_loads
@@ -172,7 +172,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         if self.writes.are_kept:
             raise RuntimeError(f"{name}: it is unfrozen; leave `with engine.full_parameters()` before the next forward")
         self.writes.check()
-        known, first = len(self.units), len(self.trainable)
+        first_unit, first = len(self.units), len(self.trainable)
         owned = {p for p in unfrozen if self.update.waiting[p][0].get(OWNED)}
         self.owners |= owners_of(owned, unfrozen, self.comm.size)
         self.trainable += unfrozen
@@ -180,11 +180,11 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.frozen = [p for p in self.frozen if p not in self.update.waiting or not p.requires_grad]
         with torch.no_grad():
             self.adopt_unfrozen(range(first, len(self.trainable)))
-            for unit in self.units[known:]:
+            for unit in self.units[first_unit:]:
                 unit.heap = self._heap
                 self.placement.adopt(unit)
-            self.gradients.add(self.units[known:])
-            self.update.add(self.units[known:])
+            self.gradients.add(self.units[first_unit:])
+            self.update.add(self.units[first_unit:])
             self.writes.start()
 
     def _check_unfrozen(self) -> None:
@@ -310,8 +310,8 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
     def label_held(self) -> None:
         """Labels all tensors of the engine again, for an observer that registered after `initialize`."""
-        for one in self.held_tensors():
-            labels.label(*one)
+        for held in self.held_tensors():
+            labels.label(*held)
         self.placement.label_files()
 
     def extra_state(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ compares them, with one small collective.
 
 A forward checks addresses and versions, a step versions: about 0.3 µs of host time per parameter in total. Values are
 compared if masters and parameters are separate: each rank its own part. On a GPU, which the host must not wait for, the
-kernel of the update compares them (parameters/unseen.py).
+kernel of the update compares them (parameters/access.py).
 
 torch's `module.load_state_dict`, of the whole module or of a part, on a module that is under an engine:
 
@@ -46,9 +46,16 @@ from torch import nn
 
 from .engine import ShardedEngine
 from .modules.wrapping import Hook
-from .parameters.absent import as_they_are, is_placeholder, placeholder, restore_placeholders
-from .parameters.unseen import OVERWRITTEN, UnseenWrites
-from .parameters.versions import Versions, fingerprint
+from .parameters.access import (
+    OVERWRITTEN,
+    UnseenWrites,
+    Versions,
+    as_they_are,
+    fingerprint,
+    is_placeholder,
+    placeholder,
+    restore_placeholders,
+)
 from .units.gathered_unit import GatheredUnit
 from .units.unit import Unit
 
@@ -140,7 +147,7 @@ class Writes:
         """
         unseen = self._engine.placement.unseen
         lost = [number for number, unit in enumerate(self._gathered) if unit.take_lost()]
-        if unseen is not None and (parameter := unseen.found(waits)) is not None:
+        if unseen is not None and (parameter := unseen.find(waits)) is not None:
             lost.append(len(self._gathered) + parameter)
         return max(lost, default=None)
 
@@ -287,40 +294,35 @@ class Writes:
                 parameter.data = home
 
     def compare(self, units: Sequence[Unit]) -> None:
-        """Raises RuntimeError, on all ranks, if the parameters of whole `units` differ between ranks."""
-        self._differ = False
-        if self._engine.comm.group is None or not units:
+        """Raises RuntimeError, on all ranks, if the parameters of whole `units` differ between ranks: for the first."""
+        group, self._differ = self._engine.comm.group, False
+        if group is None or not units:
             return
         for unit in units:
             self._bring_home(unit)
             self._after[unit] = fingerprint(unit.full_parameters)
         prints = torch.stack([self._after[unit] for unit in units])
         most = self._most(torch.stack([prints, ~prints]))  # ~ reverses the order: the most, and the least
-        for unit, differs in zip(units, (most[0] != ~most[1]).tolist(), strict=True):
-            if differs:
-                self._raise_unequal(unit)
-
-    def _raise_unequal(self, unit: Unit) -> None:
-        """Raises RuntimeError for the first parameter of `unit` that differs between ranks."""
-        group, pieces = self._engine.comm.group, unit.layout.pieces
-        table = torch.full((dist.get_world_size(group), len(pieces)), torch.iinfo(torch.int64).min)
-        for number, piece in enumerate(pieces):
-            whole_bytes = unit.full_parameters.narrow(0, piece.offset, piece.numel).clone().view(torch.uint8)
-            padded = nn.functional.pad(whole_bytes, (0, -whole_bytes.numel() % 8))  # to whole 64-bit words
-            table[dist.get_rank(group), number] = fingerprint(padded)
-        columns = self._most(table.to(unit.device)).T.tolist()
-        for parameter, column in zip(self._engine.parameters_of(unit), columns, strict=True):
-            alike: dict[int, list[str]] = {}
-            for rank, value in enumerate(column):
-                alike.setdefault(value, []).append(str(rank))
-            self._differ = len(alike) > 1
-            if self._differ:
-                groups = " and ".join(", ".join(ranks) for ranks in alike.values())
-                raise RuntimeError(
-                    f"{self._names[parameter]}: at the end of full_parameters() its values differ between ranks"
-                    f" {groups}, and each rank keeps its part only; write equal values on every rank (broadcast rank"
-                    " 0's first)"
-                )
+        for unit in [unit for unit, differs in zip(units, (most[0] != ~most[1]).tolist(), strict=True) if differs]:
+            # a row of each rank, with the fingerprint of each parameter, for all ranks
+            table = torch.full((dist.get_world_size(group), len(unit.layout.pieces)), torch.iinfo(torch.int64).min)
+            for number, piece in enumerate(unit.layout.pieces):
+                content = unit.full_parameters.narrow(0, piece.offset, piece.numel).clone().view(torch.uint8)
+                padded = nn.functional.pad(content, (0, -content.numel() % 8))  # to whole 64-bit numbers
+                table[dist.get_rank(group), number] = fingerprint(padded)
+            columns = self._most(table.to(unit.device)).T.tolist()
+            for parameter, column in zip(self._engine.parameters_of(unit), columns, strict=True):
+                alike: dict[int, list[str]] = {}
+                for rank, value in enumerate(column):
+                    alike.setdefault(value, []).append(str(rank))
+                self._differ = len(alike) > 1
+                if self._differ:
+                    groups = " and ".join(", ".join(ranks) for ranks in alike.values())
+                    raise RuntimeError(
+                        f"{self._names[parameter]}: at the end of full_parameters() its values differ between ranks"
+                        f" {groups}, and each rank keeps its part only; write equal values on every rank (broadcast"
+                        " rank 0's first)"
+                    )
 
     def _most(self, values: torch.Tensor) -> torch.Tensor:
         """Returns the elementwise maximum over the ranks."""

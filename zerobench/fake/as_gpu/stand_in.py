@@ -26,7 +26,7 @@ from ...zero.comm.streams import CommStream
 from ...zero.offload import cpu as host_memory
 from ...zero.offload import placement
 from ...zero.optim import one_pass, step_by_tiles
-from ...zero.parameters import versions
+from ...zero.parameters import access
 from .. import observers
 from . import kernels
 from .device_memory import Allocations
@@ -69,7 +69,7 @@ ROWS: dict[str, dict[Any, Any]] = {
     "collectives": {"table": simulated.KINDS, "cpu": partial(simulated.SimulatedNccl, cuda=NullCuda)},
     "copies to host memory": {"table": host_memory.STREAMS, "cpu": NullCuda},
     "blocks of quantization": {"table": quantize.CHUNKS, "cpu": 2**62},
-    "words of a fingerprint": {"table": versions.CHUNKS, "cpu": versions.LARGE_CHUNK},
+    "words of a fingerprint": {"table": access.CHUNKS, "cpu": access.LARGE_CHUNK},
     "results of comparisons": {"table": writes.ASKS, "cpu": False},
     "masters compared with parameters": {"table": placement.COMPARED, "cpu": placement.COMPARED["cuda"]},
     "decoded states of 8 bits": {"table": low_bit.CHUNK_NUMEL, "cpu": low_bit.CHUNK_NUMEL["cuda"]},

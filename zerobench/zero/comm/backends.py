@@ -22,15 +22,15 @@ scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatt
 
 
 class OwnersWork:
-    """One collective per owner, in flight together, or complete if they are not asynchronous. `place`: the destination
-    of the sum in `own`.
+    """One collective per owner, in flight together, or complete if they are not asynchronous. `own`: this rank's slice;
+    its sum is copied to `into`.
     """
 
     def __init__(
         self, works: Iterable[Waitable | None], async_op: bool, own: torch.Tensor | None = None,
-        place: torch.Tensor | None = None,
+        into: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        self._works, self._own, self._place = [work for work in works if work is not None], own, place
+        self._works, self._own, self._into = [work for work in works if work is not None], own, into
         if not async_op:
             self.wait()
 
@@ -38,18 +38,18 @@ class OwnersWork:
         """Waits for all collectives."""
         for work in self._works:
             work.wait()
-        if self._own is not None and self._place is not None and self._own.data_ptr() != self._place.data_ptr():
-            self._place.copy_(self._own)
+        if self._own is not None and self._into is not None and self._own.data_ptr() != self._into.data_ptr():
+            self._into.copy_(self._own)
 
 
 def reduce_to_owners(
-    place: torch.Tensor, full: torch.Tensor, sizes: Sequence[int], rank: int, group: dist.ProcessGroup, async_op: bool
+    into: torch.Tensor, full: torch.Tensor, sizes: Sequence[int], rank: int, group: dist.ProcessGroup, async_op: bool
 ) -> OwnersWork:
-    """Sums each slice of `full` on its owner, this rank's into `place`: one reduction per owner, of unequal size."""
+    """Sums each slice of `full` on its owner, this rank's into `into`: one reduction per owner, of unequal size."""
     parts = full.split([*sizes])
     reduce = partial(dist.reduce, group=group, async_op=async_op)
     works = [reduce(part, group_dst=owner) for owner, part in enumerate(parts) if part.numel()]
-    return OwnersWork(works, async_op, parts[rank], place)
+    return OwnersWork(works, async_op, parts[rank], into)
 
 
 def broadcast_from_owners(
@@ -70,10 +70,10 @@ class StagedComm(GroupComm):
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
     ) -> Handle:
-        place = slice_of(full, self.rank, self.size, sizes) if into is None else into
-        carry = partial(self.scatter_into, place, full, group=self.group)
+        into = slice_of(full, self.rank, self.size, sizes) if into is None else into
+        carry = partial(self.scatter_into, into, full, group=self.group)
         if sizes is not None:
-            carry = partial(reduce_to_owners, place, full, sizes, self.rank, self.group)
+            carry = partial(reduce_to_owners, into, full, sizes, self.rank, self.group)
         with labels.collective("reduce_scatter", unit) as operation:
             return Handle([self._reductions.launch(carry)], operation=operation)
 

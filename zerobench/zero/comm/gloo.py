@@ -89,14 +89,14 @@ class GlooComm(GroupComm):
         in launch order.
         """
         with labels.collective("reduce_scatter", unit) as operation:
-            slices = pieces_by_rank(full, self.size, sizes, REDUCE_PIECE_BYTES)
+            slices = pieces_of(full, self.size, sizes, REDUCE_PIECE_BYTES)
             own = slices[self.rank]
             others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
             rounds = range(max(map(len, slices)))
             to_go = [(peer, slices[peer][i]) for i in rounds for peer in others if i < len(slices[peer])]
             slots = full.new_empty(min(SLOTS, len(own) * len(others)), own[0].numel() if own else 0)
             labels.label(slots, labels.COMMUNICATION, f"{unit} received")
-            sums = own if into is None else pieces_of(into, REDUCE_PIECE_BYTES)
+            sums = own if into is None else pieces_of(into, 1, None, REDUCE_PIECE_BYTES)[0]
             reduction = PairwiseReduction(self, to_go, own, sums, slots, tag_of("reduction", unit, full.nbytes))
             if self._thread is None:
                 self._thread = labels.EngineThread(
@@ -112,7 +112,7 @@ class GlooComm(GroupComm):
 
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         with labels.collective("all_gather", unit) as operation:
-            slices = pieces_by_rank(full, self.size, sizes, GATHER_PIECE_BYTES)
+            slices = pieces_of(full, self.size, sizes, GATHER_PIECE_BYTES)
             others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
             tag = tag_of("gather", unit, full.nbytes)
             # receives first: gloo would buffer and copy a piece that arrives before its receive is posted
@@ -141,7 +141,7 @@ class GlooComm(GroupComm):
         return self._thread
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
-        going, coming = (pieces_by_rank(full, self.size, None, REDUCE_PIECE_BYTES) for full in (to, here))
+        going, coming = (pieces_of(full, self.size, None, REDUCE_PIECE_BYTES) for full in (to, here))
         others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
         tag = tag_of("exchange", unit, to.nbytes)
         works = [receive(piece, peer, self.group, tag) for peer in others for piece in coming[peer]]
@@ -315,14 +315,12 @@ class PairwiseReduction:
             self._arriving.append(_Arrival(receive(piece, peer, self._group, self._tag), piece, slot))
 
 
-def pieces_by_rank(full: torch.Tensor, ranks: int, sizes: Sizes, most_bytes: int) -> list[Pieces]:
-    """Returns the pieces of each rank's slice of `full`."""
-    return [pieces_of(part, most_bytes) for part in slices_of(full, ranks, sizes)]
-
-
-def pieces_of(part: torch.Tensor, most_bytes: int) -> Pieces:
-    """Splits a slice into the parts in which it is sent, of at most `most_bytes` each; an empty slice has none."""
-    return () if not part.numel() else part.split(max(1, most_bytes // part.element_size()))
+def pieces_of(full: torch.Tensor, ranks: int, sizes: Sizes, most_bytes: int) -> list[Pieces]:
+    """Splits each rank's slice of `full` into the pieces in which it is sent, of at most `most_bytes` each; an empty
+    slice has none.
+    """
+    most = max(1, most_bytes // full.element_size())
+    return [part.split(most) if part.numel() else () for part in slices_of(full, ranks, sizes)]
 
 
 def _run_all(queue: SimpleQueue[PairwiseReduction | None]) -> None:

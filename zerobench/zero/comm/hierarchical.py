@@ -28,7 +28,7 @@ Every replica receives a sum with the same bits, so that all compute the same up
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -71,8 +71,8 @@ def connect(group: dist.ProcessGroup | None, device: torch.device) -> Comm:
     backend = backend_for(device.type, group) or str(dist.get_backend(group))
     kind = kinds().get((backend, device.type))
     if kind is None:
-        known = ", ".join(f"{b} on {d}" for b, d in KINDS)
-        raise ValueError(f"group: backend {backend!r} on {device.type} is not supported; use one of {known}")
+        supported = ", ".join(f"{b} on {d}" for b, d in KINDS)
+        raise ValueError(f"group: backend {backend!r} on {device.type} is not supported; use one of {supported}")
     return kind(group)
 
 
@@ -96,36 +96,31 @@ class Hops:
     """
 
     def __init__(self) -> None:
-        self._chains: deque[_Chain] = deque()
+        self._in_flight: deque[HopsInFlight] = deque()
 
     def launch(self, *hops: Hop, finish: Callable[[], None] | None = None) -> Handle:
         """Launches the first hop; `finish` runs after the last."""
-        chain = _Chain(hops[0](), deque(hops[1:]))
-        self._chains.append(chain)
-
-        def wait() -> None:
-            while chain in self._chains:
-                self._chains[0].advance()
-                self._chains.popleft()
-            chain.handle.wait()
-            if finish is not None:
-                finish()
-
-        return Handle([], wait)
+        launched = HopsInFlight(self._in_flight, hops)
+        self._in_flight.append(launched)
+        return Handle([launched], finish)
 
 
-@dataclass(eq=False)
-class _Chain:
-    """One collective's hops. `handle`: the hop in flight. `to_come`: the hops after it."""
+class HopsInFlight:
+    """One collective's hops: the one in flight and those after it. `oldest`: all collectives, until their last hop."""
 
-    handle: Handle
-    to_come: deque[Hop]
+    def __init__(self, oldest: deque[HopsInFlight], hops: Sequence[Hop]) -> None:
+        self._oldest = oldest
+        self._handle, self._to_come = hops[0](), deque(hops[1:])
 
-    def advance(self) -> None:
-        """Waits for each hop and launches the next, until the last one is in flight."""
-        while self.to_come:
-            self.handle.wait()
-            self.handle = self.to_come.popleft()()
+    def wait(self) -> None:
+        """Waits for each hop and launches the next, of older collectives first, and waits for the last one."""
+        while self in self._oldest:
+            older = self._oldest[0]
+            while older._to_come:
+                older._handle.wait()
+                older._handle = older._to_come.popleft()()
+            self._oldest.popleft()
+        self._handle.wait()
 
 
 class Hierarchical(WrappedComm):
@@ -196,7 +191,9 @@ def connect_groups(
     """
     all_ranks = connect(group, device)
     if isinstance(all_ranks, GroupComm) and all_ranks.flags_device is None and all_ranks.on_streams:
-        hosts = _hosts_of(all_ranks)
+        if all_ranks.group not in _hosts:
+            _hosts[all_ranks.group] = new_group_of_hosts(all_ranks)
+        hosts = _hosts[all_ranks.group]  # for flags
         all_ranks.agree_by(hosts)
         watch_of(all_ranks.group).groups.add(hosts)  # its waits end with the others
     all_ranks = watched(all_ranks)
@@ -229,24 +226,16 @@ def nodes_of(all_ranks: Comm, device: torch.device, node_size: int) -> Nodes:
     if node_size == 1:
         return Nodes(Comm(), all_ranks)
     nodes = [list(range(first, first + node_size)) for first in range(0, all_ranks.size, node_size)]
-    alike = [list(range(place, all_ranks.size, node_size)) for place in range(node_size)]
-    within, between = (connect(_mine(all_ranks.group, parts), device) for parts in (nodes, alike))
+    alike = [list(range(local_rank, all_ranks.size, node_size)) for local_rank in range(node_size)]
+    within, between = (connect(_own_group(all_ranks.group, parts), device) for parts in (nodes, alike))
     if isinstance(within, NcclComm) and isinstance(between, NcclComm):
         within.share_streams(between)
     return Nodes(watched(within, all_ranks.group), watched(between, all_ranks.group))
 
 
-_made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
-
+_created: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
 
 _hosts: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-
-
-def _hosts_of(comm: GroupComm) -> dist.ProcessGroup:
-    """Returns a group of hosts for flags, created only once per group."""
-    if comm.group not in _hosts:
-        _hosts[comm.group] = new_group_of_hosts(comm)
-    return _hosts[comm.group]
 
 
 def new_group_of_hosts(comm: Comm) -> dist.ProcessGroup:
@@ -256,20 +245,20 @@ def new_group_of_hosts(comm: Comm) -> dist.ProcessGroup:
     numbers differ, the ranks would wait for each other under different names: groups of one rank make them equal.
     """
     assert comm.group is not None
-    known = dist.distributed_c10d._world.pg_names
+    names = dist.distributed_c10d._world.pg_names
     device = "cuda" if "nccl" in str(dist.get_backend_config(comm.group)) else "cpu"
-    most = torch.tensor([len(known)], dtype=torch.int32, device=device)
+    most = torch.tensor([len(names)], dtype=torch.int32, device=device)
     comm.maximum(most)
-    while len(known) < most.item():
+    while len(names) < most.item():
         dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
     members = dist.get_process_group_ranks(comm.group)
     return dist.new_group(members, backend="gloo", use_local_synchronization=True)
 
 
-def _mine(group: dist.ProcessGroup, parts: list[list[int]]) -> dist.ProcessGroup:
+def _own_group(group: dist.ProcessGroup, parts: list[list[int]]) -> dist.ProcessGroup:
     """Returns this rank's group among `parts`; each group is created only once per `group`."""
-    known = _made.setdefault(group, {})
+    created = _created.setdefault(group, {})
     for ranks in map(tuple, parts):
-        if ranks not in known:
-            known[ranks] = dist.new_group(list(ranks))  # by all ranks, members or not: torch counts the calls
-    return next(known[ranks] for ranks in map(tuple, parts) if dist.get_rank() in ranks)
+        if ranks not in created:
+            created[ranks] = dist.new_group(list(ranks))  # by all ranks, members or not: torch counts the calls
+    return next(created[ranks] for ranks in map(tuple, parts) if dist.get_rank() in ranks)

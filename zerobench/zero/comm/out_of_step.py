@@ -111,7 +111,7 @@ def circle(positions: Iterable[Position]) -> list[Position]:
 def out_of_step(positions: Sequence[Position]) -> str:
     """Returns an error message for ranks at different positions, or at one position with different counts."""
     counts = "" if len({position.description for position in positions}) > 1 else f", {difference(positions)}"
-    return f"the ranks are out of step: {places(positions)}{counts}; {RULE}"
+    return f"the ranks are out of step: {describe(positions)}{counts}; {RULE}"
 
 
 def difference(positions: Sequence[Position]) -> str:
@@ -123,7 +123,7 @@ def difference(positions: Sequence[Position]) -> str:
     return "with as many of every collective, in another order"
 
 
-def places(positions: Iterable[Position]) -> str:
+def describe(positions: Iterable[Position]) -> str:
     """Describes where each rank is; ranks at one position are named together."""
     ranks: dict[str, list[int]] = {}
     for position in sorted(positions, key=lambda position: position.rank):
@@ -176,7 +176,14 @@ class HangWatch:
 
     def end(self, own: Position, error: RuntimeError) -> RuntimeError:
         """Returns the error, with the same message on all ranks, of a wait that another error has ended."""
-        message = self.settled or self._message() or self._describe_broken(own, error)
+        message = self.settled or self._message()
+        if message is None:  # the connection broke
+            positions = self._exchange("broken", own)
+            gone = sorted(set(range(self.size)) - {position.rank for position in positions})
+            left = f"{named(gone)} ended, or did not answer, while " if gone else "the connection broke while "
+            # gloo's message without the source line at its front and the advice at its end
+            reason = str(error).split("] ", 1)[-1].split(". This is typically")[0]
+            message = self._message() or f"{left}{describe(positions)}: {reason}"  # it may be settled meanwhile
         return RuntimeError(self._settle(message))
 
     def differ(self, what: str, launched: dict[str, int]) -> RuntimeError:
@@ -210,16 +217,6 @@ class HangWatch:
             self._settle(message)
 
     # -- positions and the message, in the store ------------------------------------------------------------------
-
-    def _describe_broken(self, own: Position, error: RuntimeError) -> str:
-        positions = self._exchange("broken", own)
-        message = self._message()
-        if message is not None:  # settled meanwhile
-            return message
-        gone = sorted(set(range(self.size)) - {position.rank for position in positions})
-        left = f"{named(gone)} ended, or did not answer, while " if gone else "the connection broke while "
-        # gloo's message without the source line at its front and the advice at its end
-        return f"{left}{places(positions)}: {str(error).split('] ', 1)[-1].split('. This is typically')[0]}"
 
     def _publish(self, topic: str, own: Position) -> None:
         self._ask(lambda store: store.set(f"{topic} {own.rank}", json.dumps(asdict(own))))

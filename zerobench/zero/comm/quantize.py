@@ -60,8 +60,8 @@ class Codec:
         """Quantizes `slices`, (rows, numel) in one of DTYPES, into `payloads`, (rows, payload_bytes) uint8."""
         values, scales = self._parts(payloads, slices.shape[1])
         whole = torch.empty(slices.shape, dtype=torch.int8, device=slices.device)
-        for part, place, into in _blocks(self.block, slices, whole, scales):
-            self._encode_blocks(part.float(), place, into)
+        for part, quantized, scale in _blocks(self.block, slices, whole, scales):
+            self._encode_blocks(part.float(), quantized, scale)
         if self.bits == 8:
             values.copy_(whole.view(torch.uint8))
         else:
@@ -72,18 +72,18 @@ class Codec:
         """Fills `slices`, (rows, numel) in one of DTYPES, from `payloads`, (rows, payload_bytes) uint8."""
         values, scales = self._parts(payloads, slices.shape[1])
         whole = values.view(torch.int8) if self.bits == 8 else _unpack(values, slices.shape[1])
-        for place, part, scale in _blocks(self.block, slices, whole, scales):
-            place.copy_(part.float().mul_(scale))  # not part * scale: mixed dtypes would make another temporary
+        for decoded, part, scale in _blocks(self.block, slices, whole, scales):
+            decoded.copy_(part.float().mul_(scale))  # not part * scale: mixed dtypes would make another temporary
 
-    def _encode_blocks(self, x: torch.Tensor, place: torch.Tensor, into: torch.Tensor) -> None:
-        """Quantizes `x`, (rows, blocks, elements) fp32, into `place`, int8; scales into `into`, (rows, blocks, 1)."""
+    def _encode_blocks(self, x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> None:
+        """Quantizes `x`, (rows, blocks, elements) fp32, into `values`, int8, and `scales`, (rows, blocks, 1)."""
         largest = x.abs().amax(2, keepdim=True)
         levels = largest.new_full((), LEVELS[self.bits])  # a tensor: dividing by a number, CUDA uses the reciprocal
         scale = torch.where(largest < LEAST, 0.0, largest / levels)
         scale = torch.where(largest.isfinite(), scale, torch.nan)
-        into.copy_(scale)
+        scales.copy_(scale)
         levels = (x / scale).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # 0 / 0; NaN and inf are in the scale
-        place.copy_(levels.round_())
+        values.copy_(levels.round_())
 
     def _values_bytes(self, numel: int) -> int:
         """Returns the bytes of the values, padded to a multiple of 4, at which the fp32 scales begin."""

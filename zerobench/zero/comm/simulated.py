@@ -124,10 +124,10 @@ class _Held:
         self._slots = None
 
 
-def _scatter_alone(place: torch.Tensor, full: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
-    work = NcclComm.scatter_into(place, full, group=group, async_op=async_op)
+def _scatter_alone(into: torch.Tensor, full: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
+    work = NcclComm.scatter_into(into, full, group=group, async_op=async_op)
     own = full.numel() // dist.get_world_size(group)
-    place.copy_(full.narrow(0, dist.get_rank(group) * own, own))
+    into.copy_(full.narrow(0, dist.get_rank(group) * own, own))
     return work
 
 

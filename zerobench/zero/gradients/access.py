@@ -6,8 +6,6 @@ segments are scaled too; `full_gradient`, `set_full_gradient` and `gradient_norm
 clipping: they show the gradients that the optimizer gets. Segments have their factor in `scale`. Gradients kept back by
 no_sync are not means yet: reading them raises an error. The counterparts are DeepSpeed's safe_get_full_grad and
 safe_set_full_grad, and FSDP2's `.grad`, a DTensor: docs/how-to/gradients.md.
-
-`reduced_gradients` yields the same gradients in place, without a collective.
 """
 
 from __future__ import annotations
@@ -23,37 +21,8 @@ from torch import nn
 from ..engine import ShardedEngine
 from ..layout import MemoryOrder
 from ..modules.wrapping import in_normal_mode
-from ..optim.segments import OptimizerSegment
 from ..precision import norm_over_ranks, sum_of_powers
 from .flow import GradientFlow
-
-
-def reduced_gradients(engine: GradientFace) -> Iterator[torch.Tensor]:
-    """Yields this rank's part of the means over the ranks: (numel,) each, in the stored dtype and tier, still
-    multiplied by the loss scale. Read a tensor before asking for the next. No collective, and nothing is changed.
-
-    Ranks of one shard group yield different parts; replicas yield the same (`gradient_holders`).
-    """
-    for bucket in engine.gradients.buckets:
-        bucket.settle()
-    with_gradients = engine.update.used
-    for tile in filter(None, engine.update.tiles):
-        # reduced, or on a single rank, which sends nothing, written
-        there = [
-            s for s in tile if (s.segment.parameter in with_gradients if s.bucket.is_alone else s.bucket.is_reduced)
-        ]
-        before = [segment.used for segment in there]
-        for segment in there:  # ranks agree on what was used in `step`; of a unit that was reduced all of it is there
-            segment.used = True
-        try:
-            with tile[0].shard_range.gradients():
-                for segment in there:
-                    gradient = segment.gradient()
-                    assert gradient is not None
-                    yield gradient
-        finally:
-            for segment, used in zip(there, before, strict=True):
-                segment.used = used
 
 
 @dataclass(frozen=True)
@@ -122,10 +91,10 @@ class GradientFace(ShardedEngine):
             parameter = self.trainable[number]
             dtype = self.gradients.pieces[number][0][0].dtypes.master if parameter.numel() else parameter.dtype
             flat = torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
-            for one in self.update.visited(lambda one: one.segment.parameter == number):
-                gradient = one.gradient()
+            for segment in self.update.visited(lambda segment: segment.segment.parameter == number):
+                gradient = segment.gradient()
                 assert gradient is not None
-                flat[one.segment.start : one.segment.stop].copy_(gradient)
+                flat[segment.segment.start : segment.segment.stop].copy_(gradient)
             self.comm.sum(flat)
             return self.orders[parameter].view(flat.mul_(self.update.scaling.pending))
 
@@ -145,18 +114,43 @@ class GradientFace(ShardedEngine):
         if self.update.scaling.coefficient is not None:
             raise RuntimeError("set_full_gradient: clip_grad_norm_ has been called; set gradients before it")
         with torch.no_grad():
-            for one in _segments(self, number):
-                one.gradient.copy_(one.part_of(value).to(one.gradient.device).double() / one.scale)
+            for segment in _segments(self, number):
+                part = segment.part_of(value).to(segment.gradient.device)
+                segment.gradient.copy_(part.double() / segment.scale)
 
     def reduced_gradients(self) -> Iterator[torch.Tensor]:
-        """Yields this rank's part of the means, in place: see access.py."""
-        return reduced_gradients(self)
+        """Yields this rank's part of the means over the ranks: (numel,) each, in the stored dtype and tier, still
+        multiplied by the loss scale. Read a tensor before asking for the next. No collective, and nothing is changed.
+
+        Ranks of one shard group yield different parts; replicas yield the same (`gradient_holders`).
+        """
+        for bucket in self.gradients.buckets:
+            bucket.settle()
+        used = self.update.used
+        for tile in filter(None, self.update.tiles):
+            # reduced, or on a single rank, which sends nothing, written
+            present = [
+                segment
+                for segment in tile
+                if (segment.segment.parameter in used if segment.bucket.is_alone else segment.bucket.is_reduced)
+            ]
+            before = [segment.used for segment in present]
+            for segment in present:  # ranks agree on what was used in `step`; of a reduced unit all of it is present
+                segment.used = True
+            try:
+                with tile[0].shard_range.gradients():
+                    for segment in present:
+                        gradient = segment.gradient()
+                        assert gradient is not None
+                        yield gradient
+            finally:
+                for segment, was_used in zip(present, before, strict=True):
+                    segment.used = was_used
 
     @property
     def gradient_holders(self) -> int:
         """Number of ranks with the same part of the gradients: replicas."""
-        holders: int = self.comm.ranks // self.comm.size
-        return holders
+        return self.comm.ranks // self.comm.size
 
     @in_normal_mode
     def gradient_norms(self, norm_type: float = 2.0) -> dict[str, torch.Tensor]:
@@ -169,8 +163,8 @@ class GradientFace(ShardedEngine):
         with torch.no_grad():
             device = self.trainable[0].device if self.trainable else torch.device("cpu")
             totals = torch.zeros(len(self.trainable), dtype=torch.float64, device=device)
-            for one in self.update.visited(lambda one: one.used):
-                gradient, total = one.gradient(), totals[one.segment.parameter]
+            for segment in self.update.visited(lambda segment: segment.used):
+                gradient, total = segment.gradient(), totals[segment.segment.parameter]
                 assert gradient is not None
                 part = sum_of_powers([gradient], float(norm_type), gradient.device).to(device)
                 total.copy_(torch.maximum(total, part) if norm_type == math.inf else total + part)
@@ -202,15 +196,12 @@ def number_of(engine: ShardedEngine, name: str) -> int:
 def _segments(engine: GradientFace, number: int | None = None) -> Iterator[GradientSegment]:
     """Yields the gradients of one parameter, or of all; a write is kept when the next gradient is asked for."""
     scale = engine.update.scaling.pending
-    for one in engine.update.visited(lambda one: one.used and number in (None, one.segment.parameter), edits=True):
-        yield _segment(engine, one, scale)
+    wanted = engine.update.visited(lambda s: s.used and number in (None, s.segment.parameter), edits=True)
+    for segment in wanted:
+        piece, gradient = segment.segment, segment.gradient()
+        assert gradient is not None
+        parameter, name = engine.trainable[piece.parameter], engine.names[piece.parameter]
+        here = scale.to(gradient.device) if isinstance(scale, torch.Tensor) else scale
+        order = engine.orders[parameter]
+        yield GradientSegment(name, parameter, piece.start, piece.stop, gradient, here, order)
     engine.update.scaling.edited()
-
-
-def _segment(engine: GradientFace, one: OptimizerSegment, scale: torch.Tensor | float) -> GradientSegment:
-    where, gradient = one.segment, one.gradient()
-    assert gradient is not None
-    parameter = engine.trainable[where.parameter]
-    name, order = engine.names[where.parameter], engine.orders[parameter]
-    scale = scale.to(gradient.device) if isinstance(scale, torch.Tensor) else scale
-    return GradientSegment(name, parameter, where.start, where.stop, gradient, scale, order)

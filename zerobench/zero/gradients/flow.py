@@ -50,7 +50,7 @@ from ..engine import ShardedEngine
 from ..layout import Piece
 from ..modules.tied import TiedName, names_of_tied
 from ..modules.wrapping import NO_TASK, graph_task, inside_backward, tensors_that_require_grad
-from ..parameters.absent import as_they_are
+from ..parameters.access import as_they_are
 from ..units.bucket import GradientBucket
 from ..units.unit import Unit
 

@@ -36,7 +36,7 @@ from torch import optim
 
 from .. import labels
 from ..low_bit import block_numel
-from ..parameters.absent import absent_value
+from ..parameters.access import absent_value
 from ..unit_tensors import UnitTensors
 from .cpu import TieredPlacement, wait_for
 from .disk import Buffer, FileStore, IoHandle, Pool, Region, Scratch

@@ -28,8 +28,7 @@ from torch import nn, optim
 
 from .. import labels
 from ..layout import Segment
-from ..parameters.unseen import UnseenWrites
-from ..parameters.versions import fingerprint
+from ..parameters.access import UnseenWrites, fingerprint
 from ..unit_tensors import UnitTensors
 
 LEAST_BUFFERS = 8

@@ -20,7 +20,7 @@ import torch
 from torch import optim
 
 from .. import labels
-from ..parameters.versions import Versions
+from ..parameters.access import Versions
 from ..precision import LOOKS_ITSELF, Share, UpdatedShare, is_fused
 from .step_by_tiles import step_with
 

@@ -26,7 +26,7 @@ from torch import nn
 from ..comm.base import Comm
 from ..layout import MemoryOrder
 from ..precision import TRAINED, Counted
-from .absent import Hiding
+from .access import Hiding
 
 Initializer = Callable[[nn.Module], Any]
 Store = Callable[[nn.Parameter, torch.Tensor], None]
@@ -58,15 +58,15 @@ def check_replay(model: nn.Module) -> None:
             raise ValueError(
                 f"{name}: no initializer draws {parameter.dtype}; build the model on a device, not on meta"
             )
-    told = _own_initializers(model) is not None
+    is_declared = _own_initializers(model) is not None
     for name, module in model.named_modules():
         way = next((way for way in _OWN_WAYS if hasattr(module, way)), None)
-        if way and not told:
+        if way and not is_declared:
             raise ValueError(
                 f"{name or type(model).__name__}: it initializes itself in {way}, which cannot be replayed on the meta"
                 " device; give the model initializers(), or build it on a real device"
             )
-        if list(module.parameters(recurse=False)) and not told and not hasattr(module, "reset_parameters"):
+        if list(module.parameters(recurse=False)) and not is_declared and not hasattr(module, "reset_parameters"):
             raise ValueError(
                 f"{name or type(model).__name__}: {type(module).__name__} has parameters and no reset_parameters(), so"
                 " that its values on the meta device are lost; give it one, or build the model on a real device"
@@ -90,8 +90,8 @@ def use_placeholders(model: nn.Module, device: torch.device) -> None:
 
 def orders_of(model: nn.Module) -> dict[nn.Parameter, MemoryOrder]:
     """Returns each parameter's memory order; for a placeholder, the order of the meta parameter."""
-    found: dict[nn.Parameter, MemoryOrder] | None = getattr(model, _PLACEHOLDERS, None)
-    return found or {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
+    orders: dict[nn.Parameter, MemoryOrder] | None = getattr(model, _PLACEHOLDERS, None)
+    return orders or {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
 
 
 def fill(
@@ -103,8 +103,8 @@ def fill(
     """
     device = device or torch.device("cpu")
     versions = {name: (buffer, buffer._version) for name, buffer in model.named_buffers()}
-    mine = _generator_state(device)
-    state = mine.to(next(model.parameters()).device, copy=True)  # on a device that the ranks can communicate from
+    own_state = _generator_state(device)
+    state = own_state.to(next(model.parameters()).device, copy=True)  # on a device that the ranks can communicate from
     comm.broadcast(state)
     state = state.cpu()
     _set_generator_state(state, device)
@@ -116,8 +116,8 @@ def fill(
         replay.check_places()
     finally:
         replay.end()
-    if not torch.equal(mine, state):  # this rank was seeded differently: it continues with its own generator
-        _set_generator_state(mine, device)
+    if not torch.equal(own_state, state):  # this rank was seeded differently: it continues with its own generator
+        _set_generator_state(own_state, device)
     lost = [name for name, p in model.named_parameters() if p not in replay.stored and p.numel()]
     lost += [name for name, (buffer, version) in versions.items() if buffer._version == version and buffer.numel()]
     delattr(model, _PLACEHOLDERS)

@@ -104,12 +104,6 @@ class GradientBucket:
         """True if every expected gradient has come."""
         return self.arrived >= self.expected
 
-    @property
-    def is_half_full(self) -> bool:
-        """True if the current backward is done with parameters that make up half of the unit."""
-        layout = self.unit.layout
-        return 2 * sum(piece.numel for piece in layout.pieces if piece.parameter in self.arrived) >= layout.numel
-
     def fill(self, piece: Piece, gradient: torch.Tensor) -> None:
         """Divides a gradient, (piece.numel,), into its piece, or adds it to what waits there (tied, micro-batches)."""
         assert self.full is not None
@@ -133,7 +127,7 @@ class GradientBucket:
 
     def take_memory(self, dtype: torch.dtype, category: str) -> torch.Tensor:
         """Allocates (padded_numel,) from the heap, not filled. `category`: its label, by whether it is sent or kept."""
-        buffer = self.unit.heap.take(self.unit.layout.padded_numel, dtype, self.unit.device)
+        buffer = self.unit.heap.take(self.unit.layout.padded_numel, dtype, self.shard.device)
         return labels.label(buffer, category, self.unit.name)
 
     def end_round(self) -> None:

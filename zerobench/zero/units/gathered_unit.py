@@ -1,6 +1,6 @@
 """A unit of stage 3: whole parameters of one module group, and its states.
 
-    sharded      this rank's `parameter_shard`; the parameters are hidden (parameters/absent.py): reads are errors
+    sharded      this rank's `parameter_shard`; the parameters are hidden (parameters/access.py): reads are errors
     gathering    `full_parameters` has its memory back and is being filled by an all-gather
     unsharded    the parameters are views of `full_parameters`
 
@@ -27,8 +27,7 @@ from .. import labels
 from ..comm.base import Comm, Handle
 from ..layout import Layout, MemoryOrder
 from ..offload.placement import Placement
-from ..parameters.absent import Hiding, placeholder
-from ..parameters.versions import fingerprint
+from ..parameters.access import Hiding, fingerprint, placeholder
 from ..precision import TRAINED, Dtypes
 from .unit import Unit
 
@@ -302,9 +301,11 @@ class GathersAhead:
 
     def written(self, unit: Unit) -> None:
         """Called when a gradient of `unit` has come."""
-        if self._waiting and unit in self._entered and unit.gradients.is_half_full:
-            self._make_room()
-            self.launch()
+        if self._waiting and unit in self._entered:
+            arrived = unit.gradients.arrived
+            if 2 * sum(piece.numel for piece in unit.layout.pieces if piece.parameter in arrived) >= unit.layout.numel:
+                self._make_room()
+                self.launch()
 
     def launch(self) -> None:
         """Gathers the waiting units, at the latest when backward reaches them, in the same order on all ranks."""

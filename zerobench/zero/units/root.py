@@ -26,11 +26,11 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from ..modules.wrapping import Hook, inside_backward, tensors_that_require_grad
-from ..parameters.absent import Hiding
+from ..parameters.access import Hiding
 from .gathered_unit import GatheredUnit
 from .unit import Unit
 
-LISTENED = 2
+OBSERVED = 2
 """Training forwards in which reads are observed; the second follows an update."""
 
 
@@ -63,12 +63,12 @@ class Root:
         self.goes = goes and has_others and not any(is_read_anywhere(root, owner) for owner, _ in held)
         self._reading: Counter[nn.Parameter] = Counter()
         self._read_at: list[int] = []
-        self._hearing = Hiding(self._heard, lets_write=True, lets_detach=True)
-        self._forwards = LISTENED
+        self._listening = Hiding(self._note_read, lets_write=True, lets_detach=True)
+        self._forwards = OBSERVED
         self._uses: Callable[[], int] = lambda: 0
         self._in_forward = False
         self._brought: list[bool] = []  # for each of the root's modules that runs: the units were gathered for it
-        self._is_heard = self.goes
+        self._is_observed = self.goes
         for module in dict.fromkeys(owner for owner, _ in held if owner is not root):
             module.register_forward_pre_hook(Hook(partial(self._before, module)), prepend=True)
             module.register_forward_hook(Hook(partial(self._after, module)), always_call=True)
@@ -100,10 +100,10 @@ class Root:
         if self.goes and self._forwards:
             self._forwards -= 1
             for parameter in self._parameters:
-                self._hearing.bare(parameter)
-                self._hearing.listen(parameter)
+                self._listening.bare(parameter)
+                self._listening.listen(parameter)
 
-    def _heard(self, parameter: nn.Parameter) -> None:
+    def _note_read(self, parameter: nn.Parameter) -> None:
         """Records a read; a module reads an alias of a tied parameter."""
         if parameter in self._parameters and not self._reading[parameter] and not inside_backward():
             self._read_at.append(self._uses())
@@ -112,7 +112,7 @@ class Root:
         """Ends the forward, and evaluates the reads."""
         self._in_forward = False
         for parameter in self._parameters:
-            self._hearing.bare(parameter)
+            self._listening.bare(parameter)
         self.goes = self.goes and all(at == self._uses() for at in self._read_at)
         self._read_at.clear()
 
@@ -127,7 +127,7 @@ class Root:
             for unit in self.units:
                 unit.reshard()
         is_alone = not (self._in_forward or inside_backward())
-        is_read = is_alone or (self._is_heard and is_read_in_backward(module))
+        is_read = is_alone or (self._is_observed and is_read_in_backward(module))
         if tensors := list(tensors_that_require_grad(output)) if is_read else []:
             if self._in_forward:
                 self._come_at = self._uses()

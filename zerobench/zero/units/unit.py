@@ -32,7 +32,7 @@ from ..comm.base import Comm
 from ..layout import Layout
 from ..low_bit import block_numel
 from ..offload.placement import Placement
-from ..parameters.versions import Versions
+from ..parameters.access import Versions
 from ..precision import Dtypes
 from ..unit_tensors import UnitTensors
 from .bucket import GradientBucket

@@ -1,17 +1,32 @@
-"""Hidden parameters, whose values are absent: not yet gathered (stages 1 and 2), or sharded (stage 3).
+"""Accesses to parameters by others than the engine: reads of absent values are intercepted, and writes are found.
 
-A hidden parameter is a NaN of its shape, and of a subclass of its class, which intercepts every operation on it: the
-engine then gathers the values, or raises an error. Operations that do not read values (shapes, flags, hooks,
-gradients) pass through. A shown parameter has its own class again, without interception, so that choices that torch
-makes by the type of its inputs (its layers' fast paths) are the same as without an engine.
+[Note: hidden parameters]
+A *hidden* parameter, whose values are absent, not yet gathered (stages 1 and 2) or sharded (stage 3), is a NaN of its
+shape, and of a subclass of its class, which intercepts every operation on it: the engine then gathers the values, or
+raises an error. Operations that do not read values (shapes, flags, hooks, gradients) pass through. A shown parameter
+has its own class again, without interception, so that choices that torch makes by the type of its inputs (its layers'
+fast paths) are the same as without an engine. C++ code that reads memory directly is not intercepted, and reads the
+NaN.
 
-C++ code that reads memory directly is not intercepted, and reads the NaN.
+[Note: how writes are found]
+Autograd's version counters: every in-place operation increments them. A detached tensor shares the counter of its
+source, a tensor from `.data` has its own. (`_version` is torch-private; tested.)
+
+Fingerprints, for writes that counters do not see (`.data`, NumPy's views, other libraries' kernels): a number that
+changes when a tensor's values change. It depends on the bits and the position of every element; two different tensors
+have equal ones with a probability of about 2^-64.
+
+Flags, on a GPU, where the host must not wait for a comparison: the kernel that updates the masters (optim/one_pass.py)
+reads each parameter that it is about to replace, and sets its segment's flag if that is not the rounded master. So such
+a write is lost, and an error at a later step says so: at the next one, or the one after if the flags have not arrived
+yet. If there is none, stderr says it at the engine's end.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,7 +59,7 @@ _nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 class Hiding:
     """Hides parameters for one engine. `asked`: the engine's method, called before an operation reads or writes a
-    hidden parameter.
+    hidden parameter; None: all have their values.
 
     `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (writes.py) pass
     through; `asked` is then called for a write to one without memory. `lets_detach`: reads without a gradient pass too.
@@ -52,10 +67,10 @@ class Hiding:
     """
 
     def __init__(
-        self, asked: Callable[..., None], lets_write: bool = False, lets_detach: bool = False,
+        self, asked: Callable[..., None] | None, lets_write: bool = False, lets_detach: bool = False,
         answered: Callable[[list[Any], Any], Any] | None = None,
     ) -> None:  # fmt: skip
-        self._asked = weakref.WeakMethod(asked)
+        self._asked = None if asked is None else weakref.WeakMethod(asked)
         self._answered: Any = weakref.WeakMethod(answered) if answered else lambda: None
         self.lets_write, self.lets_detach = lets_write, lets_detach
         self._classes: dict[type, type] = {}
@@ -93,6 +108,8 @@ class Hiding:
         """Asks the engine that hides `parameter` to show it, for an operation that reads it or, with `writes`, writes
         to it. Raises the engine's error if it refuses, and RuntimeError if the engine no longer exists.
         """
+        if self._asked is None:
+            return
         asked = self._asked()
         if asked is None:
             raise RuntimeError(
@@ -200,3 +217,101 @@ def is_placeholder(parameter: nn.Parameter) -> bool:
     with as_they_are():
         nan = _nan.get((parameter.dtype, parameter.device))
         return nan is not None and parameter.data_ptr() == nan.data_ptr()
+
+
+class Versions:
+    """The versions of `parameters` at the last call of `note`."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter] = ()) -> None:
+        self.parameters = parameters
+        self.note()
+
+    def note(self) -> None:
+        """Records the current versions."""
+        self._noted = self._now()
+
+    @property
+    def have_moved(self) -> bool:
+        """True after a write to any parameter, until the next `note` or `written`."""
+        return self._now() != self._noted
+
+    def _now(self) -> list[int]:
+        with as_they_are():
+            return [parameter._version for parameter in self.parameters]
+
+    def written(self) -> list[nn.Parameter]:
+        """Returns the parameters that have been written to since the last `note`."""
+        now = self._now()
+        if now == self._noted:
+            return []
+        before, self._noted = self._noted, now
+        return [p for p, old, new in zip(self.parameters, before, now, strict=True) if old != new]
+
+
+CHUNKS = {"cpu": 2**12}
+"""Device type -> 64-bit numbers that are mixed at a time, so that a fingerprint needs 64 KiB of extra memory."""
+
+LARGE_CHUNK = 2**20
+"""The same on other devices, whose kernels take long to launch: 16 MiB of extra memory."""
+
+_MULTIPLIER = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: odd, with no pattern in its bits
+
+
+def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the fingerprint of a contiguous (numel,) tensor of whole 64-bit words: int64, 0-dim, on its device."""
+    whole = tensor.view(torch.int64)
+    chunk = max(1, min(CHUNKS.get(tensor.device.type, LARGE_CHUNK), whole.numel()))
+    weights = _weights(chunk, tensor.device)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for part in whole.split(chunk):
+        mixed = part >> 29  # so that the highest bits, signs for example, reach the lower ones
+        mixed.bitwise_xor_(part).mul_(weights[: part.numel()])
+        total.mul_(_MULTIPLIER).add_(mixed.sum())
+    return total
+
+
+def _weights(chunk: int, device: torch.device) -> torch.Tensor:
+    """Returns (chunk,) odd numbers, one for each position in a chunk."""
+    numbers = torch.arange(1, chunk + 1, dtype=torch.int64, device=device).mul_(_MULTIPLIER)
+    return numbers.bitwise_xor_(numbers >> 31).mul_(_MULTIPLIER).bitwise_or_(1)
+
+
+OVERWRITTEN = (
+    "it was written to between steps or in a forward by .data, or in another way that autograd does not count; on a GPU"
+    " that is found after the values were replaced: they are lost; write in place under torch.no_grad() (`p.clamp_()`),"
+    " or inside `with engine.full_parameters()`"
+)
+
+
+class UnseenWrites:
+    """The flags of segments. `numbers`: of the segments' parameters; `names`: of parameters, by number.
+
+    `flags`  (segments,) int32 on the device, set for all steps since the last error
+    """
+
+    def __init__(self, numbers: Sequence[int], names: Sequence[str], device: torch.device) -> None:
+        self._numbers = numbers
+        self.flags = torch.zeros(len(numbers), dtype=torch.int32, device=device)
+        self._host = torch.zeros(len(numbers), dtype=torch.int32, pin_memory=self.flags.is_cuda)
+        self._seen = self._host.numpy()  # reads of it are no operators, which might wait
+        weakref.finalize(self, _report, self._seen, [names[number] for number in numbers])
+
+    def send(self) -> None:
+        """Sends the flags to the host when the update has been launched."""
+        self._host.copy_(self.flags, non_blocking=True)
+
+    def find(self, waits: bool) -> int | None:
+        """Returns the number of a parameter that was written to. `waits`: for all flags; otherwise for none."""
+        if waits:
+            self._host.copy_(self.flags)
+        return max((self._numbers[int(segment)] for segment in self._seen.nonzero()[0]), default=None)
+
+    def forget(self) -> None:
+        """Forgets all writes."""
+        self._host.copy_(self.flags.zero_())  # waits, so that no earlier copy arrives later
+
+
+def _report(seen: Any, names: list[str]) -> None:
+    """Prints the writes that no step has raised an error for, at the end of the engine or of the program."""
+    written = dict.fromkeys(names[segment] for segment in seen.nonzero()[0])
+    sys.stderr.writelines(f"{name}: {OVERWRITTEN}\n" for name in written)
