@@ -279,10 +279,10 @@ def unawaited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def let_go_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def go(moved: OffloadedStorage) -> None:
-        moved._seen, moved._here = [], None
+    def free_device(moved: OffloadedStorage) -> None:
+        moved._views, moved._on_device = [], None
 
-    monkeypatch.setattr(OffloadedStorage, "go", go)
+    monkeypatch.setattr(OffloadedStorage, "free_device", free_device)
 
 
 def dropped_while_it_travels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def run_flash(call: Call) -> torch.Tensor:
         query, key, value = tensors
     run = torch.ops.aten._scaled_dot_product_flash_attention
     mixed = run(query, key, value, call.dropout, call.is_causal, False, scale=call.scale)[0]
-    _beside_backward(mixed, partial(_flash_scratch, query.shape, key.shape, query.dtype, query.device))
+    _during_backward(mixed, partial(_flash_scratch, query.shape, key.shape, query.dtype, query.device))
     return mixed[..., :head] if head % 8 else mixed
 
 
@@ -183,16 +183,12 @@ def run_efficient(call: Call) -> torch.Tensor:
         bias = bias.expand(call.query.size(0), call.query.size(1), call.query.size(2), call.key.size(2))
     run = torch.ops.aten._scaled_dot_product_efficient_attention
     mixed = run(call.query, call.key, call.value, bias, call.keeps, call.dropout, call.is_causal, scale=call.scale)[0]
-    _beside_backward(mixed, partial(_row_scratch, call.query.shape, call.query.device))
+    rows, device = call.query.shape[:3], call.query.device
+    _during_backward(mixed, lambda: [torch.empty(rows, device=device)])  # an fp32 number per row of the scores
     return mixed
 
 
-def _row_scratch(query: torch.Size, device: torch.device) -> list[torch.Tensor]:
-    """Returns one fp32 number per row of the scores."""
-    return [torch.empty(query[:3], device=device)]
-
-
-def _beside_backward(output: torch.Tensor, allocate: Callable[[], list[torch.Tensor]]) -> None:
+def _during_backward(output: torch.Tensor, allocate: Callable[[], list[torch.Tensor]]) -> None:
     """Allocates scratch memory while the backward of the operator that made `output` runs; none in a torch.compile
     graph, where operators have no such nodes.
     """

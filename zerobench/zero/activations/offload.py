@@ -5,18 +5,18 @@ The tensors that autograd saves for a unit are views of a parameter, or of memor
 Such memory is offloaded as a whole storage: three views of one storage are copied once, and come back with their
 strides, so that the same kernels run over them. ::
 
-    leaving     being copied to the host; the device memory is still allocated         (stream `down`)
-    away        in host memory only
-    coming      device memory is allocated again, and the copy back is running         (stream `up`)
-    back        on the device until autograd drops it; the host copy is freed with it
+    copying out     being copied to the host; the device memory is still allocated     (stream `down`)
+    on the host     in host memory only
+    copying back    device memory is allocated again, and the copy back is running     (stream `up`)
+    back            on the device until autograd drops it; the host copy is freed with it
 
 A unit's storages are copied out while its forward runs, and must be gone when the next unit's forward ends: the compute
 stream then waits for the copies (the host does not wait), and the device memory is freed in stream order. So the device
 holds the activations of at most two units. Backward fetches a unit's storages when it reaches the unit that ran after
 it. A storage that is needed before its copy has completed is kept on the device.
 
-Saved tensors must not be written to. Autograd cannot check that behind hooks, so it is checked here: when a storage
-becomes away, and when backward reads a tensor that was kept.
+Saved tensors must not be written to. Autograd cannot check that behind hooks, so it is checked here: when the
+device memory of a storage is freed, and when backward reads a tensor that was kept.
 
 [Note: slots]
 Inputs of recomputed units are stored in slots (arena.py): tensors that autograd saves are copied there, without
@@ -86,66 +86,64 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class OffloadedStorage:
-    """A tensor's storage, of unit `name`, on its way to the host and back (see the note). The constructor starts the
-    copy.
-    """
+    """A tensor's storage, of unit `name`, copied to the host and back (see the note), from now on."""
 
     def __init__(self, tensor: torch.Tensor, streams: StreamPair, name: str) -> None:
         self.name = name
         self._streams = streams
         self._device = tensor.device
-        self._here: torch.Tensor | None = bytes_of(tensor)
+        self._on_device: torch.Tensor | None = bytes_of(tensor)
         host = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, pin_memory=streams.pinned)
         self._host = labels.label(host, labels.ACTIVATIONS, name, labels.HOST)
-        self._travel: Waitable | None = streams.down.launch(partial(_copy, self._here, self._host))
-        self._seen: list[tuple[torch.Tensor, int]] = []
+        self._copying: Waitable | None = streams.down.launch(partial(_copy, self._on_device, self._host))
+        self._views: list[tuple[torch.Tensor, int]] = []
         self._written = False
 
-    def see(self, tensor: torch.Tensor) -> Saved:
-        """Returns `tensor`, which autograd saves, as a view of this storage, while it is leaving."""
-        self._seen.append((tensor, tensor._version))
-        return view_of(tensor, self.here)
+    def save_view(self, tensor: torch.Tensor) -> Saved:
+        """Returns `tensor`, which autograd saves, as a view of this storage, while it is copied out."""
+        self._views.append((tensor, tensor._version))
+        return view_of(tensor, self.memory)
 
     @property
-    def takes_more(self) -> bool:
-        """True while it is leaving and has not been written to: further views of this memory share the copy."""
-        return bool(self._seen) and self._is_intact()
+    def shares_copy(self) -> bool:
+        """True while it is copied out and has not been written to: further views of this memory share the copy."""
+        return bool(self._views) and self._is_intact()
 
     def _is_intact(self) -> bool:
-        return all(tensor._version == version for tensor, version in self._seen)
+        return all(tensor._version == version for tensor, version in self._views)
 
-    def go(self) -> None:
-        """Waits for the copy, checks for writes during it, and frees the device memory: leaving -> away."""
-        if self._seen:
-            self._arrive()
+    def free_device(self) -> None:
+        """Waits for the copy, checks for writes during it, and frees the device memory: copying out -> on the host."""
+        if self._views:
+            self._wait()
             self._written = not self._is_intact()
-            self._seen, self._here = [], None
+            self._views, self._on_device = [], None
 
     def fetch(self) -> None:
-        """Starts the copy back: away -> coming."""
-        if self._here is None:
-            here = torch.empty(self._host.numel(), dtype=torch.uint8, device=self._device)
-            self._here = labels.label(here, labels.ACTIVATIONS, self.name)
-            self._travel = self._streams.up.launch(partial(_copy, self._host, here))
+        """Starts the copy back: on the host -> copying back."""
+        if self._on_device is None:
+            memory = torch.empty(self._host.numel(), dtype=torch.uint8, device=self._device)
+            self._on_device = labels.label(memory, labels.ACTIVATIONS, self.name)
+            self._copying = self._streams.up.launch(partial(_copy, self._host, memory))
 
-    def here(self) -> torch.Tensor:
+    def memory(self) -> torch.Tensor:
         """Returns the memory on the device, (bytes,): -> back. Raises RuntimeError if it was written to in between."""
         self.fetch()
         if self._written or not self._is_intact():
             raise RuntimeError(WRITTEN.format(f"an activation of {self.name}"))
-        if not self._seen:
-            self._arrive()
-        assert self._here is not None
-        return self._here
+        if not self._views:
+            self._wait()
+        assert self._on_device is not None
+        return self._on_device
 
-    def _arrive(self) -> None:
-        travel, self._travel = self._travel, None
-        if travel is not None:
-            travel.wait()
+    def _wait(self) -> None:
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.wait()
 
     def __del__(self) -> None:
-        if hasattr(self, "_travel"):
-            self._arrive()  # an unfinished copy still reads and writes the memory that is freed here
+        if hasattr(self, "_copying"):
+            self._wait()  # an unfinished copy still reads and writes the memory that is freed here
 
 
 def _copy(source: torch.Tensor, destination: torch.Tensor, async_op: bool) -> Waitable:
@@ -153,15 +151,15 @@ def _copy(source: torch.Tensor, destination: torch.Tensor, async_op: bool) -> Wa
     return Handle([])
 
 
-def view_of(tensor: torch.Tensor, here: Saved) -> Saved:
-    """Returns a function that rebuilds `tensor`, bit for bit, with its strides. `here` returns the storage's content,
+def view_of(tensor: torch.Tensor, memory: Saved) -> Saved:
+    """Returns a function that rebuilds `tensor`, bit for bit, with its strides. `memory` returns the storage's content,
     (bytes,) uint8 on the device.
     """
     dtype, offset, shape, stride = tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
     def rebuild() -> torch.Tensor:
-        memory = here()
-        return torch.empty(0, dtype=dtype, device=memory.device).set_(memory.untyped_storage(), offset, shape, stride)
+        storage = memory()
+        return torch.empty(0, dtype=dtype, device=storage.device).set_(storage.untyped_storage(), offset, shape, stride)
 
     return rebuild
 
@@ -247,7 +245,9 @@ class Offloader:
         self._least, self._partition, self._moves = least_bytes, partition, moves
         self._streams = streams or {}
         self._last: UnitForward | None = None
-        self._leaving: weakref.WeakValueDictionary[int, OffloadedStorage] = weakref.WeakValueDictionary()  # by address
+        self._copying_out: weakref.WeakValueDictionary[int, OffloadedStorage] = (
+            weakref.WeakValueDictionary()
+        )  # by address
 
     def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
         """Runs the forward of a unit and returns its result. The last unit's tensors stay: they are read first."""
@@ -257,7 +257,7 @@ class Offloader:
         with nullcontext() if stays else saved_tensors_hooks(partial(self._pack, keep, unit, name), call):
             output = forward()
         for moved in before.storages() if before is not None else []:
-            moved.go()
+            moved.free_device()
         self._last = run
         tensors = list(tensors_that_require_grad(output))
         if tensors and self._moves:
@@ -273,14 +273,14 @@ class Offloader:
 
     def _move(self, run: UnitForward, name: str, tensor: torch.Tensor) -> Saved:
         storage = tensor.untyped_storage()
-        moved = self._leaving.get(storage.data_ptr())
-        if moved is None or not moved.takes_more:
+        moved = self._copying_out.get(storage.data_ptr())
+        if moved is None or not moved.shares_copy:
             if tensor.device.type not in self._streams:
                 self._streams[tensor.device.type] = StreamPair.of(tensor.device)
             moved = OffloadedStorage(tensor, self._streams[tensor.device.type], name)
-            self._leaving[storage.data_ptr()] = moved
+            self._copying_out[storage.data_ptr()] = moved
             run.add(moved)
-        return moved.see(tensor)
+        return moved.save_view(tensor)
 
 
 def stays_put(unit: nn.Module, tensor: torch.Tensor, least_bytes: int) -> bool:
@@ -308,7 +308,7 @@ class InSlot:
         labels.label(self._slot, labels.ACTIVATIONS, name)
         self._slot.copy_(storage_bytes)
 
-    def here(self) -> torch.Tensor:
+    def memory(self) -> torch.Tensor:
         """Returns the slot."""
         return self._slot
 
@@ -332,4 +332,4 @@ class SlotSwapper:
     def _pack(self, unit: nn.Module, name: str, tensor: torch.Tensor) -> Saved:
         if stays_put(unit, tensor, self._least):
             return kept(tensor)
-        return view_of(tensor, InSlot(bytes_of(tensor), self._slots, name).here)
+        return view_of(tensor, InSlot(bytes_of(tensor), self._slots, name).memory)

@@ -542,12 +542,10 @@ class CheckpointLoad:
             group = group_of.get(id(segment.tensor), {})
             optimizer.state.pop(segment.tensor, None)
             for key, value in state.items():
-                if (
-                    isinstance(value, torch.Tensor) and not value.dim()
-                ):  # `step` is on the CPU in torch, or where the kernel reads it
+                if isinstance(value, torch.Tensor) and not value.dim():
                     if key != "step":
                         state[key] = value.to(segment.tensor.device)
-                    elif group.get("capturable") or group.get("fused"):
+                    elif group.get("capturable") or group.get("fused"):  # else torch has it on the CPU
                         state[key] = value.to(segment.tensor.device, torch.float32)
             if state:
                 optimizer.state[segment.tensor] = state

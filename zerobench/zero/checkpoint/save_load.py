@@ -342,8 +342,19 @@ def load_weights(engine: ShardedEngine, path: str | os.PathLike[str], strict: bo
     keys, chosen = ranks.agree(lambda: _match(engine, files, strict))
     engine.zero_grad()
     contents.before_load(engine, engine.schedule.describe_pending().get("steps", 0))
+
+    def read() -> None:
+        for part in contents.parts_of(engine):
+            if part.parameter in chosen and part.tensor.numel():
+                stop = part.start + part.tensor.numel()
+                part.tensor.copy_(chosen[part.parameter].part(part.order, part.start, stop))
+        for buffer in engine.module.buffers():
+            if buffer in chosen and buffer.numel():
+                values = chosen[buffer].part(storage.row_major(buffer.shape), 0, buffer.numel())
+                contents.put(buffer, values.view(buffer.shape))
+
     with torch.no_grad(), labels.collective("control"):
-        ranks.agree(lambda: _read(engine, chosen))
+        ranks.agree(read)
     engine.after_load()
     return keys, files.user_state
 
@@ -379,17 +390,6 @@ def _match(engine: ShardedEngine, files: WeightFiles, strict: bool) -> tuple[Key
                 f"{files.path}: it {problem.format(unmatched[0] + more)}; strict=False loads what both have"
             )
     return keys, chosen
-
-
-def _read(engine: ShardedEngine, chosen: dict[torch.Tensor, StoredTensor]) -> None:
-    for part in contents.parts_of(engine):
-        if part.parameter in chosen and part.tensor.numel():
-            stop = part.start + part.tensor.numel()
-            part.tensor.copy_(chosen[part.parameter].part(part.order, part.start, stop))
-    for buffer in engine.module.buffers():
-        if buffer in chosen and buffer.numel():
-            values = chosen[buffer].part(storage.row_major(buffer.shape), 0, buffer.numel())
-            contents.put(buffer, values.view(buffer.shape))
 
 
 # -- export --------------------------------------------------------------------------------------------------------

@@ -371,7 +371,7 @@ def read_checkpoint(path: Path, tensors: int) -> Checkpoint:
     index = path / INDEX
     if not index.is_file():
         raise ValueError(f"{path}: it is not a checkpoint: it has no {INDEX}")
-    _check_within(path, INDEX)
+    _check_is_inside(path, INDEX)
     whole = read_index(index, tensors, "the index of a checkpoint")
     with wanting_facts(path):
         if whole["format"] != FORMAT or whole["version"] is not VERSION:
@@ -406,7 +406,7 @@ def _checked_tensors(path: Path, facts: Mapping[str, Any], files: Mapping[str, A
             raise ValueError(f"{path / INDEX}: it names {file!r:.80}, which is not a file of its folder")
         if not (path / file).is_file():
             raise ValueError(f"{path / file}: it is missing")
-        _check_within(path, file)
+        _check_is_inside(path, file)
         if (present := (path / file).stat().st_size) != size:
             raise ValueError(f"{path / file}: it has {present} bytes, but the index says {size}")
         for full_name, stored in read_header(path / file).items():
@@ -431,7 +431,7 @@ def _checked_tensors(path: Path, facts: Mapping[str, Any], files: Mapping[str, A
     return tensors
 
 
-def _check_within(folder: Path, name: str) -> None:
+def _check_is_inside(folder: Path, name: str) -> None:
     """Raises ValueError for a symbolic link to a file outside of the folder."""
     if (folder / name).resolve().parent != folder.resolve():
         raise ValueError(f"{folder / name}: it is a link to {(folder / name).resolve()}, outside of the checkpoint")

@@ -254,7 +254,13 @@ class ShardRange:
         parameters are set to the rounded masters.
         """
         if (parts := self._parts.get(id(tile))) is None:
-            parts = self._parts[id(tile)] = [*_parts_of(tile)]
+            parts = self._parts[id(tile)] = []
+            for shard_range, segments in groupby(tile, lambda segment: segment.shard_range):
+                if not shard_range.is_parameters:
+                    *_, last = segments_of_tile = [segment.segment for segment in segments]
+                    start = segments_of_tile[0].offset
+                    stop = min(-(-(last.offset + last.numel) // 4) * 4, shard_range.stop)  # with the gap behind it
+                    parts.append((shard_range.unit, start, shard_range.segment(start, stop - start)))
         yield
         for unit, start, master in parts:
             self._placement.put(unit, start, master)
@@ -277,17 +283,6 @@ class PlacedSegment(Protocol):
     segment: Segment
     tensor: nn.Parameter
     used: bool
-
-
-def _parts_of(tile: Sequence[PlacedSegment]) -> Iterator[MasterPart]:
-    """Yields a tile's parts that have masters."""
-    for shard_range, segments in groupby(tile, lambda segment: segment.shard_range):
-        if not shard_range.is_parameters:
-            *_, last = tile_segments = [segment.segment for segment in segments]
-            start = tile_segments[0].offset
-            stop = min(-(-(last.offset + last.numel) // 4) * 4, shard_range.stop)
-            master = shard_range.segment(start, stop - start)
-            yield shard_range.unit, start, master
 
 
 class Placement:

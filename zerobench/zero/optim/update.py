@@ -7,7 +7,7 @@
 
 None of these steps waits for a GPU: flags are sent between the hosts if the process group can (backend
 "cpu:gloo,cuda:nccl"; with "nccl" alone the host waits once per step), norms stay on the device, and so does the
-information that gradients overflowed if the optimizer accepts it there (precision.LossScaler).
+information that gradients overflowed if the optimizer accepts it there (precision.GradientScaling).
 
 The optimizer holds segments (optim/segments.py), each a view of parameter ∩ shard, in tiles (precision.py).
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NoReturn
 
@@ -165,7 +165,10 @@ class Update:
                     if self.one_pass is not None:
                         hooks_wrote = self.one_pass.step(factor)
                     else:
-                        hooks_wrote = update_tiles(self.optimizer, self.tiles, factor, self.buffers, _visit)
+                        hooks_wrote = update_tiles(
+                            self.optimizer, self.tiles, factor, self.buffers,
+                            visit=lambda tile: tile[0].shard_range.visit(tile),
+                        )  # fmt: skip
                     if hooks_wrote:
                         self._placement.round_masters()
                 if self._placement.unseen is not None:
@@ -266,10 +269,6 @@ class Update:
 
     def _held_now(self) -> list[int]:
         return [id(tensor) for group in self.optimizer.param_groups for tensor in group["params"]]
-
-
-def _visit(tile: Sequence[OptimizerSegment]) -> AbstractContextManager[None]:
-    return tile[0].shard_range.visit(tile)
 
 
 def _segments_of(shard_range: ShardRange, rank: int, most: int | None) -> Iterator[Segment]:
