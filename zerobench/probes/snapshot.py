@@ -321,10 +321,10 @@ def write(folder: Path | None, rank: int, taken: dict[str, Any] | None) -> None:
         return
     target = folder / FOLDER / f"rank{rank}.pickle"
     target.parent.mkdir(exist_ok=True)
-    aside = target.with_name(f".{target.name}")
-    with aside.open("wb") as file:
+    incomplete = target.with_name(f".{target.name}")
+    with incomplete.open("wb") as file:
         pickle.dump(taken, file, protocol=PROTOCOL)
-    aside.replace(target)
+    incomplete.replace(target)
 
 
 def written(folder: Path) -> list[str]:

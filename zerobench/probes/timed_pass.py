@@ -32,7 +32,7 @@ from .energy import EnergyMeter, read_state
 from .intervals import ASIDE
 from .probe import PassRecords, Probe
 
-APART = ("data", ASIDE)
+UNTIMED = ("data", ASIDE)
 """Phases within a step that are not part of its time."""
 
 
@@ -108,7 +108,7 @@ class TimedPass(Probe):
     def _times(self, marks: dict[str, list[tuple[Any, Any]]]) -> dict[str, float]:
         """Returns the seconds of each phase, and of the step without the phases that are not part of it."""
         times = {name: sum(self._between(*pair) for pair in pairs) for name, pairs in marks.items()}
-        return times | {"step": times["step"] - sum(times.get(name, 0.0) for name in APART)}
+        return times | {"step": times["step"] - sum(times.get(name, 0.0) for name in UNTIMED)}
 
     @property
     def may_wait(self) -> bool:

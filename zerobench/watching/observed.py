@@ -25,19 +25,8 @@ from ..probes.labeling import parts_of
 from ..probes.ledger import Ledger
 from ..probes.traffic import Operation, TrafficMeter, is_of_step
 from ..zero.precision import sum_of_powers
-from .held_tensors import (
-    UpdatedPart,
-    gradients_of_engine,
-    held_by,
-    is_ours,
-    names_in,
-    not_of_loop,
-    numel_of,
-    parts_of_engine,
-    parts_of_optimizer,
-    plain_name,
-    torch_optimizers,
-)  # fmt: skip
+from . import held_tensors
+from .held_tensors import UpdatedPart
 from .phases import WatchHook, replaced
 
 UPDATES = 3
@@ -236,9 +225,9 @@ class TrainingObserver:
         reference: FirstUpdates | None, ranks: int,
     ) -> None:  # fmt: skip
         self._model, self._ledger, self._meter, self._ranks = model, ledger, meter, ranks
-        self._engine = next((engine for engine in engines if is_ours(engine)), None)
-        self._given = torch_optimizers(optimizers)
-        self._all = names_in(model)
+        self._engine = next((engine for engine in engines if held_tensors.is_ours(engine)), None)
+        self._given = held_tensors.torch_optimizers(optimizers)
+        self._all = held_tensors.names_in(model)
         self._names = {p: name for p, name in self._all.items() if p.requires_grad}
         self._reference, self._keeps = reference, ranks == 1 and reference is None
         self._parts: dict[int, UpdatedPart] = {}  # by the id of their key
@@ -258,7 +247,7 @@ class TrainingObserver:
         self._optimizers: list[optim.Optimizer] = []
         self._modules: dict[nn.Module, str] = {}
         self.values = FirstUpdates()
-        sizes = {name: numel_of(p) for p, name in self._names.items()}
+        sizes = {name: held_tensors.numel_of(p) for p, name in self._names.items()}
         self.seen = RankSeen(sizes=sizes, frozen=[n for p, n in self._all.items() if not p.requires_grad])
 
     @contextmanager
@@ -271,7 +260,7 @@ class TrainingObserver:
         seen.is_ddp = isinstance(wrapper, DistributedDataParallel)
         seen.has_hook = bool(getattr(wrapper, "_comm_hooks", ()))
         seen.syncs_buffers = bool(getattr(wrapper, "broadcast_buffers", True))
-        self._modules = {module: plain_name(name) for name, module in self._model.named_modules()}
+        self._modules = {module: held_tensors.plain_name(name) for name, module in self._model.named_modules()}
         with ExitStack() as stack:
             stack.callback(register_module_forward_hook(self._after_module).remove)
             stack.callback(wrapper.register_forward_pre_hook(WatchHook(self._count_call)).remove)
@@ -346,7 +335,7 @@ class TrainingObserver:
         dtypes: dict[str, torch.dtype] = {}
 
         def gradients() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, gradient in gradients_of_engine(self._engine):
+            for name, gradient in held_tensors.gradients_of_engine(self._engine):
                 dtypes[name] = gradient.dtype
                 yield name, gradient
 
@@ -355,7 +344,7 @@ class TrainingObserver:
             squares = self._squares(gradients())
             self._step.at_update = scaled(squares, float(self._engine.update.scaling.pending))
             self._step.before = scaled(squares, 1 / self._step.scale)
-            for part in parts_of_engine(self._engine):
+            for part in held_tensors.parts_of_engine(self._engine):
                 self._observe(part, self._engine.optimizer, dtypes.get(part.name), "")
 
     @_guarded
@@ -363,9 +352,10 @@ class TrainingObserver:
         """Called when an optimizer's step begins. `closure`: "before" a closure that may make the gradients, and again
         "after" each call of it.
         """
-        if self._engine is not None or any(inner is not optimizer for inner in torch_optimizers([optimizer])):
+        wrapped = held_tensors.torch_optimizers([optimizer])
+        if self._engine is not None or any(inner is not optimizer for inner in wrapped):
             return  # a wrapper: the optimizer inside of it steps, too
-        if optimizer not in self._given and not any(p in self._all for p in held_by(optimizer)):
+        if optimizer not in self._given and not any(p in self._all for p in held_tensors.held_by(optimizer)):
             return  # another model's
         if closure != "after":
             self._step.updates += 1
@@ -377,7 +367,7 @@ class TrainingObserver:
                 self._observe_update(optimizer)
 
     def _observe_update(self, optimizer: optim.Optimizer) -> None:
-        updated = list(parts_of_optimizer(optimizer, self._all))
+        updated = list(held_tensors.parts_of_optimizer(optimizer, self._all))
         scale = getattr(optimizer, "grad_scale", None)  # of a fused update, which unscales and skips by itself
         self._overflows |= bool(getattr(optimizer, "found_inf", None))
         squares = self._squares((part.name, part.key.grad) for part in updated)
@@ -502,11 +492,11 @@ class TrainingObserver:
         self._keep_checksums()
 
     def _observe_held(self) -> None:
-        now = {plain_name(name): p for name, p in self._model.named_parameters()}
+        now = {held_tensors.plain_name(name): p for name, p in self._model.named_parameters()}
         whole = {name: p for p, name in self._all.items() if self._engine is None and _is_whole(p)}
         self.seen.replaced = [name for name, p in whole.items() if now.get(name, p) is not p]
         optimizers = self._given + self._optimizers
-        held = {part.name for optimizer in optimizers for part in parts_of_optimizer(optimizer, self._all)}
+        held = {part.name for optimizer in optimizers for part in held_tensors.parts_of_optimizer(optimizer, self._all)}
         if self._engine is not None:
             held |= {self._names[p] for p in self._engine.trainable if p in self._names}
         self.seen.held = [name for name in self.seen.sizes if name in held]
@@ -520,7 +510,7 @@ class TrainingObserver:
             kept_alone = {*self.seen.frozen, *(name for name, seen in self.seen.parts.items() if seen.is_copy)}
             named = {name: p for name, p in named.items() if name in kept_alone}
         is_kept = self._ranks > 1 or not self.seen.buffers
-        buffers = {plain_name(name): buffer for name, buffer in self._model.named_buffers() if is_kept}
+        buffers = {held_tensors.plain_name(name): buffer for name, buffer in self._model.named_buffers() if is_kept}
         with _unseen():
             for kept, tensors in ((self.seen.values, named), (self.seen.buffers, buffers)):
                 kept.append({name: checksum(tensor) for name, tensor in tensors.items() if _is_whole(tensor)})
@@ -644,7 +634,7 @@ def ulps_between(own: torch.Tensor, other: torch.Tensor) -> int:
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     copy = tensor.detach().to("cpu", copy=True)
-    not_of_loop[copy] = True
+    held_tensors.not_of_loop[copy] = True
     return copy
 
 

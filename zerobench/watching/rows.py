@@ -113,6 +113,7 @@ def write(
     config = about.config(world, measured)
     machine = provenance.provenance(config) | {"commit": provenance.commit_of(Path.cwd()), "launched_by": "watch"}
     row = blank_row(config, machine, world.started)
+    row.status = "ok"
     if error is not None:
         lines = str(error).strip().splitlines()
         row.reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
