@@ -241,10 +241,10 @@ def test_an_operator_without_a_formula_is_named_and_its_step_is_not_validated() 
     assert one.without_formula == ["mine.experts", "mine.gemm", "mv"]
     costs, config = GpuCosts(hardware.device("h100-sxm-80gb"), hardware.cluster("h100-3200")), one.cell.configs[0]
     usual, wide = interval_of(costs, config), interval_of(costs, config, ["mine.gemm"])
-    assert wide.words == "not validated: no formula for the time of mine.gemm; 2 times as wide"
+    assert wide.basis == "not validated: no formula for the time of mine.gemm; 2 times as wide"
     assert (wide.low, wide.high) == (usual.low**2, usual.high**2)
     alone = interval_of(costs, cell("zero1", 1).config, ["mine.gemm"])
-    assert alone.words.endswith("; 2 times as wide; no formula for the time of mine.gemm")
+    assert alone.basis.endswith("; 2 times as wide; no formula for the time of mine.gemm")
 
 
 @pytest.mark.slow
@@ -288,15 +288,15 @@ def test_list_of_few_blocks_waits_for_latency_on_one_gpu(operator: str, in_memor
 def test_a_prediction_for_one_gpu_says_that_no_published_run_is_on_one() -> None:
     costs = GpuCosts(hardware.device("h100-sxm-80gb"), hardware.cluster("h100-3200"))
     alone, node = (interval_of(costs, cell("zero1", ranks).config) for ranks in (1, 8))
-    assert alone.words == "not validated: no published run on h100, one GPU; 2 times as wide"
-    assert node.words.endswith("published runs on h100, one node")
+    assert alone.basis == "not validated: no published run on h100, one GPU; 2 times as wide"
+    assert node.basis.endswith("published runs on h100, one node")
     assert alone.low < node.low < 1 < node.high < alone.high
 
 
 def test_prediction_for_a_device_without_runs_says_never_compared() -> None:
     cluster = hardware.cluster("h20-3200")
     found = interval_of(GpuCosts(hardware.device(cluster.device), cluster), cell("zero1", 16).config)
-    assert found.words.startswith("not validated: never compared with a run on h20, several nodes; a roofline")
+    assert found.basis.startswith("not validated: never compared with a run on h20, several nodes; a roofline")
     assert (found.low, found.high) == (0.5, 2.0)
 
 

@@ -113,8 +113,8 @@ def _line(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     """Returns (latency, seconds per byte), neither negative, with the least relative error."""
     from scipy.optimize import nnls
 
-    found, _ = nnls(np.stack([1 / seconds, sizes / seconds], axis=1), np.ones(len(sizes)))
-    return found[0], max(found[1], 1e-15)
+    (latency, per_byte), _ = nnls(np.stack([1 / seconds, sizes / seconds], axis=1), np.ones(len(sizes)))
+    return latency, max(per_byte, 1e-15)
 
 
 def write_calibration(folder: Path, transfers: Sequence[TransferRow], provenance: dict[str, Any]) -> Calibration:
@@ -125,16 +125,11 @@ def write_calibration(folder: Path, transfers: Sequence[TransferRow], provenance
     fits = fit_all(frame)
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in (("transfers", frame), ("fits", pd.DataFrame([asdict(row) for row in fits]))):
-        replace_table(folder / f"{name}.parquet", table)
+        partial = folder / f"{name}.parquet.partial"  # readers see the old table or the whole new one
+        table.to_parquet(partial, index=False)
+        partial.replace(folder / f"{name}.parquet")
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
     return Calibration(frame, fits, provenance)
-
-
-def replace_table(path: Path, table: pd.DataFrame) -> None:
-    """Writes a table; readers see the old one or the whole new one."""
-    aside = path.with_name(f"{path.name}.partial")
-    table.to_parquet(aside, index=False)
-    aside.replace(path)
 
 
 def load_calibration(folder: Path | str) -> Calibration:
@@ -152,8 +147,8 @@ def load_calibration(folder: Path | str) -> Calibration:
         provenance = dict(json.loads(read_text(folder / "provenance.json")))
         return Calibration(pd.read_parquet(folder / "transfers.parquet"), fits, provenance)
     except Exception as error:  # a parser may raise anything for bytes of another format
-        words = " ".join(str(error).split())[:200]
-        raise ValueError(f"{folder}: its calibration is damaged: {words}; measure it again") from error
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{folder}: its calibration is damaged: {reason}; measure it again") from error
 
 
 # -- one rank --------------------------------------------------------------------------------------
@@ -202,14 +197,13 @@ def evenly(size: int, world_size: int) -> int:
     return -(-size // step) * step
 
 
-def calibrate_rank(job: CalibrationJob, tell: Callable[[int], None]) -> list[dict[str, Any]]:
-    """Returns this rank's times: via, collective, bytes, repetition, seconds. `tell` receives the number of finished
+def calibrate_rank(job: CalibrationJob, report: Callable[[int], None]) -> list[dict[str, Any]]:
+    """Returns this rank's times: via, collective, bytes, repetition, seconds. `report` receives the number of finished
     rounds.
     """
-    backend = BACKENDS[job.device]
-    surroundings = rank_environment(job.rank, job.world_size, job.device, backend, job.rendezvous, 1, job.timeout_s)
-    rows = []
-    with surroundings as device, torch.no_grad():
+    rows, backend = [], BACKENDS[job.device]
+    environment = rank_environment(job.rank, job.world_size, job.device, backend, job.rendezvous, 1, job.timeout_s)
+    with environment as device, torch.no_grad():
         comm = connect(None, device)
         dtype = getattr(torch, job.dtype)
         for repetition in range(-WARMUP, job.repetitions):
@@ -218,10 +212,10 @@ def calibrate_rank(job: CalibrationJob, tell: Callable[[int], None]) -> list[dic
                 for (via, collective), transfer in TRANSFERS.items():
                     seconds = _time(transfer, comm, full)
                     if repetition >= 0:
-                        where = {"via": via, "collective": collective, "bytes": size}
-                        rows.append(where | {"repetition": repetition, "seconds": seconds})
+                        row = {"via": via, "collective": collective, "bytes": size}
+                        rows.append(row | {"repetition": repetition, "seconds": seconds})
             if job.rank == 0:
-                tell(repetition + WARMUP + 1)
+                report(repetition + WARMUP + 1)
     return rows
 
 

@@ -51,34 +51,31 @@ def facts_of(config: CellConfig) -> ModelFacts:
     """Returns the facts about a resolved cell's model. Cells that differ elsewhere have those of one of our models in
     common; a user's builder, or a file, may give another model each time. Errors of the model's builder propagate.
     """
-    if config.model.kind not in models.OWN:
-        return _built_facts(config)
-    made_from = (
+    made_from = repr((
         config.model.kind, config.model_options, activation_policy(config), config.tensor_parallel, config.precision,
         config.strategy.name, getattr(config.strategy, "upcast_frozen", True), config.optimizer,
-    )  # fmt: skip
-    if (key := repr(made_from)) not in _facts:
-        if len(_facts) == MOST_FACTS:
-            _facts.clear()
-        _facts[key] = _built_facts(config)
-    return _facts[key]
-
-
-_facts: dict[str, ModelFacts] = {}
-
-MOST_FACTS = 100
-"""Models whose facts are kept at a time."""
-
-
-def _built_facts(config: CellConfig) -> ModelFacts:
-    """Builds the model on the meta device."""
+    ))  # fmt: skip
+    if made_from in _facts:
+        return _facts[made_from]
     with torch.device("meta"), Undrawn():
         model = build_model(config)
     leaves = {name: module for name, module in model.named_modules() if not [*module.children()]}
     weighted = frozenset(name for name, module in leaves.items() if [*module.parameters(recurse=False)])
     units = tuple((name, type(unit).__name__) for name, unit in default_units(model))
     optimizer = config.optimizer
-    return ModelFacts(tuple(shapes_of(model, optimizer.owned(model), optimizer.block_numel)), weighted, units)
+    facts = ModelFacts(tuple(shapes_of(model, optimizer.owned(model), optimizer.block_numel)), weighted, units)
+    if config.model.kind in models.OWN:
+        if len(_facts) == MOST_FACTS:
+            _facts.clear()
+        _facts[made_from] = facts
+    return facts
+
+
+_facts: dict[str, ModelFacts] = {}
+"""What a model of ours is made from -> its facts."""
+
+MOST_FACTS = 100
+"""Models whose facts are kept at a time."""
 
 
 def facts_if_any(config: CellConfig) -> ModelFacts | None:

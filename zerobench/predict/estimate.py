@@ -62,30 +62,32 @@ def training_shapes(config: CellConfig) -> tuple[OptimizerShape, PrecisionShape]
     return config.optimizer.theory_shape(), config.precision.theory_shape(config.data_ranks > 1)
 
 
-def theory_of(
-    config: CellConfig,
-) -> tuple[StrategyShape, tuple[GroupShape, OptimizerShape, PrecisionShape, TierShape]]:
+Training = tuple[GroupShape, OptimizerShape, PrecisionShape, TierShape]
+
+
+def _training(config: CellConfig) -> Training:
+    return config.groups, *training_shapes(config), config.offload.theory_shape()
+
+
+def theory_of(config: CellConfig) -> tuple[StrategyShape, Training]:
     """Returns theory's view of a resolved cell whose strategy it predicts: the strategy, and the rest of the cell."""
-    rest = (config.groups, *training_shapes(config), config.offload.theory_shape())
-    return shape_of(config.strategy.values()), rest
+    return shape_of(config.strategy.values()), _training(config)
 
 
 def estimate(config: CellConfig) -> Estimate:
     """Returns the prediction for a resolved cell. Errors of the model's builder propagate."""
-    schedule = _schedule_of(config)
-    shapes = schedule.shapes
-    psi = sum(shape.numel for shape in shapes if shape.trainable)
-    frozen = sum(shape.numel for shape in shapes) - psi
+    facts = facts_of(config)
     if not predicts(config.strategy.values()):
-        return Estimate(psi, frozen)
-    strategy, rest = theory_of(config)
+        return Estimate(facts.psi, facts.frozen)
+    schedule, (strategy, rest) = _schedule_of(config, facts), theory_of(config)
     groups, _, precision, _ = rest
     states, links = predict_states(strategy, schedule, *rest), links_of(config, schedule)
     moved = predict_traffic(strategy, schedule, groups, precision)
     down, up = (links.down, links.up) if links is not None else (None, None)
     return Estimate(
-        psi, frozen, states.states_bytes, moved.volume / psi if psi else 0.0, states.host_bytes, states.file_bytes,
-        down, up, round(moved.between), floor_bytes(strategy, shapes, *rest),
+        facts.psi, facts.frozen, states.states_bytes, moved.volume / facts.psi if facts.psi else 0.0,
+        states.host_bytes, states.file_bytes, down, up, round(moved.between),
+        floor_bytes(strategy, facts.shapes, *rest),
     )  # fmt: skip
 
 
@@ -109,17 +111,17 @@ def held_bytes(config: CellConfig) -> tuple[int, int] | None:
     another library that partitions like a stage, the paper's formula; None if theory has neither. Errors of the model's
     builder propagate.
     """
+    facts = facts_of(config)
     if not predicts(config.strategy.values()):
-        formula = closed_form(config, facts_of(config))
+        formula = closed_form(config, facts)
         return None if formula is None else (formula, 0)
     strategy, rest = theory_of(config)
-    states = predict_states(strategy, _schedule_of(config), *rest)
+    states = predict_states(strategy, _schedule_of(config, facts), *rest)
     return states.states_bytes, states.host_bytes
 
 
-def _schedule_of(config: CellConfig, facts: ModelFacts | None = None) -> Schedule:
-    shapes = (facts or facts_of(config)).shapes
-    return replace(Schedule.sequential(shapes, config.accumulation), **schedule_options(config))
+def _schedule_of(config: CellConfig, facts: ModelFacts) -> Schedule:
+    return replace(Schedule.sequential(facts.shapes, config.accumulation), **schedule_options(config))
 
 
 def closed_form(config: CellConfig, facts: ModelFacts) -> int | None:
@@ -127,12 +129,11 @@ def closed_form(config: CellConfig, facts: ModelFacts) -> int | None:
     like a stage; None if there is none.
     """
     section = config.strategy.values()
-    own = spec_of(section["name"])
-    theory = spec_of(own.partitions_as).theory if own.partitions_as else own.theory
+    spec = spec_of(section["name"])
+    theory = spec_of(spec.partitions_as).theory if spec.partitions_as else spec.theory
     if theory is None:
         return None
-    strategy, trained = StrategyShape.of(theory, section), training_shapes(config)
-    return floor_bytes(strategy, facts.shapes, config.groups, *trained, config.offload.theory_shape())
+    return floor_bytes(StrategyShape.of(theory, section), facts.shapes, *_training(config))
 
 
 def links_of(config: CellConfig, schedule: Schedule) -> Links | None:
@@ -154,8 +155,8 @@ def links_of_states(config: CellConfig, schedule: Schedule, rank: int | None = N
 
 def simulated_ranks(config: CellConfig, facts: ModelFacts | None = None) -> list[int]:
     """Returns the ranks of a simulated world of which one has the peak, the one with the largest states first: `rank`,
-    or those that theory leaves. `facts`: about the model, if known. An error of the model's builder is left to the
-    rank, which raises and reports it.
+    or those that theory leaves. `facts`: about the model, if there are any. An error of the model's builder is left to
+    the rank, which raises and reports it.
     """
     if config.rank is not None:
         return [config.rank]

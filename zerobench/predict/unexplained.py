@@ -76,13 +76,13 @@ class Expected:
 def unexplained(row: RunRow, seen: Accounted, expected: Expected) -> str:
     """Returns messages about a finished run, joined by "; "."""
     sent = [entry for entry in seen.traffic if not entry.control and entry.axis == DATA_AXIS]
-    ledger = [*_states(row, seen.memory, expected.states), *_activations(row)]
+    ledger = [*_states(row, seen.memory, expected.states)]
     traffic = [*_traffic(row, sent, seen.steps, expected.parts)]
     copied = _copied(row) if seen.saves_aside else 0
     sentences = [
         *_ranks(row, seen.memory), *ledger, *((traffic and [*_meter(seen.traffic, seen.steps)]) or traffic),
         *_other_traffic(row), *_allocator(row, not ledger and expected.states is not None, copied),
-        *_growth(row, seen.lines, copied), *_witnesses(row, seen.kept, copied),
+        *_growth(row, seen, copied),
         *(f"{entry.operator}: an operator that is not counted" for entry in sent if not entry.known),
     ]  # fmt: skip
     return "; ".join(dict.fromkeys(sentences))
@@ -106,18 +106,13 @@ def _ranks(row: RunRow, memory: list[MemoryRow]) -> Iterator[str]:
 
 
 def _states(row: RunRow, memory: list[MemoryRow], expected: Prediction | None) -> Iterator[str]:
-    where = {"states": "device", "host_states": "host"}
-    for name, tier in where.items():
+    for name, tier in (("states", "device"), ("host_states", "host")):
         measured, predicted = getattr(row, f"{name}_bytes"), getattr(row, f"predicted_{name}_bytes")
         if measured is None or predicted is None or abs(measured - predicted) <= STATES_SHARE * predicted:
             continue
-        where_of = " in host memory" * (tier == "host")
         parts = expected.at_most_states(tier) if expected else {}
         category = _category(memory, tier, parts, above=measured > predicted)
-        yield f"{category}: {_off(measured, predicted)} in the states{where_of}"
-
-
-def _activations(row: RunRow) -> Iterator[str]:
+        yield f"{category}: {_off(measured, predicted)} in the states{' in host memory' * (tier == 'host')}"
     measured, predicted = row.max_activations_bytes, row.predicted_activations_bytes
     if measured is not None and predicted is not None and abs(measured - predicted) > STATES_SHARE * predicted:
         yield f"activations: {_off(measured, predicted)}, which the model needs by itself"
@@ -206,18 +201,14 @@ def _allocator(row: RunRow, confirmed: bool, copied: int) -> Iterator[str]:
         yield f"timed pass: {timed - peak:,} B above the allocator's peak of {peak:,} B in the accounted pass"
 
 
-def _growth(row: RunRow, lines: list[LineRow], copied: int) -> Iterator[str]:
-    if row.growth_bytes is None or row.growth_bytes <= KEPT_BYTES + copied:
-        return
-    grown = max((line for line in lines if line.at == "growth"), key=lambda line: line.bytes, default=None)
-    made = f", most of it made at {grown.source}" if grown and grown.source else ""
-    category = grown.category if grown else "growth"
-    yield f"{category}: {row.growth_bytes:,} B more after the measured steps than before them{made}"
-
-
-def _witnesses(row: RunRow, kept: str, copied: int) -> Iterator[str]:
+def _growth(row: RunRow, seen: Accounted, copied: int) -> Iterator[str]:
+    if row.growth_bytes is not None and row.growth_bytes > KEPT_BYTES + copied:
+        grown = max((line for line in seen.lines if line.at == "growth"), key=lambda line: line.bytes, default=None)
+        made = f", most of it made at {grown.source}" if grown and grown.source else ""
+        category = grown.category if grown else "growth"
+        yield f"{category}: {row.growth_bytes:,} B more after the measured steps than before them{made}"
     if row.kept_bytes is not None and row.kept_bytes > KEPT_BYTES + copied:
-        yield f"kept from step to step: {row.kept_bytes:,} B, {kept}"
+        yield f"kept from step to step: {row.kept_bytes:,} B, {seen.kept}"
 
 
 def _off(measured: int, predicted: int, unit: str = " B") -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -82,18 +82,18 @@ class ShapeTable:
         shapes = rows[["m", "n", "k"]].to_numpy(float)
         self._low, self._high = shapes.min(axis=0), shapes.max(axis=0)
         per_flop = rows["seconds"].to_numpy(float) / (2 * shapes.prod(axis=1))
-        self._find = RBFInterpolator(
-            np.log(shapes), np.log(per_flop), neighbors=min(NEIGHBORS, len(rows)), kernel="linear"
-        )
-        self._known: dict[tuple[int, ...], float] = {}
+        neighbors = min(NEIGHBORS, len(rows))
+        self._log_per_flop = RBFInterpolator(np.log(shapes), np.log(per_flop), neighbors=neighbors, kernel="linear")
+        self._seconds: dict[tuple[int, ...], float] = {}
 
     def seconds(self, m: int, n: int, k: int) -> float:
         """Returns the time of one (m, k) by (k, n) product."""
         shape = m, n, k
-        if shape not in self._known:
+        if shape not in self._seconds:
             inside = np.clip(np.array(shape, float), self._low, self._high)
-            self._known[shape] = float(np.exp(self._find(np.log(inside)[None])[0])) * 2 * math.prod(shape)
-        return self._known[shape]
+            per_flop = float(np.exp(self._log_per_flop(np.log(inside)[None])[0]))
+            self._seconds[shape] = per_flop * 2 * math.prod(shape)
+        return self._seconds[shape]
 
 
 @cache
@@ -104,10 +104,10 @@ def matmul_rows(table: str) -> pd.DataFrame:
     if table.endswith(".parquet"):
         rows = pd.read_parquet(TABLES / table)
         return rows[["m", "n", "k"]].assign(seconds=rows["latency_ms"] / 1e3)
-    found = pd.read_csv(TABLES / "efficiency_by_shape.csv")
-    found = found[(found["device"] == table) & (found["operator"] == "matmul")]
-    shapes = found["shape"].str.extract(r"b=(?P<b>\d+), m=(?P<m>\d+), k=(?P<k>\d+), n=(?P<n>\d+)").astype(float)
-    shapes = shapes.assign(efficiency=found["efficiency"], peak=found["peak_tflops"])[shapes["b"] == 1]
+    rows = pd.read_csv(TABLES / "efficiency_by_shape.csv")
+    rows = rows[(rows["device"] == table) & (rows["operator"] == "matmul")]
+    shapes = rows["shape"].str.extract(r"b=(?P<b>\d+), m=(?P<m>\d+), k=(?P<k>\d+), n=(?P<n>\d+)").astype(float)
+    shapes = shapes.assign(efficiency=rows["efficiency"], peak=rows["peak_tflops"])[shapes["b"] == 1]
     shapes["seconds"] = 2 * shapes[["m", "n", "k"]].prod(axis=1) / (shapes["peak"] * 1e12 * shapes["efficiency"])
     return shapes.groupby(["m", "n", "k"])["seconds"].median().reset_index()
 
@@ -126,13 +126,10 @@ def _collectives(table: str) -> dict[tuple[str, int], _Curve]:
     rows = pd.read_csv(TABLES / "collectives_in_node.csv")
     rows = rows[rows["device"] == table].sort_values("elements_fp16")
     return {
-        (str(kind), int(str(ranks))): _Curve(mine["elements_fp16"] * 2, mine["latency_us"] * US)
-        for (kind, ranks), mine in rows.groupby(["collective", "gpus"])
+        (str(kind), int(str(ranks))): _Curve(points["elements_fp16"] * 2, points["latency_us"] * US)
+        for (kind, ranks), points in rows.groupby(["collective", "gpus"])
     }
 
-
-FACTOR: dict[str, Callable[[int], float]] = {"all_reduce": lambda n: 2 * (n - 1) / n}
-"""Collective -> bytes on a link over bytes of the tensor; (n - 1) / n for the others."""
 
 TABLE_NAMES = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce",
                "all_to_all": "alltoall", "broadcast": "all_gather"}  # fmt: skip
@@ -140,7 +137,7 @@ TABLE_NAMES = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "
 
 def link_factor(kind: str, ranks: int) -> float:
     """Returns the bytes that a rank sends, over the bytes of the full tensor."""
-    return FACTOR.get(kind, lambda n: (n - 1) / n)(ranks)
+    return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
 class GpuCosts:
@@ -179,10 +176,12 @@ class GpuCosts:
         fitted = rates or validated()["one_gpu"]
         device = replace(self.device, memory_efficiency=fitted["memory_efficiency"], host_us=fitted["operator_us"])
         scales = Scales(1.0, self.scales.attention, fitted["products"], fitted["unaligned"])
-        found = GpuCosts(device, self.cluster, self._bus, scales)
-        found.order_s, found.loop_s, found.one_stream = fitted["order_us"] * US, fitted["loop_us"] * US, True
-        found.launch_s = fitted["launch_us"] * US
-        return found
+        costs = GpuCosts(device, self.cluster, self._bus, scales)
+        costs.order_s, costs.loop_s, costs.launch_s = (
+            fitted[f"{name}_us"] * US for name in ("order", "loop", "launch")
+        )
+        costs.one_stream = True
+        return costs
 
     def peak_flops(self, dtype: str) -> float:
         """Returns the peak of matrix products in a precision, FLOPs per second."""
@@ -191,11 +190,8 @@ class GpuCosts:
 
     def compute(self, event: EventRow) -> float:
         """Returns the seconds of an operator's kernels."""
-        if self.one_stream and not event.flops:
-            return self._alone_s(event)
-        return max(self.device.kernel_us * US, self._work(event)) * self.scales.compute
-
-    def _alone_s(self, event: EventRow) -> float:
+        if not self.one_stream or event.flops:
+            return max(self.device.kernel_us * US, self._work(event)) * self.scales.compute
         if not LISTS.match(event.operator):
             return self.kernels_s(event.bytes, OWN_LAUNCHES.get(event.operator, 1))
         twice = event.elements * (2 if SHORT.get(event.dtype) in HALVES else 4)
@@ -241,10 +237,10 @@ class GpuCosts:
 
     def _inside(self, kind: str, size: int, ranks: int) -> float:
         rows = _collectives(self.device.collectives_table) if self.device.collectives_table else {}
-        there = [n for one, n in rows if one == TABLE_NAMES[kind]]
-        if not there:
+        measured = [n for name, n in rows if name == TABLE_NAMES[kind]]
+        if not measured:
             return 10 * US + size * link_factor(kind, ranks) / (self.device.link_gb_s * GB_S)
-        near = min(there, key=lambda n: abs(math.log(n / ranks)))
+        near = min(measured, key=lambda n: abs(math.log(n / ranks)))
         return rows[TABLE_NAMES[kind], near].seconds(max(size, 1) * link_factor(kind, ranks) / link_factor(kind, near))
 
     def _between(self, kind: str, event: EventRow, members: int) -> float:

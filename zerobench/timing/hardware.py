@@ -107,29 +107,28 @@ def validated() -> dict[str, Any]:
     the rates of a rank without others.
     """
     path = FOLDER / "validated.yaml"
-    found = read_yaml(path) if path.is_file() else {}
-    return dict(found) if isinstance(found, Mapping) else {}
+    return dict(read_yaml(path) or {}) if path.is_file() else {}
 
 
 def scales_of(device: Device) -> Scales:
     """Returns the scales of a device."""
-    found = validated()
-    by_type = found.get("compute", {})
+    by_type = validated().get("compute", {})
     mean = math.exp(sum(map(math.log, by_type.values())) / len(by_type)) if by_type else 1.0
-    return Scales(by_type.get(device.type, mean), found.get("attention", 1.0))
+    return Scales(by_type.get(device.type, mean), validated().get("attention", 1.0))
 
 
 def _read(kind: type[Kind], group: str, name: str) -> Kind:
-    known, path = _described(group), Path(name)
-    if name in known:
-        return _checked(kind, name, FOLDER / f"{group}s.yaml", known[name])
+    described, path = _described(group), Path(name)
+    names = sorted(described)
+    if name in described:
+        return _checked(kind, name, FOLDER / f"{group}s.yaml", described[name])
     if path.suffix != ".yaml":
-        begins = [one for one in sorted(known) if name and one.startswith(name)]
-        near = f"; did you mean {' or '.join(begins[:2])}?" if begins else nearest(name, sorted(known))
-        more = f"; there are {', '.join(sorted(known))}" if near.endswith("?") else ""  # else it names them
-        raise ValueError(f"{group} {name} is not described{near}{more}; or name a yaml file of this form")
+        begins = [longer for longer in names if name and longer.startswith(name)]
+        hint = f"; did you mean {' or '.join(begins[:2])}?" if begins else nearest(name, names)
+        more = f"; there are {', '.join(names)}" if hint.endswith("?") else ""  # else it names them
+        raise ValueError(f"{group} {name} is not described{hint}{more}; or name a yaml file of this form")
     if not path.is_file():
-        raise ValueError(f"{group} {name}: there is no such file; a name is one of {', '.join(sorted(known))}")
+        raise ValueError(f"{group} {name}: there is no such file; a name is one of {', '.join(names)}")
     return _checked(kind, path.stem, path, read_yaml(path))
 
 
@@ -138,20 +137,20 @@ def _described(group: str) -> dict[str, Any]:
     return dict(read_yaml(FOLDER / f"{group}s.yaml"))
 
 
-def _checked(kind: type[Kind], name: str, path: Path, found: Any) -> Kind:
+def _checked(kind: type[Kind], name: str, path: Path, section: Any) -> Kind:
     """Builds a dataclass from a file's mapping. Raises a ValueError that names file, key and value."""
-    if not isinstance(found, Mapping):
+    if not isinstance(section, Mapping):
         raise ValueError(f"{path}: a mapping of {kind.__name__.lower()} keys is wanted")
     hints = get_type_hints(kind)
-    wanted = {one.name for one in fields(kind)} - {"name"}
-    has_default = {one.name for one in fields(kind) if one.default is not MISSING or one.default_factory is not MISSING}
-    if unknown := sorted(map(str, set(found) - wanted)):
-        raise ValueError(f"{path}: {unknown[0]} is no key{nearest(unknown[0], wanted)}")
-    if missing := sorted(wanted - has_default - set(found)):
+    keys: dict[str, bool] = {}  # -> whether it is needed
+    for own in fields(kind)[1:]:  # all but the name
+        keys[own.name] = own.default is MISSING and own.default_factory is MISSING
+    if unknown := sorted(map(str, section.keys() - keys.keys())):
+        raise ValueError(f"{path}: {unknown[0]} is no key{nearest(unknown[0], {*keys})}")
+    if missing := sorted(key for key, is_needed in keys.items() if is_needed and key not in section):
         raise ValueError(f"{path}: {missing[0]} is missing")
-    for key, value in found.items():
-        if hints[key] in (int, float) and (
-            isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0
-        ):
+    for key, value in section.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if hints[key] in (int, float) and not (is_number and value > 0):
             raise ValueError(f"{path}: {key}={value!r}: a number above 0 is wanted")
-    return kind(name=name, **found)
+    return kind(name=name, **section)

@@ -230,12 +230,14 @@ class _Layout:
         if event.stream:
             self.streams[event.stream] = end
         if event.operation is not None:
-            by_reducer = event.operator == "allreduce_" and not event.unit and not event.stream
-            before = self.collectives.get(event.operation)  # an operation may have several hops
-            self.collectives[event.operation] = Collective(
-                event.unit, lane, max(end, before.end_s if before else 0.0),
-                by_reducer=by_reducer or (before is not None and before.by_reducer),
-            )  # fmt: skip
+            collective = Collective(event.unit, lane, end)
+            collective.by_reducer = event.operator == "allreduce_" and not event.unit and not event.stream
+            if (before := self.collectives.get(event.operation)) is not None:  # an operation may have several hops
+                collective.end_s = max(end, before.end_s)
+                collective.by_reducer |= before.by_reducer
+                if before.awaited:  # among the carried ones, the last that was launched for a unit counts
+                    del self.collectives[event.operation]
+            self.collectives[event.operation] = collective
         if end > begin:
             self.busy.append((begin, end))
         self.timeline.communication_s += end - begin

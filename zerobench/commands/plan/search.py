@@ -254,29 +254,31 @@ class PlanRow:
         return max(1, probes + self.timed - self.ran)
 
     def advance(self, capacity: Capacity) -> Work | None:
-        """Returns the next simulation; None if the search is over."""
-        index = None if self.problem else self._next(capacity)
-        due = index is None and not self.problem and self.timed and self.last >= 0
-        due = due and (self.last not in self.probes or self.fit.step is None)
-        if index is None and not due:
-            self.over = True
-            return None
-        self.index = self.last if index is None else index
-        cell = self.axis.changed(self.cell, self.axis.values[self.index])
-        if due:
-            return Work.of_step(cell)
-        # without a bracket to find with few blocks, or with one that all blocks have moved
-        whole = self.exact and (self.timed or len(self.axis.values) == 1)
-        return Work.of(cell, whole or self.index in self.probes, few_micro_batches=self.timed)
+        """Returns the next simulation; None if the search is over. First the bracket is found, then its ends are
+        simulated with all blocks, if `exact`, and then the step of the last value that fits, if `timed`.
+        """
+        index = None
+        if not self.problem:
+            origin = None if self.axis.in_states else self.bound_bytes / capacity.usable_bytes
+            index = next_index(self.axis, self.loads, origin)
+            if index is None and self.exact:
+                ends = (max(self.last, 0),) if self.timed else (self.last, self.last + 1)
+                index = next((end for end in ends if end in self.probes and not self.probes[end].whole), None)
+        if index is not None:
+            self.index = index
+            # with all blocks, if there is no bracket to find with few, or if these moved it to here
+            whole = (self.exact and (self.timed or len(self.axis.values) == 1)) or index in self.probes
+            return Work.of(self.at(index), whole, few_micro_batches=self.timed)
+        if not self.problem and self.timed and self.last >= 0:
+            self.index = self.last
+            if self.last not in self.probes or self.fit.step is None:
+                return Work.of_step(self.at(self.last))
+        self.over = True
+        return None
 
-    def _next(self, capacity: Capacity) -> int | None:
-        """Returns the index whose memory to simulate next; None if the last that fits is known."""
-        origin = None if self.axis.in_states else self.bound_bytes / capacity.usable_bytes
-        index = next_index(self.axis, self.loads, origin)
-        if index is None and self.exact:
-            ends = (max(self.last, 0),) if self.timed else (self.last, self.last + 1)
-            return next((end for end in ends if end in self.probes and not self.probes[end].whole), None)
-        return index
+    def at(self, index: int) -> Cell:
+        """Returns the cell at an index of the axis."""
+        return self.axis.changed(self.cell, self.axis.values[index])
 
     def take(self, answer: SimulatedCell, capacity: Capacity) -> None:
         """Takes the last simulation that `advance` returned."""
@@ -390,7 +392,7 @@ class Plan:
         rows = [PlanRow(row, cell, axis_of(cell), timed=timed, exact=not timed) for row, cell in cells.items()]
         for row in rows:
             if not (problems := row.cell.problems):
-                row.bound_bytes = bound_of(row.axis.changed(row.cell, row.axis.values[0]))
+                row.bound_bytes = bound_of(row.at(0))
             row.problem = problems[0] if problems else TOO_LARGE if row.bound_bytes > limit else ""
         self.rows |= {row.candidate: row for row in rows}
         too_large = [row for row in rows if row.problem == TOO_LARGE]
