@@ -29,8 +29,7 @@ from zerobench.host import environment
 from zerobench.host.temporary import claim
 from zerobench.launch.start_ranks import Interrupted, launch_each
 from zerobench.records import SearchRow
-from zerobench.results.folders import write_search
-from zerobench.results.leftovers import JOBS, tidy
+from zerobench.results.folders import JOBS, tidy, write_search
 from zerobench.results.tables import load
 from zerobench.sweep import jobs
 from zerobench.sweep.cell import _blank_row
@@ -222,7 +221,7 @@ def test_a_job_runs_to_its_end_after_the_folder_of_its_killed_sweep_went(monkeyp
     folder.mkdir()
     code = (
         f"import pathlib, shutil, time; shutil.rmtree({str(folder)!r}); time.sleep(0.3);"
-        "from zerobench.cluster.launchers import report_row; report_row({'status': 'ok'});"
+        "from zerobench.cluster.job import report_row; report_row({'status': 'ok'});"
         f"pathlib.Path({str(done)!r}).touch()"
     )
     monkeypatch.setattr(jobs, "POLL_S", 0.02)

@@ -13,7 +13,7 @@ from tests.cells import sound
 from zerobench import cli
 from zerobench.config import compose
 from zerobench.host.signals import ENDING, HANG_UP, INTERRUPT, TERMINATE, heed, insist, interrupt_on, unclaimed
-from zerobench.launch import follower
+from zerobench.launch import over_cluster
 from zerobench.sweep import cell
 
 
@@ -71,7 +71,7 @@ def test_reason_of_interrupted_row_names_signal_and_its_senders(
     number: signal.Signals, launcher: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     job = SimpleNamespace(job=SimpleNamespace(launched_by=launcher))
-    monkeypatch.setattr(follower, "current_job", lambda: job if launcher else None)
+    monkeypatch.setattr(over_cluster, "current_job", lambda: job if launcher else None)
     monkeypatch.setattr(cell, "_run_passes", lambda *_: signal.raise_signal(number))
     row = cell._blank_row(sound("zero1", 2))
     with interrupt_on([INTERRUPT, TERMINATE, HANG_UP]):

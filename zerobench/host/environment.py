@@ -1,4 +1,6 @@
-"""One rank's environment: device, threads, seeds, process group, memory of the process."""
+"""One rank's environment: device, threads, seeds, process group, memory of the process; CPU time of other processes,
+beside which times cannot be compared.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,19 @@ import ctypes
 import os
 import random
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from ..cluster.interface import GLOO_AT, check_gloo_interface, interface_toward, reachable
+from ..cluster.store import GLOO_AT, check_gloo_interface, interface_toward, reachable
 from ..zero.comm.backends import FAKE as FAKE_GROUP
 
 SIMULATED = "simulated"
@@ -252,3 +256,38 @@ def _of_status(field: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), None)
+
+
+BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
+"""Kinds of CPU time in which a core is busy; `steal`: for another machine on the same host. `user` includes guests."""
+
+
+class _Reading(NamedTuple):
+    at: float
+    machine_s: float
+    own_s: float
+
+
+class OtherProcesses:
+    """CPU time of other processes since creation: the machine's minus that of this process and its descendants."""
+
+    def __init__(self) -> None:
+        self._before = _read()
+
+    def cores(self) -> float | None:
+        """Returns the average number of cores that they kept busy; None if no time has passed."""
+        now, before = _read(), self._before
+        if now.at <= before.at:
+            return None
+        busy = (now.machine_s - before.machine_s) - (now.own_s - before.own_s)
+        return max(0.0, busy / (now.at - before.at))
+
+
+def _read() -> _Reading:
+    machine = psutil.cpu_times()
+    me = psutil.Process()
+    own = 0.0
+    for one in (me, *me.children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended: its time is its parent's now
+            own += sum(one.cpu_times()[:4])  # its own, and that of children which have ended
+    return _Reading(time.monotonic(), sum(getattr(machine, kind, 0.0) for kind in BUSY), own)

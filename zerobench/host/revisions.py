@@ -1,4 +1,4 @@
-"""Revisions of a git repository: resolving their names, and checking them out in worktrees.
+"""Versions of installed packages; revisions of a git repository, which are checked out in worktrees.
 
 A *worktree* is a second checkout of the repository, in a temporary folder that is removed at the end, even after an
 error or an interruption. The user's own checkout, index and stash are not touched, and no hook of the repository runs.
@@ -10,6 +10,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .temporary import temporary_folder
@@ -67,3 +68,15 @@ def worktree(repository: Path, revision: str) -> Iterator[Path]:
             yield place
     finally:
         git(repository, "worktree", "prune")
+
+
+DISTRIBUTION = "zerobench-zero"
+"""Name of the distribution: `zerobench` on the package index is another project."""
+
+
+def installed_version(package: str) -> str | None:
+    """Returns the version of a package (zerobench by its import name); None if it is not installed."""
+    try:
+        return version(DISTRIBUTION if package == "zerobench" else package)
+    except PackageNotFoundError:  # zerobench itself may run from a checkout
+        return None

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..host.installed import installed_version
+from ..host.revisions import installed_version
 from ..zero.modules.tiled_linear import TiledLinear
 
 

@@ -31,7 +31,7 @@ import torch
 from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..records.event_row import LAUNCH, MODULE, MODULE_END, MOVE, UPDATE, WAIT
+from ..records.long_rows import LAUNCH, MODULE, MODULE_END, MOVE, UPDATE, WAIT
 from ..zero import labels
 from ..zero.modules.wrapping import tensors_that_require_grad
 from .intervals import Event, Interval

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..records import STATES, EventRow
-from ..records.event_row import BIRTH, COMPUTE, FREE, LABEL, LATE, LAUNCH, LIVE, MOVE, ORDER, PHASE, UPDATE, WAIT
+from ..records.long_rows import BIRTH, COMPUTE, FREE, LABEL, LATE, LAUNCH, LIVE, MOVE, ORDER, PHASE, UPDATE, WAIT
 from .event_log import ROOT
 from .intervals import ASIDE, Event, Interval, IntervalReplay, StorageRecord
 

@@ -8,8 +8,7 @@ import textwrap
 from dataclasses import MISSING, dataclass, fields
 from typing import get_type_hints
 
-from .event_row import EventRow
-from .long_rows import CertificateRow, LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from .long_rows import CertificateRow, EventRow, LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .run_row import RunRow, SearchRow
 
 ROWS: dict[str, type] = {

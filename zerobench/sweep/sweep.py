@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
-from ..cluster.launchers import report_row
+from ..cluster.job import report_row
 from ..config.cell import Cell
 from ..config.flat import name_cells
 from ..host.signals import heed
 from ..records import SearchRow
-from ..results.rescue import Unwritten
+from ..results.folders import Unwritten
 from .cell import StoppedError, find_or_run, find_reusable
 from .parity import ParityCheck, run_here
 
