@@ -26,7 +26,7 @@ from yaml import YAMLError
 
 from ..cluster import job
 from ..host.pipes import print_note
-from ..host.signals import heed, insist
+from ..host.signals import raise_if_interrupted, repeat_interruption
 from ..host.terminal import is_quiet
 from ..registry import GROUPS as USERS
 from ..sizes import printable
@@ -122,19 +122,19 @@ class CommandLine:
         """Whether the sweeper proposes cells from what earlier ones measured."""
         return self.sweeper != BASIC
 
-    def forced(self, words: Sequence[str]) -> list[str]:
+    def forced(self, overrides: Sequence[str]) -> list[str]:
         """Adds the prefix `++` to overrides whose keys not all cells have."""
         added = [
             (key := word.partition("=")[0].lstrip("+")) in self.elsewhere or key.startswith("huggingface.options.")
-            for word in words
+            for word in overrides
         ]
-        return [f"++{word.lstrip('+')}" if forces else word for word, forces in zip(words, added, strict=True)]
+        return [f"++{word.lstrip('+')}" if forces else word for word, forces in zip(overrides, added, strict=True)]
 
     def cells_of(self, batch: Sequence[Sequence[str]], first: int) -> list[Cell]:
         """Composes the cells of a batch, numbered from `first`; each keeps the overrides that make it."""
         cells = []
         for number, overrides in enumerate(batch, first):
-            heed()
+            raise_if_interrupted()
             whole = self.forced([*self.own, *self.fixed, *map(str, overrides)])
             if self.proposes:  # whose sweeper searches
                 whole = [word for word in whole if not word.startswith(LIMIT)] + [f"{LIMIT}null"]
@@ -179,7 +179,7 @@ def compose(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "")
                 run_hydra([*flags, *line.own, *line.forced([*line.fixed, *line.swept])])
             return None
         if not line.proposes:
-            with insist():
+            with repeat_interruption():
                 try:
                     batch = hydra.split(line.swept)
                 except Exception as error:
@@ -356,12 +356,12 @@ def check_line(
     stop_if_wrong()
 
     globs = [override for override in parsed if isinstance(override.value(), Glob)]
-    words = {o.key_or_group: (o.input_line or "").lstrip("+") for o in parsed}
-    words |= {o.key_or_group: f"{o.key_or_group}={','.join(values[id(o)])}" for o in globs}
+    lines = {o.key_or_group: (o.input_line or "").lstrip("+") for o in parsed}
+    lines |= {o.key_or_group: f"{o.key_or_group}={','.join(values[id(o)])}" for o in globs}
     return CommandLine(
         composer,
-        fixed=tuple(word for key, word in words.items() if key not in {*axes, OBJECTIVE}),
-        swept=tuple(word for key, word in words.items() if key in axes),
+        fixed=tuple(text for key, text in lines.items() if key not in {*axes, OBJECTIVE}),
+        swept=tuple(text for key, text in lines.items() if key in axes),
         own=(*study, *own),
         elsewhere=frozenset(elsewhere),
         multirun=multirun,

@@ -63,18 +63,18 @@ def rank_environment(
     and NCCL_SOCKET_IFNAME take precedence. With backend=simulated there is no rendezvous: this process is one rank of a
     simulated world.
     """
-    place = rendezvous if isinstance(rendezvous, JobRendezvous) else JobRendezvous("", 0, "", rank, one_machine=True)
-    if place.one_machine:
+    meeting = rendezvous if isinstance(rendezvous, JobRendezvous) else JobRendezvous("", 0, "", rank, one_machine=True)
+    if meeting.one_machine:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         os.environ.setdefault(GLOO_AT, loopback)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
-    elif (interface := interface_toward(place.address)) is not None:
+    elif (interface := interface_toward(meeting.address)) is not None:
         os.environ.setdefault(GLOO_AT, interface)
     torch.set_num_threads(threads)
     _keep_pages()
     here = torch.device("cpu")
     if device == "cuda":
-        here = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+        here = torch.device("cuda", meeting.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(here)
     with ExitStack() as undo:
         # starting a group wraps the hook for the prefix "[rank0]: ", again for each cell that this process runs
@@ -163,8 +163,8 @@ def reset_resident_peak() -> None:
 
 def loopback_bytes() -> int | None:
     """Returns the bytes over the loopback interface so far, of all processes; None if the system has no "lo"."""
-    found = psutil.net_io_counters(pernic=True, nowrap=False).get("lo")
-    return None if found is None else found.bytes_recv
+    loopback = psutil.net_io_counters(pernic=True, nowrap=False).get("lo")
+    return None if loopback is None else loopback.bytes_recv
 
 
 def usable_cores() -> int:
@@ -233,15 +233,15 @@ def _memory_groups() -> Iterator[tuple[Path, str, str]]:
 
 def gpu_bytes() -> int:
     """Returns the memory of this machine's smallest GPU."""
-    return min(torch.cuda.get_device_properties(one).total_memory for one in range(torch.cuda.device_count()))
+    return min(torch.cuda.get_device_properties(gpu).total_memory for gpu in range(torch.cuda.device_count()))
 
 
 def data_bytes() -> int:
     """Returns the bytes of private writable memory that this process has mapped, as RLIMIT_DATA counts them, or its
     whole address space if the system does not report them.
     """
-    found = _of_status("VmData:")
-    return int(psutil.Process().memory_info().vms) if found is None else found
+    size = _of_status("VmData:")
+    return int(psutil.Process().memory_info().vms) if size is None else size
 
 
 def resident_peak_bytes() -> int | None:
@@ -287,7 +287,7 @@ def _read() -> _Reading:
     machine = psutil.cpu_times()
     me = psutil.Process()
     own = 0.0
-    for one in (me, *me.children(recursive=True)):
+    for process in (me, *me.children(recursive=True)):
         with suppress(psutil.Error):  # it has ended: its time is its parent's now
-            own += sum(one.cpu_times()[:4])  # its own, and that of children which have ended
+            own += sum(process.cpu_times()[:4])  # its own, and that of children which have ended
     return _Reading(time.monotonic(), sum(getattr(machine, kind, 0.0) for kind in BUSY), own)

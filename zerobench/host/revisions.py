@@ -43,8 +43,8 @@ def git(repository: Path, *arguments: str) -> str:
     except OSError as error:
         raise GitError(f"git cannot be run: {error}") from error
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise GitError(f"git says: {next(iter(said), 'it failed').removeprefix('fatal: ')}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise GitError(f"git says: {next(iter(lines), 'it failed').removeprefix('fatal: ')}")
     return done.stdout.decode(errors="replace").strip()
 
 
@@ -59,13 +59,13 @@ def full_hash(repository: Path, revision: str) -> str:
 @contextmanager
 def worktree(repository: Path, revision: str) -> Iterator[Path]:
     """Yields a worktree of a revision, removed at the end; also prunes worktrees whose folders are gone."""
-    found = full_hash(repository, revision)
+    commit = full_hash(repository, revision)
     try:
         with temporary_folder() as aside:  # which removes first what a killed command has left
-            place = aside / "tree"
+            tree = aside / "tree"
             git(repository, "worktree", "prune")
-            git(repository, "worktree", "add", "--detach", str(place), found)
-            yield place
+            git(repository, "worktree", "add", "--detach", str(tree), commit)
+            yield tree
     finally:
         git(repository, "worktree", "prune")
 

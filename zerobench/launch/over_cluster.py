@@ -180,7 +180,7 @@ def look(context: JobContext, ranks: Iterable[int] | None = None) -> None:
             raise Interrupted(f"rank {rank} of the job {reason}")
 
 
-WORKERS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (run_rank, calibrate_rank)}
+WORKERS: dict[str, Callable[..., Any]] = {worker.__name__: worker for worker in (run_rank, calibrate_rank)}
 """Functions that an order may name. Their signatures' types are used to rebuild jobs and results."""
 
 INTERRUPTED = "was stopped by "

@@ -41,7 +41,7 @@ from ..config.compose import CommandLine
 from ..config.composer import instantiate_launcher
 from ..config.plugins import LAUNCHER, RAY, SWEEPER, LauncherChoice, Resources, at_once, resources_of
 from ..host.files import read_text
-from ..host.signals import heed
+from ..host.signals import raise_if_interrupted
 from ..host.temporary import claim, remove
 from ..records import SearchRow
 from ..results.folders import JOBS
@@ -175,7 +175,7 @@ class JobSweep(Sweep):
         over: SimpleQueue[tuple[LauncherJob, BaseException | None]] = SimpleQueue()
         try:
             while waiting or under_way:
-                heed()
+                raise_if_interrupted()
                 while waiting and len(under_way) < bound:
                     job = waiting.pop(0)
                     under_way.add(job)
