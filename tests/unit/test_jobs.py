@@ -19,11 +19,10 @@ from tests.cells import cell, sound
 from zerobench.commands.dry_run import print_plan
 from zerobench.commands.folder_contents import look
 from zerobench.config.cell import Cell
-from zerobench.config.compose import compose, compose_cells, propose
+from zerobench.config.compose import compose, compose_cells, in_one, propose
 from zerobench.config.composer import hydra_config
 from zerobench.config.plugins import LauncherChoice, Resources, at_once, nodes_of, resources_of
 from zerobench.config.schema import Launch, Measure, Search
-from zerobench.config.size_limits import in_one
 from zerobench.fake_execution import Limits, execute, execute_all
 from zerobench.host import environment
 from zerobench.host.temporary import claim

@@ -2,7 +2,7 @@
 
 An override takes eight forms on its way to a row:
 
-word        `strategy=zero2`, with sizes in bytes (size_limits.py)
+word        `strategy=zero2`, with sizes in bytes (compose.py)
 Override    parsed by Hydra; its key and value are checked (compose.py)
 DictConfig  composed by Hydra (composer.py)
 Config      the dataclasses of schema.py, with their defaults
