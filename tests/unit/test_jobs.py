@@ -69,7 +69,7 @@ def run(
     """
     launched: list[str] = []
 
-    def launcher(composed: Any, folder: Path, number: int, settings: Any, task: Any) -> Any:
+    def launcher(composer: Any, own: Any, folder: Path, number: int, settings: Any, task: Any) -> Any:
         strategy = task.args[2]
         if strategy == refused:
             raise OSError("no space left")
@@ -84,7 +84,7 @@ def run(
     monkeypatch.setattr(jobs, "POLL_S", 0.01)
     monkeypatch.setattr(jobs, "instantiate_launcher", launcher)
     monkeypatch.setattr(jobs, "command_of", lambda cell, composed: cell.config.strategy.name)
-    composed: Any = SimpleNamespace(launcher=choice(**{"n_jobs": 1, **settings}), own=())
+    composed: Any = SimpleNamespace(launcher=choice(**{"n_jobs": 1, **settings}), composer=None, own=())
     sweeps: list[JobSweep] = []
 
     def kind(reporter: Reporter, **more: Any) -> JobSweep:
