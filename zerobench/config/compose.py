@@ -298,14 +298,9 @@ def check_line(
     try:
         # 1. Words are read.
         problems += problems_of_folders(composer.extra_dirs, GROUPS)
-        parsed: list[Override] = []
         spaces = spaced(arguments)
-        for word in arguments if not spaces else ():
-            try:
-                parsed.append(_parse(word, verbs))
-            except ValueError as error:
-                problems.append(str(error))
-        problems += [spaces] if spaces else []
+        parsed, unread = _parse_all(arguments if not spaces else (), verbs)
+        problems += [spaces] if spaces else unread
         stop_if_wrong()
         own = [override.input_line or "" for override in parsed if root_of(override) == "hydra"]
         parsed = [override for override in parsed if root_of(override) != "hydra"]
@@ -330,12 +325,9 @@ def check_line(
         mode = part.mode.name if part.mode is not None else ""
         multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")  # RUN: one cell, here, whatever an experiment has
         parameters = (part.sweeper.get("params") or {}) if multirun else {}
-        of_sweeper: list[Override] = []
-        for key in [key for key in parameters if key not in given]:  # the command line replaces the others
-            try:
-                of_sweeper.append(_parse(f"{key}={parameters[key]!s}", []))
-            except ValueError as error:
-                problems.append(str(error))
+        # the command line replaces the others
+        of_sweeper, unread = _parse_all([f"{key}={parameters[key]!s}" for key in parameters if key not in given], [])
+        problems += unread
         parsed = [*of_sweeper, *parsed]
         values |= {id(override): composer.values_of(override) for override in of_sweeper}
         axes = {o.key_or_group: o for o in parsed if o.is_sweep_override()}
@@ -343,26 +335,10 @@ def check_line(
         named = given[OBJECTIVE] if OBJECTIVE in given else [composer.config_of(study).get(OBJECTIVE)]
         objective = "" if mode == "RUN" else ",".join(str(name) for name in named if name is not None)
         objectives: tuple[Objective, ...] = ()
-        if sweeper == BASIC:  # which lists all values; one that proposes draws from infinitely many
-            counts = {key: len(values[id(override)]) for key, override in axes.items()}
-            endless = next((override.input_line for override in axes.values() if override.is_interval_sweep()), None)
-            if objective:
-                why = f"no sweeper asks for it; add {SWEEPER}=optuna, or leave it out"
-                problems.append(f"{OBJECTIVE}={objective}: {why}")
-            elif endless:
-                problems.append(f"{endless}: {ENDLESS}")
-            elif problem := problem_of_count(counts):
-                problems.append(problem)
-        elif not multirun:
-            problems.append(f"{SWEEPER}={sweeper}: it needs a sweep; add -m")
-        elif not objective:
-            lacking = f"an objective; add {OBJECTIVE}=COLUMN, as {OBJECTIVE}=-tokens_per_s"
-            problems.append(f"{SWEEPER}={sweeper}: it needs {lacking}")
-        else:
-            try:
-                objectives = objectives_of(objective)
-            except ValueError as error:
-                problems.append(str(error))
+        try:
+            objectives = _check_sweeper(sweeper, objective, multirun, axes, values)
+        except ValueError as error:
+            problems.append(str(error))
         stop_if_wrong()
 
         # 4. Each override has a key and values that some cell takes.
@@ -400,6 +376,41 @@ def check_line(
         notes=tuple(f"{override.input_line} takes {', '.join(values[id(override)])}" for override in globs),
         target=target,
     )
+
+
+def _check_sweeper(
+    sweeper: str, objective: str, multirun: bool, axes: Mapping[str, Override], values: Mapping[int, list[Any]]
+) -> tuple[Objective, ...]:
+    """Returns the objectives. Raises ValueError with the error message if they do not fit the sweeper, or if there are
+    too many values to list, or infinitely many, which only a sweeper that proposes cells can draw from.
+    """
+    if sweeper == BASIC:
+        endless = next((override.input_line for override in axes.values() if override.is_interval_sweep()), None)
+        if objective:
+            why = f"no sweeper asks for it; add {SWEEPER}=optuna, or leave it out"
+            raise ValueError(f"{OBJECTIVE}={objective}: {why}")
+        if endless:
+            raise ValueError(f"{endless}: {ENDLESS}")
+        if problem := problem_of_count({key: len(values[id(override)]) for key, override in axes.items()}):
+            raise ValueError(problem)
+        return ()
+    if not multirun:
+        raise ValueError(f"{SWEEPER}={sweeper}: it needs a sweep; add -m")
+    if not objective:
+        lacking = f"an objective; add {OBJECTIVE}=COLUMN, as {OBJECTIVE}=-tokens_per_s"
+        raise ValueError(f"{SWEEPER}={sweeper}: it needs {lacking}")
+    return objectives_of(objective)
+
+
+def _parse_all(words: Sequence[str], verbs: Collection[str]) -> tuple[list[Override], list[str]]:
+    """Returns the words that can be read, and an error message for each of the others."""
+    parsed, problems = list[Override](), list[str]()
+    for word in words:
+        try:
+            parsed.append(_parse(word, verbs))
+        except ValueError as error:
+            problems.append(str(error))
+    return parsed, problems
 
 
 def _parse(argument: str, verbs: Collection[str]) -> Override:
