@@ -17,7 +17,7 @@ from zerobench.fake_execution import Execution, Target, execute_all
 from zerobench.host.terminal import progress_bar
 from zerobench.launch import fork_server
 from zerobench.records import EventRow
-from zerobench.records.event_row import COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT
+from zerobench.records.long_rows import COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT
 from zerobench.results.provenance import source_of
 from zerobench.timing.prediction import LIMITS, Reduced, StepSchedule
 

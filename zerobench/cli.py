@@ -21,10 +21,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from .cluster.job import JobError, find_job
-from .cluster.launchers import ROWS
-from .host.installed import installed_version
+from .cluster.job import ROWS, JobError, find_job
 from .host.pipes import patient, print_note
+from .host.revisions import installed_version
 from .host.signals import ENDING, end_with_parent, exit_when_interrupted, ignore, interrupt_on, unclaimed
 from .launch import fork_server
 from .results.options import choose, price, refuse
@@ -120,8 +119,7 @@ def _join(arguments: list[str]) -> int:
     if job is None:
         return _act(arguments)
     with _importing():
-        from .launch.follower import follow
-        from .launch.over_cluster import lead
+        from .launch.over_cluster import follow, lead
 
     return follow(job) if job.rank else lead(job, lambda: _act(arguments))
 

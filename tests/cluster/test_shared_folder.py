@@ -14,7 +14,7 @@ import pytest
 
 import zerobench
 from tests.unit.test_status_show_prune import make
-from zerobench.host import leases, temporary
+from zerobench.host import temporary
 from zerobench.host.temporary import is_claimed
 from zerobench.results.folders import PARTIAL, TURN, claim_folder, turn
 from zerobench.zero.offload.disk import Scratch, sweep
@@ -87,7 +87,7 @@ def test_lease_of_another_machine_is_free_once_old(shared: Shared, on_another_ma
     theirs = on_another_machine()
     seen = shared.b / theirs.name
     assert is_claimed(seen), "its owner cannot be asked"
-    shared.age(f".*{temporary.LEASE}", 2 * leases.OLD_S)  # the server's clock is an hour ahead
+    shared.age(f".*{temporary.LEASE}", 2 * temporary.OLD_S)  # the server's clock is an hour ahead
     claim_folder(shared.b, "zero2-tiny-n2").release()
     assert not (shared.disk / theirs.name).exists()
 
@@ -103,11 +103,11 @@ def test_a_turn_is_for_one_process_of_all_machines(shared: Shared, monkeypatch) 
     def grow_old(waits: bool) -> None:
         if waits:
             waited.append(lease.read_text())
-            shared.age(lease.name, 2 * leases.OLD_S)
+            shared.age(lease.name, 2 * temporary.OLD_S)
 
     with turn(shared.b, "a launch", grow_old), turn(shared.b, "another launch", lambda _: waited.append("")):
         assert len(waited) == 1
-        assert not leases.acquire(leases.lease_at(shared.a / lease.name))
+        assert not temporary.acquire(temporary.lease_at(shared.a / lease.name))
         theirs.__exit__(None, None, None)
         assert lease.read_text() not in waited, "who has lost a turn does not end that of the next"
     assert list(shared.disk.iterdir()) == []

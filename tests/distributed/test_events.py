@@ -19,7 +19,7 @@ from zerobench.config.schema_memory import CpuOffload
 from zerobench.probes import event_log
 from zerobench.rank_record import RankRecord
 from zerobench.records import CATEGORIES, LINKS, STATES, EventRow
-from zerobench.records.event_row import EVENTS, OF_STORAGES
+from zerobench.records.long_rows import EVENTS, OF_STORAGES
 from zerobench.results.events import live_bytes
 from zerobench.sweep import cell as cells
 

@@ -18,7 +18,7 @@ import pytest
 from tests.distributed.test_wire_nodes import NAMESPACES, two_nodes_work
 from tests.listeners import Listener, listeners_of, watch_listeners
 from tests.ranks import free_port, run_ranks
-from zerobench.cluster import interface
+from zerobench.cluster import store as interface
 from zerobench.cluster.store import JobStore, LostError
 
 SECOND_NETWORK = """

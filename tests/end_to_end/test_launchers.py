@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from zerobench.judging.comparison import EXACT
-from zerobench.results.leftovers import JOBS
+from zerobench.results.folders import JOBS
 from zerobench.results.tables import load
 from zerobench.sweep import jobs
 

@@ -12,7 +12,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from tests.end_to_end.command import ROOT, SMALL
 from zerobench.commands.plot import FIGURES
-from zerobench.host.installed import DISTRIBUTION
+from zerobench.host.revisions import DISTRIBUTION
 
 DRAW = f"""
 import sys

@@ -23,10 +23,8 @@ from zerobench.config.schema import Launch
 from zerobench.host import files
 from zerobench.host.temporary import LEASE, Aside, temporary_folder
 from zerobench.launch import fork_server
-from zerobench.results import folders, rescue
-from zerobench.results.folders import amend_row
-from zerobench.results.leftovers import abandoned
-from zerobench.results.rescue import Unwritten, messages_of, temporary_results
+from zerobench.results import folders
+from zerobench.results.folders import Unwritten, abandoned, amend_row, messages_of, temporary_results
 from zerobench.sweep.cell import find_or_run, run_cell, run_prefix, write_lost
 from zerobench.sweep.command import check_folders
 from zerobench.sweep.sweep import Sweep
@@ -101,9 +99,9 @@ def test_error_of_any_kind_on_writing_ends_as_a_full_disk(broken: str, tmp_path:
             raise TypeError("no bytes")
         return folders.write_run(aside, *more)
 
-    monkeypatch.setattr(rescue, "write_run", write)
+    monkeypatch.setattr(folders, "write_run", write)
     kept = tmp_path / "temporary"
-    monkeypatch.setattr(rescue, "temporary_results", lambda: kept)
+    monkeypatch.setattr(folders, "temporary_results", lambda: kept)
     words = ["world_size=2", "backend=simulated", "model=gpt_tiny", "model.layers=1", "measure=quick", "device=cpu"]
     assert cli.run([*words, f"results_dir={tmp_path}/runs"]) == 1
     told = capsys.readouterr().err
@@ -315,7 +313,7 @@ def test_the_row_of_a_lost_job_that_can_be_written_nowhere_is_in_the_table(tmp_p
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rescue, "claim_folder", full)
+    monkeypatch.setattr(folders, "claim_folder", full)
     lost: list[Unwritten] = []
     row = write_lost(simulated(tmp_path), "its job ended", "submitit_slurm", "", lost.append)
     assert (row.status, row.reason, row.launcher) == ("crash", "its job ended", "submitit_slurm")

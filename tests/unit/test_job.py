@@ -22,8 +22,8 @@ from zerobench.cluster import store as job_store
 from zerobench.cluster.job import Job, JobContext, JobError, Membership, RankInfo, find_job
 from zerobench.cluster.serialize import rebuild, to_plain
 from zerobench.cluster.store import Heartbeat, HeartbeatMonitor, JobStore, LostError
-from zerobench.launch import follower, over_cluster
-from zerobench.launch.follower import interruption
+from zerobench.launch import over_cluster
+from zerobench.launch.over_cluster import interruption
 from zerobench.launch.start_ranks import Interrupted, Outcome
 from zerobench.probes.energy import GpuState
 from zerobench.probes.probe import EventOrder
@@ -269,10 +269,10 @@ def double(job: int, tell: Callable[[Any], None]) -> int:
 
 
 def follow(mine: JobContext) -> None:
-    """follower.follow without its signals, which a thread cannot have."""
-    while (order := follower._next_order(mine)) is not None:
+    """over_cluster.follow without its signals, which a thread cannot have."""
+    while (order := over_cluster._next_order(mine)) is not None:
         if mine.job.rank < len(order["jobs"]):
-            mine.store.post(f"end/{mine.passes}/{mine.job.rank}", to_plain(follower._end_of(mine, order)))
+            mine.store.post(f"end/{mine.passes}/{mine.job.rank}", to_plain(over_cluster._end_of(mine, order)))
 
 
 class Died(BaseException):
@@ -293,11 +293,10 @@ def test_lost_rank_crashes_its_cell_and_later_cells_that_need_it(tmp_path: Path,
             raise OSError(28, "No space left on device")
         return Outcome("ok", "", [worker(job, print) for job in jobs])
 
-    monkeypatch.setattr(follower.here, "launch", launch)
+    monkeypatch.setattr(over_cluster.here, "launch", launch)
     monkeypatch.setattr(over_cluster, "POLL_S", 0.005)
-    monkeypatch.setattr(follower, "POLL_S", 0.005)
     monkeypatch.setattr(job_store, "BEAT_S", 0.05)
-    monkeypatch.setitem(follower.WORKERS, "double", double)
+    monkeypatch.setitem(over_cluster.WORKERS, "double", double)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     nodes = ("a/0", "a/1", "a/2", "a/1")
     jobs = [Job(rank, 4, rank // 3, "127.0.0.1", store.port, True, "run/0", at) for rank, at in enumerate(nodes)]
@@ -334,6 +333,6 @@ def test_lost_rank_crashes_its_cell_and_later_cells_that_need_it(tmp_path: Path,
 def test_torchruns_report_has_the_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-    follower.tell_torchrun(LostError("rank 0 is lost"))
+    over_cluster.report_to_torchrun(LostError("rank 0 is lost"))
     report = ChildFailedError("zerobench", {1: ProcessFailure(1, 4711, 2, str(file))})
     assert "LostError: rank 0 is lost" in str(report)

@@ -19,18 +19,16 @@ from tests.cells import cell, sound
 from zerobench.commands.dry_run import print_plan
 from zerobench.commands.folder_contents import look
 from zerobench.config.cell import Cell
-from zerobench.config.compose import compose, compose_cells, propose
+from zerobench.config.compose import compose, compose_cells, in_one, propose
 from zerobench.config.composer import hydra_config
 from zerobench.config.plugins import LauncherChoice, Resources, at_once, nodes_of, resources_of
 from zerobench.config.schema import Launch, Measure, Search
-from zerobench.config.size_limits import in_one
 from zerobench.fake_execution import Limits, execute, execute_all
 from zerobench.host import environment
 from zerobench.host.temporary import claim
 from zerobench.launch.start_ranks import Interrupted, launch_each
 from zerobench.records import SearchRow
-from zerobench.results.folders import write_search
-from zerobench.results.leftovers import JOBS, tidy
+from zerobench.results.folders import JOBS, tidy, write_search
 from zerobench.results.tables import load
 from zerobench.sweep import jobs
 from zerobench.sweep.cell import _blank_row
@@ -71,7 +69,7 @@ def run(
     """
     launched: list[str] = []
 
-    def launcher(composed: Any, folder: Path, number: int, settings: Any, task: Any) -> Any:
+    def launcher(composer: Any, own: Any, folder: Path, number: int, settings: Any, task: Any) -> Any:
         strategy = task.args[2]
         if strategy == refused:
             raise OSError("no space left")
@@ -86,7 +84,7 @@ def run(
     monkeypatch.setattr(jobs, "POLL_S", 0.01)
     monkeypatch.setattr(jobs, "instantiate_launcher", launcher)
     monkeypatch.setattr(jobs, "command_of", lambda cell, composed: cell.config.strategy.name)
-    composed: Any = SimpleNamespace(launcher=choice(**{"n_jobs": 1, **settings}), own=())
+    composed: Any = SimpleNamespace(launcher=choice(**{"n_jobs": 1, **settings}), composer=None, own=())
     sweeps: list[JobSweep] = []
 
     def kind(reporter: Reporter, **more: Any) -> JobSweep:
@@ -217,7 +215,7 @@ def test_a_job_runs_to_its_end_after_the_folder_of_its_killed_sweep_went(monkeyp
     folder.mkdir()
     code = (
         f"import pathlib, shutil, time; shutil.rmtree({str(folder)!r}); time.sleep(0.3);"
-        "from zerobench.cluster.launchers import report_row; report_row({'status': 'ok'});"
+        "from zerobench.cluster.job import report_row; report_row({'status': 'ok'});"
         f"pathlib.Path({str(done)!r}).touch()"
     )
     monkeypatch.setattr(jobs, "POLL_S", 0.02)

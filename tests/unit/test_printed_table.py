@@ -15,13 +15,13 @@ from tests.made_up import MIB, results_of, run
 from zerobench import cli
 from zerobench.commands.dry_run import print_plan
 from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
-from zerobench.host import others
+from zerobench.host import environment
 from zerobench.host.pipes import patient
 from zerobench.host.terminal import is_quiet, progress_console, quiet, stdout_console
 from zerobench.results import printed_table
 from zerobench.results.grid import Grid
 from zerobench.results.options import choose
-from zerobench.results.shown import html_of
+from zerobench.results.printed_table import html_of
 from zerobench.results.tables import collect
 from zerobench.sweep.cell import _blank_row
 
@@ -160,11 +160,11 @@ def test_on_a_busy_machine_no_time_is_the_best_and_it_is_said_above_the_table(ca
 
 def test_time_of_other_processes_is_told_from_that_of_our_own(monkeypatch) -> None:
     readings = iter([(0.0, 10.0, 1.0), (2.0, 13.0, 4.0), (2.0, 13.0, 1.0), (0.0, 10.0, 1.0)])
-    read = others._read
-    monkeypatch.setattr(others, "_read", lambda: others._Reading(*next(readings)))
-    seen = others.OtherProcesses()
+    read = environment._read
+    monkeypatch.setattr(environment, "_read", lambda: environment._Reading(*next(readings)))
+    seen = environment.OtherProcesses()
     assert [seen.cores() for _ in range(3)] == [0.0, 1.5, None]
-    monkeypatch.setattr(others, "_read", read)
+    monkeypatch.setattr(environment, "_read", read)
     before, until = read(), time.process_time() + 0.1
     while time.process_time() < until:
         pass

@@ -26,9 +26,8 @@ from zerobench.records.describe import columns_of
 from zerobench.registry import MODELS
 from zerobench.results import selection, tables
 from zerobench.results.frames import to_frame
-from zerobench.results.long_form import COLUMNS, FIGURES, RANKS
 from zerobench.results.options import Where
-from zerobench.results.tables import ALL_TABLES, Results, collect, load, merge
+from zerobench.results.tables import ALL_TABLES, COLUMNS, FIGURES, RANKS, Results, collect, load, merge
 from zerobench.sweep import from_python
 from zerobench.sweep.cell import _blank_row, run_cell
 

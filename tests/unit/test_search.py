@@ -8,7 +8,7 @@ import pytest
 
 import zerobench
 from tests.cells import cell, sound
-from zerobench.cluster.launchers import ROWS
+from zerobench.cluster.job import ROWS
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Search as SearchConfig
 from zerobench.config.schema_training import Bf16

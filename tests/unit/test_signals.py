@@ -12,20 +12,29 @@ import pytest
 from tests.cells import sound
 from zerobench import cli
 from zerobench.config import compose
-from zerobench.host.signals import ENDING, HANG_UP, INTERRUPT, TERMINATE, heed, insist, interrupt_on, unclaimed
-from zerobench.launch import follower
+from zerobench.host.signals import (
+    ENDING,
+    HANG_UP,
+    INTERRUPT,
+    TERMINATE,
+    interrupt_on,
+    raise_if_interrupted,
+    repeat_interruption,
+    unclaimed,
+)
+from zerobench.launch import over_cluster
 from zerobench.sweep import cell
 
 
 def test_a_lost_interruption_is_raised_again_until_its_command_ends() -> None:
     with interrupt_on([TERMINATE]):
-        heed()
+        raise_if_interrupted()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(TERMINATE)
         signal.raise_signal(TERMINATE)  # while tidying up
         with pytest.raises(KeyboardInterrupt):
-            heed()
-    heed()
+            raise_if_interrupted()
+    raise_if_interrupted()
     assert signal.getsignal(TERMINATE) is signal.SIG_DFL
 
 
@@ -71,7 +80,7 @@ def test_reason_of_interrupted_row_names_signal_and_its_senders(
     number: signal.Signals, launcher: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     job = SimpleNamespace(job=SimpleNamespace(launched_by=launcher))
-    monkeypatch.setattr(follower, "current_job", lambda: job if launcher else None)
+    monkeypatch.setattr(over_cluster, "current_job", lambda: job if launcher else None)
     monkeypatch.setattr(cell, "_run_passes", lambda *_: signal.raise_signal(number))
     row = cell._blank_row(sound("zero1", 2))
     with interrupt_on([INTERRUPT, TERMINATE, HANG_UP]):
@@ -132,7 +141,7 @@ def test_a_callers_own_timeout_stays() -> None:
     before = signal.signal(signal.SIGALRM, own)
     signal.setitimer(signal.ITIMER_REAL, 60)
     try:
-        with insist():
+        with repeat_interruption():
             assert signal.getsignal(signal.SIGALRM) is own
         assert 50 < signal.getitimer(signal.ITIMER_REAL)[0] <= 60
     finally:

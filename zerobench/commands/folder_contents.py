@@ -2,7 +2,7 @@
 
 A run *failed* if its status is not ok. It is *superseded* if an ok run of the same cell, repeat, code, torch and device
 began later, and *outdated* if the newest ok run of its cell on the same torch and device is by other code.
-*Leftovers*: results/leftovers.py.
+*Leftovers*: results/folders.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .. import strategies
 from ..config.cell import CellConfig
 from ..host.files import read_text
 from ..registry import DATA, MODELS
-from ..results.leftovers import abandoned, partials
+from ..results.folders import abandoned, partials
 from ..results.provenance import source_of
 from ..results.selection import CODE, Moment, moments, split
 from ..results.tables import SEARCHES, collections_in, is_whole, load, read_row, run_folders

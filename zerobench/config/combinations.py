@@ -108,40 +108,31 @@ def problems_of_tensor_parallel(cell: CellConfig) -> list[str]:
     return problems + [f"{key}: {it} does not know of a model in parts; leave one of the two out" for it in given]
 
 
-def problems_of_units(cell: CellConfig) -> list[str]:
-    """Returns an error message if a model has no blocks for its activation policy or compilation. To check, the model
-    is built on the meta device; a model that cannot be built there is left to the ranks.
+def problems_of_model(cell: CellConfig) -> list[str]:
+    """Returns error messages if a model has no blocks for its activation policy or compilation, or if an optimizer
+    cannot divide its parameters by its own list. To check, the model is built on the meta device; a model that cannot
+    be built there is left to the ranks.
     """
-    kind = cell.model.kind
     chosen = {"activation": cell.activation.name, "compile": cell.compile}
     key = next((key for key, choice in chosen.items() if choice != "none"), None)
-    if key is None or kind in HAVE_BLOCKS:
-        return []
-    try:
-        with torch.device("meta"):
-            model = models.build(kind, cell.model_options)
-    except Exception:  # a user's builder may do what a model without memory cannot
-        return []
-    if blocks(model):
-        return []
-    why = f"{type(model).__name__} has no blocks to apply it to; put them into an nn.ModuleList or an nn.Sequential"
-    return [f"{key}={chosen[key]}: {why}, or use {key}=none"]
-
-
-def problems_of_parameters(cell: CellConfig) -> list[str]:
-    """Returns an error message if an optimizer cannot divide the model's parameters by its own list."""
-    if type(cell.optimizer).owned is Optimizer.owned:
+    needs_blocks = key is not None and cell.model.kind not in HAVE_BLOCKS
+    divides = type(cell.optimizer).owned is not Optimizer.owned
+    if not (needs_blocks or divides):
         return []
     try:
         with torch.device("meta"):
             model = models.build(cell.model.kind, cell.model_options)
-    except Exception:  # as above
+    except Exception:  # a user's builder may do what a model without memory cannot
         return []
+    problems = []
+    if needs_blocks and not blocks(model):
+        why = f"{type(model).__name__} has no blocks to apply it to; put them into an nn.ModuleList or an nn.Sequential"
+        problems.append(f"{key}={chosen[str(key)]}: {why}, or use {key}=none")
     try:
         cell.optimizer.owned(model)
     except ValueError as error:
-        return [f"optimizer.adamw={list(getattr(cell.optimizer, 'adamw', ()))}: {error}"]
-    return []
+        problems.append(f"optimizer.adamw={list(getattr(cell.optimizer, 'adamw', ()))}: {error}")
+    return problems
 
 
 def resolved(cell: CellConfig) -> CellConfig:

@@ -8,17 +8,25 @@ we choose the order of the runs (sweep/sweep.py).
 Hydra's own sweeper makes one batch of all combinations; Optuna and others propose a batch from the values of the last.
 
 Hydra silently accepts `+strategy.stge=1`; here every key must exist, even after a +, and the error message for an
-unknown key suggests the nearest one.
+unknown key suggests the nearest one. Before Hydra parses a word, it is checked and may be rewritten:
+
+limits   integers that no column holds, too many cells: rejected before anything is listed
+sizes    the value of a key that ends in _bytes may be 25MiB, and is converted to bytes
+lists    `launch.retry=crash,oom` is one value, which Hydra would parse as a sweep over two
 """
 
 from __future__ import annotations
 
+import math
+import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob, Override, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -26,14 +34,14 @@ from yaml import YAMLError
 
 from ..cluster import job
 from ..host.pipes import print_note
-from ..host.signals import heed, insist
+from ..host.signals import raise_if_interrupted, repeat_interruption
 from ..host.terminal import is_quiet
 from ..registry import GROUPS as USERS
-from ..sizes import printable
+from ..sizes import parse_bytes, printable
 from ..strategies import specs
 from ..zero.optim.segments import why_not_sharded
 from . import composer as hydra
-from . import schema_memory, size_limits
+from . import schema_memory
 from .cell import Cell
 from .composer import GROUPS, BatchError, Composer, compositions_of, not_composed, reason, root_of
 from .flags import asks_for_config, only_compose, split_arguments, unknown_flags
@@ -57,6 +65,27 @@ UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueE
 """Errors that composing a user's yaml may raise."""
 
 LIMIT = "search.memory_limit="
+
+MOST_DIGITS = 18
+"""Maximum digits of an integer, more than any table column supports."""
+
+MOST_CELLS = 10_000
+"""Maximum number of values of a key, and of cells of a sweep, all of which are listed before the first runs."""
+
+ENDLESS = "an interval has no end of values; list them, or have a sweeper choose: hydra/sweeper=optuna objective=COLUMN"
+
+_WHOLE = re.compile(r"(?<![\w.])\d+(?![\w.])")
+
+SUFFIX = "_bytes"
+
+_SIZE = re.compile(r"""(?<![\w.])(['"]?)([0-9]*\.?[0-9]+\s*[kmgt]i?b)\1(?![\w.])""", re.IGNORECASE)
+"""A number and a unit, quoted or not, as a single value or one of several."""
+
+ONE_VALUE = {"launch.retry": "[{}]", "objective": "'{}'"}
+"""Key -> format of its value for Hydra."""
+
+OPENINGS = ("'", '"', "[", "$", "null")
+"""Beginnings of values that are already in Hydra's form."""
 
 
 class RefusedError(ValueError):
@@ -122,19 +151,19 @@ class CommandLine:
         """Whether the sweeper proposes cells from what earlier ones measured."""
         return self.sweeper != BASIC
 
-    def forced(self, words: Sequence[str]) -> list[str]:
+    def forced(self, overrides: Sequence[str]) -> list[str]:
         """Adds the prefix `++` to overrides whose keys not all cells have."""
         added = [
             (key := word.partition("=")[0].lstrip("+")) in self.elsewhere or key.startswith("huggingface.options.")
-            for word in words
+            for word in overrides
         ]
-        return [f"++{word.lstrip('+')}" if forces else word for word, forces in zip(words, added, strict=True)]
+        return [f"++{word.lstrip('+')}" if forces else word for word, forces in zip(overrides, added, strict=True)]
 
     def cells_of(self, batch: Sequence[Sequence[str]], first: int) -> list[Cell]:
         """Composes the cells of a batch, numbered from `first`; each keeps the overrides that make it."""
         cells = []
         for number, overrides in enumerate(batch, first):
-            heed()
+            raise_if_interrupted()
             whole = self.forced([*self.own, *self.fixed, *map(str, overrides)])
             if self.proposes:  # whose sweeper searches
                 whole = [word for word in whole if not word.startswith(LIMIT)] + [f"{LIMIT}null"]
@@ -179,7 +208,7 @@ def compose(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "")
                 run_hydra([*flags, *line.own, *line.forced([*line.fixed, *line.swept])])
             return None
         if not line.proposes:
-            with insist():
+            with repeat_interruption():
                 try:
                     batch = hydra.split(line.swept)
                 except Exception as error:
@@ -269,14 +298,9 @@ def check_line(
     try:
         # 1. Words are read.
         problems += problems_of_folders(composer.extra_dirs, GROUPS)
-        parsed: list[Override] = []
         spaces = spaced(arguments)
-        for word in arguments if not spaces else ():
-            try:
-                parsed.append(_parse(word, verbs))
-            except ValueError as error:
-                problems.append(str(error))
-        problems += [spaces] if spaces else []
+        parsed, unread = _parse_all(arguments if not spaces else (), verbs)
+        problems += [spaces] if spaces else unread
         stop_if_wrong()
         own = [override.input_line or "" for override in parsed if root_of(override) == "hydra"]
         parsed = [override for override in parsed if root_of(override) != "hydra"]
@@ -301,12 +325,9 @@ def check_line(
         mode = part.mode.name if part.mode is not None else ""
         multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")  # RUN: one cell, here, whatever an experiment has
         parameters = (part.sweeper.get("params") or {}) if multirun else {}
-        of_sweeper: list[Override] = []
-        for key in [key for key in parameters if key not in given]:  # the command line replaces the others
-            try:
-                of_sweeper.append(_parse(f"{key}={parameters[key]!s}", []))
-            except ValueError as error:
-                problems.append(str(error))
+        # the command line replaces the others
+        of_sweeper, unread = _parse_all([f"{key}={parameters[key]!s}" for key in parameters if key not in given], [])
+        problems += unread
         parsed = [*of_sweeper, *parsed]
         values |= {id(override): composer.values_of(override) for override in of_sweeper}
         axes = {o.key_or_group: o for o in parsed if o.is_sweep_override()}
@@ -314,26 +335,10 @@ def check_line(
         named = given[OBJECTIVE] if OBJECTIVE in given else [composer.config_of(study).get(OBJECTIVE)]
         objective = "" if mode == "RUN" else ",".join(str(name) for name in named if name is not None)
         objectives: tuple[Objective, ...] = ()
-        if sweeper == BASIC:  # which lists all values; one that proposes draws from infinitely many
-            counts = {key: len(values[id(override)]) for key, override in axes.items()}
-            endless = next((override.input_line for override in axes.values() if override.is_interval_sweep()), None)
-            if objective:
-                why = f"no sweeper asks for it; add {SWEEPER}=optuna, or leave it out"
-                problems.append(f"{OBJECTIVE}={objective}: {why}")
-            elif endless:
-                problems.append(f"{endless}: {size_limits.ENDLESS}")
-            elif problem := size_limits.problem_of_count(counts):
-                problems.append(problem)
-        elif not multirun:
-            problems.append(f"{SWEEPER}={sweeper}: it needs a sweep; add -m")
-        elif not objective:
-            lacking = f"an objective; add {OBJECTIVE}=COLUMN, as {OBJECTIVE}=-tokens_per_s"
-            problems.append(f"{SWEEPER}={sweeper}: it needs {lacking}")
-        else:
-            try:
-                objectives = objectives_of(objective)
-            except ValueError as error:
-                problems.append(str(error))
+        try:
+            objectives = _check_sweeper(sweeper, objective, multirun, axes, values)
+        except ValueError as error:
+            problems.append(str(error))
         stop_if_wrong()
 
         # 4. Each override has a key and values that some cell takes.
@@ -356,12 +361,12 @@ def check_line(
     stop_if_wrong()
 
     globs = [override for override in parsed if isinstance(override.value(), Glob)]
-    words = {o.key_or_group: (o.input_line or "").lstrip("+") for o in parsed}
-    words |= {o.key_or_group: f"{o.key_or_group}={','.join(values[id(o)])}" for o in globs}
+    lines = {o.key_or_group: (o.input_line or "").lstrip("+") for o in parsed}
+    lines |= {o.key_or_group: f"{o.key_or_group}={','.join(values[id(o)])}" for o in globs}
     return CommandLine(
         composer,
-        fixed=tuple(word for key, word in words.items() if key not in {*axes, OBJECTIVE}),
-        swept=tuple(word for key, word in words.items() if key in axes),
+        fixed=tuple(text for key, text in lines.items() if key not in {*axes, OBJECTIVE}),
+        swept=tuple(text for key, text in lines.items() if key in axes),
         own=(*study, *own),
         elsewhere=frozenset(elsewhere),
         multirun=multirun,
@@ -373,10 +378,45 @@ def check_line(
     )
 
 
+def _check_sweeper(
+    sweeper: str, objective: str, multirun: bool, axes: Mapping[str, Override], values: Mapping[int, list[Any]]
+) -> tuple[Objective, ...]:
+    """Returns the objectives. Raises ValueError with the error message if they do not fit the sweeper, or if there are
+    too many values to list, or infinitely many, which only a sweeper that proposes cells can draw from.
+    """
+    if sweeper == BASIC:
+        endless = next((override.input_line for override in axes.values() if override.is_interval_sweep()), None)
+        if objective:
+            why = f"no sweeper asks for it; add {SWEEPER}=optuna, or leave it out"
+            raise ValueError(f"{OBJECTIVE}={objective}: {why}")
+        if endless:
+            raise ValueError(f"{endless}: {ENDLESS}")
+        if problem := problem_of_count({key: len(values[id(override)]) for key, override in axes.items()}):
+            raise ValueError(problem)
+        return ()
+    if not multirun:
+        raise ValueError(f"{SWEEPER}={sweeper}: it needs a sweep; add -m")
+    if not objective:
+        lacking = f"an objective; add {OBJECTIVE}=COLUMN, as {OBJECTIVE}=-tokens_per_s"
+        raise ValueError(f"{SWEEPER}={sweeper}: it needs {lacking}")
+    return objectives_of(objective)
+
+
+def _parse_all(words: Sequence[str], verbs: Collection[str]) -> tuple[list[Override], list[str]]:
+    """Returns the words that can be read, and an error message for each of the others."""
+    parsed, problems = list[Override](), list[str]()
+    for word in words:
+        try:
+            parsed.append(_parse(word, verbs))
+        except ValueError as error:
+            problems.append(str(error))
+    return parsed, problems
+
+
 def _parse(argument: str, verbs: Collection[str]) -> Override:
     """Parses a word of the command line. Raises ValueError with the error message for one that cannot be read."""
-    argument = size_limits.in_one(size_limits.in_bytes(argument))
-    if problem := size_limits.problem_of(argument):
+    argument = in_one(in_bytes(argument))
+    if problem := problem_of_digits(argument):
         raise ValueError(problem)
     try:
         override = hydra.parse(argument)
@@ -388,7 +428,7 @@ def _parse(argument: str, verbs: Collection[str]) -> Override:
             hint = meant_verb(argument, verbs)
             message = f"{argument or repr('')}: neither KEY=VALUE nor a verb{hint}; see zerobench --help"
         raise ValueError(message) from None
-    if problem := size_limits.problem_of_values(override):
+    if problem := problem_of_range(override):
         raise ValueError(problem)
     return override
 
@@ -429,7 +469,7 @@ def _check_override(
     ):  # fmt: skip
         problems = [f"{word}: it has a meaning for models that transformers builds; add model=huggingface"]
     elif key == "results_dir":
-        problems = [problem for value in values if (problem := size_limits.problem_of_folder(word, value))]
+        problems = [problem for value in values if (problem := problem_of_folder(word, value))]
     elif override.package is not None:
         problems = [f"{word}: {key} cannot be moved to another package"]
     elif key in GROUPS:
@@ -495,13 +535,13 @@ def _problems_of_values(config: DictConfig, key: str, values: list[Any]) -> list
     if isinstance(node, DictConfig):
         return [f"{key}: it has parts; set one of them{nearest('', [f'{key}.{k!s}' for k in node])}"]
     problems = []
-    for value in size_limits.extremes(values):
+    for value in extremes(values):
         if isinstance(value, str) and "${" in value:
             continue  # an interpolation has its value when the cell is composed
         try:
             OmegaConf.update(config.copy(), key, value)
         except OmegaConfBaseException:
-            size = ", as 1048576 or 1MiB" if key.endswith(size_limits.SUFFIX) else ""
+            size = ", as 1048576 or 1MiB" if key.endswith(SUFFIX) else ""
             problems.append(f"{key}={value}: wants {type_name(node)}{size}, and {value!r} is none")
     return problems
 
@@ -532,3 +572,73 @@ def problem_of_missing(config: DictConfig) -> str:
 def _begun_with(group: str) -> str:
     kinds = ", ".join(SCHEMAS[group])
     return f"begin its yaml with 'defaults: [/schema/{group}/KIND@_here_]', where KIND is one of {kinds}"
+
+
+# -- words, before Hydra parses them ------------------------------------------------------------------------------
+
+
+def problem_of_digits(argument: str) -> str:
+    """Returns an error message for an override with an integer that no column of a table holds, else ""."""
+    longest = max(map(len, _WHOLE.findall(argument)), default=0)
+    if longest > MOST_DIGITS:
+        return f"{argument[:60]}…: a number of {longest} digits; the largest that any key takes has {MOST_DIGITS}"
+    return ""
+
+
+def problem_of_range(override: Override) -> str:
+    """Returns an error message for a range that is infinite, too long or empty, else ""; does not list the range."""
+    value = override.value()
+    if not isinstance(value, RangeSweep):
+        return ""
+    start, stop, step = (float(bound or 0) for bound in (value.start, value.stop, value.step))
+    count = (stop - start) / step if step else math.inf  # not finite for a subnormal step, inf or nan
+    if not math.isfinite(count):
+        return f"{override.input_line}: a range without end; a sweep has at most {MOST_CELLS:,} cells"
+    if count > MOST_CELLS:
+        return (
+            f"{override.input_line}: a range of {math.ceil(count):,} values; a sweep has at most {MOST_CELLS:,} cells"
+        )
+    return f"{override.input_line}: a range without a value" if count <= 0 else ""
+
+
+def problem_of_count(counts: Mapping[str, int]) -> str:
+    """Returns an error message if keys with these numbers of values make more cells than are listed, else ""."""
+    cells, keys = math.prod(counts.values()), [key for key, count in counts.items() if count > 1]
+    return f"{', '.join(keys)}: {cells:,} cells; at most {MOST_CELLS:,} are listed" if cells > MOST_CELLS else ""
+
+
+def extremes(values: Sequence[Any]) -> Sequence[Any]:
+    """Returns the values of a key to check: for integers, the smallest and largest represent all."""
+    return sorted({min(values), max(values)}) if values and all(type(value) is int for value in values) else values
+
+
+def problem_of_folder(line: str, value: Any) -> str:
+    """Returns an error message if `value` names no folder that exists or can be created, else ""."""
+    if not isinstance(value, str) or not value:
+        return f"{line}: name a folder"
+    if "${" in value:
+        return ""
+    where = Path(value).expanduser().absolute()
+    try:
+        existing = next(p for p in (where, *where.parents) if p.exists())
+        writable = existing.is_dir() and os.access(existing, os.W_OK)
+    except (OSError, ValueError) as error:
+        return f"{line}: it is no folder's name: {getattr(error, 'strerror', None) or error}"
+    return "" if writable else f"{line}: {existing} is no folder that can be written to"
+
+
+def in_bytes(argument: str) -> str:
+    """Returns an override with sizes converted to bytes if its key ends in _bytes; other overrides unchanged."""
+    key, equals, value = argument.partition("=")
+    if not equals or not key.endswith(SUFFIX):
+        return argument
+    return f"{key}={_SIZE.sub(lambda found: str(parse_bytes(found[2])), value)}"
+
+
+def in_one(word: str) -> str:
+    """Returns an override with the words of a key in ONE_VALUE as one value; other overrides unchanged."""
+    key, equals, value = word.partition("=")
+    around = ONE_VALUE.get(key.lstrip("+"))
+    if around is None or not value.strip() or value.lstrip().startswith(OPENINGS):
+        return word
+    return f"{key}{equals}{around.format(value)}"

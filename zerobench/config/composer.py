@@ -40,7 +40,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ..host.pipes import first_line
-from ..host.signals import insist
+from ..host.signals import repeat_interruption
 from .schema import SCHEMAS, config_dir
 from .yaml_file import read_yaml
 
@@ -286,7 +286,7 @@ def run_hydra(arguments: list[str]) -> None:
         with (
             mock.patch.object(sys, "argv", ["zerobench", *arguments]),
             mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"),  # raises errors, instead of printing them
-            insist(),
+            repeat_interruption(),
             redirect_stderr(printed),
         ):
             app(lambda _: None)()

@@ -58,8 +58,7 @@ def resolve_draft(
     problems += world.problems_of_measure(cell) + _problems_of_strategy(cell, spec) + combinations.validate(cell)
     cell = combinations.resolved(cell)
     problems += keys.problems_of(cell)
-    built = combinations.problems_of_units, combinations.problems_of_parameters
-    return Cell(cell, tuple(problems or [problem for check in built for problem in check(cell)]))
+    return Cell(cell, tuple(problems or combinations.problems_of_model(cell)))
 
 
 def _problems_of_words(draft: Config) -> list[str]:

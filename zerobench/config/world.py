@@ -33,71 +33,71 @@ class WorldPlacement:
     ranks_per_gpu: int = 1
 
 
-def resolve_ranks(draft: Config, problems: list[str], away: LauncherChoice | None) -> WorldPlacement:
+def resolve_ranks(draft: Config, problems: list[str], launcher: LauncherChoice | None) -> WorldPlacement:
     """Fills in world_size, device, backend and threads in place, and returns the values that are not config keys.
-    `away`: the plugin whose jobs run the cell on machines that are unknown here; None for this machine.
+    `launcher`: the plugin whose jobs run the cell on machines that are unknown here; None for this machine.
     """
     for key, choices in ((key, KEYS[key].words) for key in ("device", "backend")):
         if (word := getattr(draft, key)) not in choices:
             problems.append(f"{key}={word}: use one of {', '.join(choices)}")
             return WorldPlacement()
-    gpus = 0 if draft.device == "cpu" else _count_gpus() if away is None else _asked_gpus(draft, away)
+
+    # GPUs of this machine, or of a launcher's job: on unknown machines each rank has one, if GPUs are requested.
+    gpus = 0
+    if draft.device != "cpu" and launcher is None:
+        gpus = _count_gpus()
+    elif launcher is not None and (draft.device == "cuda" or (draft.device != "cpu" and launcher.wants_gpus())):
+        per_node = int(launcher.asked.get("gpus_per_node") or 1)
+        gpus = draft.world_size or int(launcher.asked.get("nodes") or 1) * per_node
     if draft.backend == SIMULATED:
         _resolve_simulated(draft, gpus, problems)
         return WorldPlacement()
     if draft.rank is not None:
-        problems.append(
-            f"rank={draft.rank}: of a real world every rank is run; leave it out, or use backend={SIMULATED}"
-        )
+        why = f"of a real world every rank is run; leave it out, or use backend={SIMULATED}"
+        problems.append(f"rank={draft.rank}: {why}")
     if draft.tensors == FAKE:
         problems.append(f"tensors={FAKE}: ranks of a real world send values; use backend={SIMULATED}")
+
+    # Ranks, and how they share machines and GPUs. ranks_per_gpu: 0 without GPUs.
     context = job.current_job()
-    ranks = _world_size(draft, gpus, context)
-    set_by_user = draft.backend != "auto" or context is not None
-    local, sharing = ranks, -(-max(1, ranks) // gpus) if gpus else 0  # ranks a GPU, 0 where there is none
-    nodes = 1
+    ranks = draft.world_size
+    if ranks is None and context is not None:
+        ranks = context.job.world_size
+    elif ranks is None:
+        ranks = gpus if gpus > 1 or (gpus and draft.device == "cuda") else 2
+    nodes, ranks_per_machine, ranks_per_gpu = 1, ranks, -(-max(1, ranks) // gpus) if gpus else 0
     if context is not None:
         membership = context.membership
         if ranks > len(membership.members):
             problems.append(job.too_many(ranks, len(membership.members)))
-        local, nodes = membership.most_per_host(ranks), max(1, membership.machines(ranks))
-        sharing = membership.ranks_per_gpu(ranks) if draft.device != "cpu" else 0
-    elif away is not None:
-        nodes = _nodes_in_job(draft, away, ranks, problems)
+        nodes, ranks_per_machine = max(1, membership.machines(ranks)), membership.most_per_host(ranks)
+        ranks_per_gpu = membership.ranks_per_gpu(ranks) if draft.device != "cpu" else 0
+    elif launcher is not None:
+        nodes = _nodes_in_job(draft, launcher, ranks, problems)
+
+    # Device and backend.
+    chosen_by_user = draft.backend != "auto" or context is not None
     if draft.device == "auto":
-        draft.device = "cuda" if sharing == 1 and draft.backend != "gloo" else "cpu"
+        draft.device = "cuda" if ranks_per_gpu == 1 and draft.backend != "gloo" else "cpu"
     if draft.backend == "auto":
-        draft.backend = "nccl" if draft.device == "cuda" and sharing == 1 else "gloo"
-    _check_gpus(draft, ranks, sharing, context is not None, problems)
+        draft.backend = "nccl" if draft.device == "cuda" and ranks_per_gpu == 1 else "gloo"
+    if draft.device == "cuda" and not ranks_per_gpu:
+        subject = "a rank of the job sees" if context is not None else "this machine has"
+        problems.append(f"device=cuda: {subject} no GPU that torch can use")
+    elif draft.device == "cuda" and ranks_per_gpu > 1:
+        _refuse_search(draft, "a world whose ranks share a GPU", problems)
+        allowed = os.environ.get(NCCL_SHARES) == "1" and (nccl_version() or (0,)) >= (2, 30)
+        if draft.backend == "nccl" and not allowed:
+            why = f"NCCL wants a GPU a rank, and here {ranks_per_gpu} would share one"
+            ways = f"with backend=gloo they can, and with NCCL 2.30 or newer where {NCCL_SHARES}=1 is set"
+            problems.append(f"world_size={ranks}: {why}; {ways}")
     if (draft.device, draft.backend) == ("cpu", "nccl"):
         problems.append("backend=nccl: on device=cpu use gloo")
-    if draft.device == "cpu" and not set_by_user and away is None:
+    if draft.device == "cpu" and not chosen_by_user and launcher is None:
         problems += _too_crowded(ranks)
     draft.world_size = ranks
-    _resolve_threads(draft, local, away)
-    return WorldPlacement(nodes, sharing if draft.device == "cuda" and sharing > 1 else 1)
-
-
-def _world_size(draft: Config, gpus: int, context: job.JobContext | None) -> int:
-    """Returns the given world size, else the joined job's, the number of this machine's GPUs, or 2."""
-    if draft.world_size is not None:
-        return draft.world_size
-    if context is not None:
-        return context.job.world_size
-    return gpus if gpus > 1 or (gpus and draft.device == "cuda") else 2
-
-
-def _check_gpus(draft: Config, ranks: int, sharing: int, in_job: bool, problems: list[str]) -> None:
-    """Adds error messages if device=cuda cannot work here. `sharing`: ranks per GPU, 0 without GPUs."""
-    if draft.device == "cuda" and not sharing:
-        where = "a rank of the job sees" if in_job else "this machine has"
-        problems.append(f"device=cuda: {where} no GPU that torch can use")
-    elif draft.device == "cuda" and sharing > 1:
-        _refuse_search(draft, "a world whose ranks share a GPU", problems)
-        shares = os.environ.get(NCCL_SHARES) == "1" and (nccl_version() or (0,)) >= (2, 30)
-        if draft.backend == "nccl" and not shares:
-            ways = f"with backend=gloo they can, and with NCCL 2.30 or newer where {NCCL_SHARES}=1 is set"
-            problems.append(f"world_size={ranks}: NCCL wants a GPU a rank, and here {sharing} would share one; {ways}")
+    _resolve_threads(draft, ranks_per_machine, launcher)
+    return WorldPlacement(nodes, ranks_per_gpu if draft.device == "cuda" and ranks_per_gpu > 1 else 1)
 
 
 def _too_crowded(ranks: int) -> list[str]:
@@ -125,17 +125,7 @@ def problems_of_measure(cell: CellConfig) -> list[str]:
     for key, what in OF_ACCOUNTED.items():
         if getattr(measure, key) and passes == "timed":
             problems.append(f"measure.{key}=true: {what} to the accounted pass; measure.passes=timed has none")
-    problems += _problems_of_save(cell) if measure.save != "none" else []
-    if cell.search.memory_limit is not None and passes != "both":
-        problems.append(
-            f"search.memory_limit: a search weighs bytes and times; measure.passes={passes} does not have both in"
-            " every launch"
-        )
-    return problems
-
-
-def _problems_of_save(cell: CellConfig) -> list[str]:
-    measure, name, why = cell.measure, cell.strategy.name, ""
+    why, name = "", cell.strategy.name
     if not spec_of(name).composes.saves:
         why = f"strategy={name} writes no checkpoint here; use {', '.join(names_with('saves'))}"
     elif cell.backend == SIMULATED:
@@ -144,37 +134,36 @@ def _problems_of_save(cell: CellConfig) -> list[str]:
         why = "ranks that share a model would write to one folder; leave tensor_parallel out"
     elif measure.save_every > measure.steps:
         why = f"measure.save_every={measure.save_every} is above measure.steps={measure.steps}, so none would begin"
-    return [f"measure.save={measure.save}: {why}"] if why else []
+    problems += [f"measure.save={measure.save}: {why}"] if why and measure.save != "none" else []
+    if cell.search.memory_limit is not None and passes != "both":
+        problems.append(
+            f"search.memory_limit: a search weighs bytes and times; measure.passes={passes} does not have both in"
+            " every launch"
+        )
+    return problems
 
 
-def _resolve_threads(draft: Config, ranks: int, away: LauncherChoice | None = None) -> None:
+def _resolve_threads(draft: Config, ranks_per_machine: int, launcher: LauncherChoice | None = None) -> None:
     """Sets launch.threads, unless it is given, from a launcher's cpus_per_task, OMP_NUM_THREADS, or this machine's
     cores.
     """
     if draft.launch.threads is not None:
         return
-    if away is not None and (cpus := away.asked.get("cpus_per_task")):
-        task = known(draft.world_size) // nodes_of(away, known(draft.world_size), draft.node_size)
-        task //= away.asked.get("tasks_per_node") or task
-        draft.launch.threads = max(1, int(cpus) // max(1, task))
+    if launcher is not None and (cpus := launcher.asked.get("cpus_per_task")):
+        world_size = known(draft.world_size)
+        per_node = world_size // nodes_of(launcher, world_size, draft.node_size)
+        per_task = per_node // (launcher.asked.get("tasks_per_node") or per_node)
+        draft.launch.threads = max(1, int(cpus) // max(1, per_task))
         return
-    cores = (os.cpu_count() or 1) if away is None else 1
-    draft.launch.threads = exported_threads() or max(1, cores // max(1, ranks))
+    cores = (os.cpu_count() or 1) if launcher is None else 1
+    draft.launch.threads = exported_threads() or max(1, cores // max(1, ranks_per_machine))
 
 
-def _asked_gpus(draft: Config, away: LauncherChoice) -> int:
-    """Returns the number of GPUs of a job: on unknown machines each rank has one, if GPUs are requested."""
-    if draft.device != "cuda" and not away.wants_gpus():
-        return 0
-    nodes = int(away.asked.get("nodes") or 1)
-    return draft.world_size or nodes * int(away.asked.get("gpus_per_node") or 1)
-
-
-def _nodes_in_job(draft: Config, away: LauncherChoice, ranks: int, problems: list[str]) -> int:
-    nodes = nodes_of(away, ranks, draft.node_size)
+def _nodes_in_job(draft: Config, launcher: LauncherChoice, ranks: int, problems: list[str]) -> int:
+    nodes = nodes_of(launcher, ranks, draft.node_size)
     if ranks % nodes:
         problems.append(f"world_size={ranks}: must be a multiple of the job's nodes, {nodes}")
-    tasks, per_node = int(away.asked.get("tasks_per_node") or 1), ranks // nodes
+    tasks, per_node = int(launcher.asked.get("tasks_per_node") or 1), ranks // nodes
     if 1 < tasks < per_node:
         why = f"{show_count(ranks, 'rank')} on {show_count(nodes, 'node')} are {per_node} tasks per node"
         problems.append(f"hydra.launcher.tasks_per_node={tasks}: {why}; leave out hydra.launcher.nodes")

@@ -1,4 +1,6 @@
-"""One rank's environment: device, threads, seeds, process group, memory of the process."""
+"""One rank's environment: device, threads, seeds, process group, memory of the process; CPU time of other processes,
+beside which times cannot be compared.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,19 @@ import ctypes
 import os
 import random
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from ..cluster.interface import GLOO_AT, check_gloo_interface, interface_toward, reachable
+from ..cluster.store import GLOO_AT, check_gloo_interface, interface_toward, reachable
 from ..zero.comm.base import FAKE as FAKE_GROUP
 
 SIMULATED = "simulated"
@@ -59,18 +63,18 @@ def rank_environment(
     and NCCL_SOCKET_IFNAME take precedence. With backend=simulated there is no rendezvous: this process is one rank of a
     simulated world.
     """
-    place = rendezvous if isinstance(rendezvous, JobRendezvous) else JobRendezvous("", 0, "", rank, one_machine=True)
-    if place.one_machine:
+    meeting = rendezvous if isinstance(rendezvous, JobRendezvous) else JobRendezvous("", 0, "", rank, one_machine=True)
+    if meeting.one_machine:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         os.environ.setdefault(GLOO_AT, loopback)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
-    elif (interface := interface_toward(place.address)) is not None:
+    elif (interface := interface_toward(meeting.address)) is not None:
         os.environ.setdefault(GLOO_AT, interface)
     torch.set_num_threads(threads)
     _keep_pages()
     here = torch.device("cpu")
     if device == "cuda":
-        here = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+        here = torch.device("cuda", meeting.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(here)
     with ExitStack() as undo:
         # starting a group wraps the hook for the prefix "[rank0]: ", again for each cell that this process runs
@@ -159,8 +163,8 @@ def reset_resident_peak() -> None:
 
 def loopback_bytes() -> int | None:
     """Returns the bytes over the loopback interface so far, of all processes; None if the system has no "lo"."""
-    found = psutil.net_io_counters(pernic=True, nowrap=False).get("lo")
-    return None if found is None else found.bytes_recv
+    loopback = psutil.net_io_counters(pernic=True, nowrap=False).get("lo")
+    return None if loopback is None else loopback.bytes_recv
 
 
 def usable_cores() -> int:
@@ -229,15 +233,15 @@ def _memory_groups() -> Iterator[tuple[Path, str, str]]:
 
 def gpu_bytes() -> int:
     """Returns the memory of this machine's smallest GPU."""
-    return min(torch.cuda.get_device_properties(one).total_memory for one in range(torch.cuda.device_count()))
+    return min(torch.cuda.get_device_properties(gpu).total_memory for gpu in range(torch.cuda.device_count()))
 
 
 def data_bytes() -> int:
     """Returns the bytes of private writable memory that this process has mapped, as RLIMIT_DATA counts them, or its
     whole address space if the system does not report them.
     """
-    found = _of_status("VmData:")
-    return int(psutil.Process().memory_info().vms) if found is None else found
+    size = _of_status("VmData:")
+    return int(psutil.Process().memory_info().vms) if size is None else size
 
 
 def resident_peak_bytes() -> int | None:
@@ -252,3 +256,38 @@ def _of_status(field: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), None)
+
+
+BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
+"""Kinds of CPU time in which a core is busy; `steal`: for another machine on the same host. `user` includes guests."""
+
+
+class _Reading(NamedTuple):
+    at: float
+    machine_s: float
+    own_s: float
+
+
+class OtherProcesses:
+    """CPU time of other processes since creation: the machine's minus that of this process and its descendants."""
+
+    def __init__(self) -> None:
+        self._before = _read()
+
+    def cores(self) -> float | None:
+        """Returns the average number of cores that they kept busy; None if no time has passed."""
+        now, before = _read(), self._before
+        if now.at <= before.at:
+            return None
+        busy = (now.machine_s - before.machine_s) - (now.own_s - before.own_s)
+        return max(0.0, busy / (now.at - before.at))
+
+
+def _read() -> _Reading:
+    machine = psutil.cpu_times()
+    me = psutil.Process()
+    own = 0.0
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended: its time is its parent's now
+            own += sum(process.cpu_times()[:4])  # its own, and that of children which have ended
+    return _Reading(time.monotonic(), sum(getattr(machine, kind, 0.0) for kind in BUSY), own)

@@ -1,4 +1,4 @@
-"""Revisions of a git repository: resolving their names, and checking them out in worktrees.
+"""Versions of installed packages; revisions of a git repository, which are checked out in worktrees.
 
 A *worktree* is a second checkout of the repository, in a temporary folder that is removed at the end, even after an
 error or an interruption. The user's own checkout, index and stash are not touched, and no hook of the repository runs.
@@ -10,6 +10,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .temporary import temporary_folder
@@ -42,8 +43,8 @@ def git(repository: Path, *arguments: str) -> str:
     except OSError as error:
         raise GitError(f"git cannot be run: {error}") from error
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise GitError(f"git says: {next(iter(said), 'it failed').removeprefix('fatal: ')}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise GitError(f"git says: {next(iter(lines), 'it failed').removeprefix('fatal: ')}")
     return done.stdout.decode(errors="replace").strip()
 
 
@@ -58,12 +59,24 @@ def full_hash(repository: Path, revision: str) -> str:
 @contextmanager
 def worktree(repository: Path, revision: str) -> Iterator[Path]:
     """Yields a worktree of a revision, removed at the end; also prunes worktrees whose folders are gone."""
-    found = full_hash(repository, revision)
+    commit = full_hash(repository, revision)
     try:
         with temporary_folder() as aside:  # which removes first what a killed command has left
-            place = aside / "tree"
+            tree = aside / "tree"
             git(repository, "worktree", "prune")
-            git(repository, "worktree", "add", "--detach", str(place), found)
-            yield place
+            git(repository, "worktree", "add", "--detach", str(tree), commit)
+            yield tree
     finally:
         git(repository, "worktree", "prune")
+
+
+DISTRIBUTION = "zerobench-zero"
+"""Name of the distribution: `zerobench` on the package index is another project."""
+
+
+def installed_version(package: str) -> str | None:
+    """Returns the version of a package (zerobench by its import name); None if it is not installed."""
+    try:
+        return version(DISTRIBUTION if package == "zerobench" else package)
+    except PackageNotFoundError:  # zerobench itself may run from a checkout
+        return None

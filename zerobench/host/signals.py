@@ -1,8 +1,8 @@
 """Signals that end a command. The first one interrupts it as Ctrl-C does; later ones do not disturb its cleanup.
 
 Python raises an interruption between any two instructions, and library code can lose it: a `finally` of omegaconf fails
-on a name that is not yet bound, and Hydra takes that error for a config without a mode. So `heed` raises a lost
-interruption again: at each cell, and inside `insist` by a timer.
+on a name that is not yet bound, and Hydra takes that error for a config without a mode. So `raise_if_interrupted`
+raises a lost interruption again: at each cell, and inside `repeat_interruption` by a timer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _pending: list[signal.Signals] = []
 """The signal that has interrupted the command, until the command has ended."""
 
 
-def heed() -> None:
+def raise_if_interrupted() -> None:
     """Raises KeyboardInterrupt if a signal has interrupted the command."""
     if _pending:
         raise KeyboardInterrupt
@@ -42,7 +42,7 @@ def interrupted_by() -> signal.Signals:
 
 
 @contextlib.contextmanager
-def insist() -> Iterator[None]:
+def repeat_interruption() -> Iterator[None]:
     """Raises an interruption repeatedly in this block, which needs no cleanup, until the interruption ends it.
 
     Does nothing in a thread, or if a caller uses the timer itself, for example for a timeout.
@@ -51,13 +51,13 @@ def insist() -> Iterator[None]:
     if taken:
         yield
         return
-    before = signal.signal(signal.SIGALRM, lambda _signal, _frame: heed())
+    before = signal.signal(signal.SIGALRM, lambda _signal, _frame: raise_if_interrupted())
     signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
     try:
         yield
-        heed()
+        raise_if_interrupted()
     except BaseException:
-        heed()  # an error, or Hydra's exit, may have replaced the interruption
+        raise_if_interrupted()  # an error, or Hydra's exit, may have replaced the interruption
         raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -83,18 +83,18 @@ def interrupt_on(numbers: Iterable[signal.Signals]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handled(numbers: Iterable[signal.Signals], handler: Callable[[int, Any], NoReturn]) -> Iterator[None]:
-    before = {one: signal.signal(one, handler) for one in numbers}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for one, earlier in before.items():
-            signal.signal(one, earlier)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def ignore(numbers: Iterable[signal.Signals]) -> None:
     """Ignores the signals from now on: a finished command has nothing to interrupt."""
-    for one in numbers:
-        signal.signal(one, signal.SIG_IGN)
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -109,7 +109,7 @@ def exit_when_interrupted(cleanup: Callable[[], None]) -> Iterator[None]:
         os._exit(INTERRUPTED)
 
     here = threading.current_thread() is threading.main_thread()
-    with _handled([one for one in ENDING if here and _raises(one)], leave):
+    with _handled([number for number in ENDING if here and _raises(number)], leave):
         yield
 
 
@@ -121,7 +121,7 @@ def _raises(number: signal.Signals) -> bool:
 
 def unclaimed(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
     """Returns the signals of `numbers` that are neither ignored, as under nohup, nor handled by other code."""
-    return [one for one in numbers if signal.getsignal(one) in (signal.SIG_DFL, signal.default_int_handler)]
+    return [number for number in numbers if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)]
 
 
 def end_with_parent() -> None:

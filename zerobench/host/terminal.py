@@ -46,9 +46,9 @@ def file_console(file: TextIO) -> Output:
     return Output(file=file, width=ENDLESS)
 
 
-def print_on(console: Console, words: object, style: str = "") -> None:
-    """Prints words on one line, however long; a newline in them is escaped, like any control character."""
-    console.print(printable(words), style=style, markup=False, highlight=False, soft_wrap=True)
+def print_on(console: Console, text: object, style: str = "") -> None:
+    """Prints a text on one line, however long; a newline in it is escaped, like any control character."""
+    console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def progress_console() -> Console:
@@ -57,7 +57,7 @@ def progress_console() -> Console:
 
 
 @contextmanager
-def progress_bar(words: str, total: int, noun: str) -> Iterator[Callable[..., None]]:
+def progress_bar(title: str, total: int, noun: str) -> Iterator[Callable[..., None]]:
     """Draws a bar on standard error while the block runs; yields the function that sets how many are done, or without
     an argument adds one. Its `name` is given when an item that a user knows by name is finished.
 
@@ -66,7 +66,7 @@ def progress_bar(words: str, total: int, noun: str) -> Iterator[Callable[..., No
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn(words), BarColumn(), MofNCompleteColumn(), TextColumn(noun), TimeElapsedColumn())
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(noun), TimeElapsedColumn())
     console = progress_console()
     last = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -78,7 +78,7 @@ def progress_bar(words: str, total: int, noun: str) -> Iterator[Callable[..., No
             if not console.is_terminal and (name or time.monotonic() - last >= LINE_EVERY_S):
                 last = time.monotonic()
                 item = f" {name} done," if name else ""
-                print_on(console, f"{words}:{item} {progress.tasks[0].completed:g} of {total} {noun}")
+                print_on(console, f"{title}:{item} {progress.tasks[0].completed:g} of {total} {noun}")
 
         yield advance
 

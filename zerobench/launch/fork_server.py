@@ -38,9 +38,9 @@ def context() -> ForkServerContext:
     # GPUs are counted without initializing CUDA, which a fork would break.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     _use_own_folder()
-    found = mp.get_context("forkserver")
-    found.set_forkserver_preload(PRELOAD)
-    return found
+    forking = mp.get_context("forkserver")
+    forking.set_forkserver_preload(PRELOAD)
+    return forking
 
 
 def _use_own_folder() -> None:
@@ -72,21 +72,21 @@ def start() -> ForkServerContext:
     A terminal sends Ctrl-C to all processes of a command. The server inherits a mask that blocks it: during its imports
     it would end with a traceback, and the command decides when ranks end.
     """
-    found = context()
+    forking = context()
     resource_tracker.ensure_running()  # which would unblock it
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return found
+    return forking
 
 
 def process_id() -> int | None:
     """Returns the server's process id; None if none was started."""
     server: Any = forkserver._forkserver
-    found: int | None = server._forkserver_pid
-    return found
+    pid: int | None = server._forkserver_pid
+    return pid
 
 
 def end() -> None:

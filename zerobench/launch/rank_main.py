@@ -112,9 +112,9 @@ def _classify(error: BaseException) -> tuple[str, str]:
 
     text = f"raised {type(error).__name__}: {str(error).strip() or 'no message'}"
     out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in text for w in OUT_OF_MEMORY)
-    words = [text.splitlines()[0], *getattr(error, "__notes__", ())]
+    parts = [text.splitlines()[0], *getattr(error, "__notes__", ())]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and any(w in text for w in NO_THREAD):
         out_of_memory = True
-        words.append(f"a thread's stack does not fit in the memory limit of {limit // 1024:,} KiB (ulimit -v)")
-    return ("oom" if out_of_memory else "crash"), "; ".join(words)
+        parts.append(f"a thread's stack does not fit in the memory limit of {limit // 1024:,} KiB (ulimit -v)")
+    return ("oom" if out_of_memory else "crash"), "; ".join(parts)

@@ -94,8 +94,8 @@ class RankProcess:
     log: Path
     server: int | None
     """Process id of the fork server."""
-    found: psutil.Process | None = None
-    """The rank's process, found by its id, not through the fork server; None if it had ended already."""
+    system: psutil.Process | None = None
+    """The rank's process as the system has it, not the fork server; None if it had ended already."""
     result: Any = None
     finished: bool = False
     error: tuple[str, str] | None = None
@@ -110,9 +110,9 @@ def launch(
     first: int = 0,
     watch: Watch = lambda: None,
 ) -> Outcome:
-    """Runs `worker(job, tell)` in a new process for each of `jobs`, as ranks from `first` on, and waits for all.
+    """Runs `worker(job, report)` in a new process for each of `jobs`, as ranks from `first` on, and waits for all.
 
-    `worker` must be importable. Its return values are `results`; values that it passes to `tell` go to `on_progress`
+    `worker` must be importable. Its return values are `results`; values that it passes to `report` go to `on_progress`
     here. If a job names a folder as its `scratch`, files that its rank leaves there are removed. Raises Interrupted
     when the user interrupts, after all processes have ended.
     """
@@ -129,8 +129,8 @@ def launch(
         raise Interrupted(*stop.args) from stop
     except (EOFError, ConnectionError):  # ranks were still being started
         server = f"process {ranks[0].server}" if ranks else "process unknown"
-        words = f"rank {len(ranks)} was lost with the fork server of all ranks, {server}, before it began"
-        return Outcome("crash", words, [])
+        reason = f"rank {len(ranks)} was lost with the fork server of all ranks, {server}, before it began"
+        return Outcome("crash", reason, [])
     finally:
         end(ranks)
         _sweep_scratch(jobs)
@@ -158,13 +158,13 @@ def explain(failures: Sequence[Failure], timeout_s: float) -> tuple[str, str]:
     late = [failure for failure in failures if failure.status == "timeout"]
     names = ", ".join(str(failure.rank) for failure in late)
     halted = "".join(f"; rank {failure.rank} {failure.text}" for failure in late if failure.text != STILL_RAN)
-    words = f"launch.timeout_s={timeout_s:g} was over and rank {names} still ran{halted}"
-    return "timeout", f"{words}; the stacks are in the logs"
+    reason = f"launch.timeout_s={timeout_s:g} was over and rank {names} still ran{halted}"
+    return "timeout", f"{reason}; the stacks are in the logs"
 
 
 def _lost_a_peer(failure: Failure) -> bool:
-    words = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", *BROKEN)
-    return failure.status == "crash" and any(word in failure.text for word in words)
+    signs = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", *BROKEN)
+    return failure.status == "crash" and any(sign in failure.text for sign in signs)
 
 
 def _blame_memory(failure: Failure) -> Failure:
@@ -181,7 +181,7 @@ def start(context: Any, worker: Worker, job: Any, number: int, log: Path, goes_o
     there.close()
     rank = RankProcess(number, process, here, log, fork_server.process_id())
     with contextlib.suppress(psutil.NoSuchProcess):
-        rank.found = psutil.Process(process.pid)
+        rank.system = psutil.Process(process.pid)
     return rank
 
 
@@ -204,11 +204,11 @@ def _supervise(
     return []
 
 
-Heard = Callable[[int, Any], None]
+OnMessage = Callable[[int, Any], None]
 """Takes the number of a rank, or of a job of `launch_each`, and its progress; from `launch_each` also its outcome."""
 
 
-def _listen_until(deadline: float, ranks: Iterable[RankProcess], heard: Heard) -> None:
+def _listen_until(deadline: float, ranks: Iterable[RankProcess], heard: OnMessage) -> None:
     """Waits until a rank has sent a message or has ended, or until `deadline`."""
     sources = {source: rank for rank in ranks if not rank.finished for source in (rank.pipe, rank.process.sentinel)}
     for ready in wait(list(sources), timeout=max(0.0, deadline - time.monotonic())):
@@ -259,13 +259,13 @@ def _all_failures(ranks: list[RankProcess]) -> list[Failure]:
 def give_up(ranks: list[RankProcess], status: str) -> list[Failure]:
     """Marks the ranks that still run as failed; on a timeout they write their stacks to their logs first."""
     late = [rank for rank in ranks if not rank.finished]
-    words = {rank.number: HALTED.get(_state(rank.process.pid), STILL_RAN) for rank in late}
+    states = {rank.number: HALTED.get(_state(rank.process.pid), STILL_RAN) for rank in late}
     if status == "timeout":
         for rank in late:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.process.pid, signal.SIGUSR1)
         time.sleep(0.5)
-    return [Failure(rank.number, status, words[rank.number]) for rank in late]
+    return [Failure(rank.number, status, states[rank.number]) for rank in late]
 
 
 def end(ranks: list[RankProcess]) -> None:
@@ -281,8 +281,8 @@ def end(ranks: list[RankProcess]) -> None:
     for rank in ranks:  # for multiprocessing a rank whose fork server was killed has ended
         deadline = time.monotonic() + GRACE_S
         with contextlib.suppress(psutil.NoSuchProcess):
-            while rank.found and rank.found.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-                rank.found.kill()
+            while rank.system and rank.system.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+                rank.system.kill()
                 time.sleep(0.01)
 
 
@@ -295,12 +295,12 @@ def _state(pid: int) -> str:
 
 
 def launch_each(
-    worker: Worker, jobs: Sequence[Any], log_dir: Path, timeout_s: float, at_once: int, heard: Heard = lambda *_: None,
-    goes_on: GoesOn = once,
+    worker: Worker, jobs: Sequence[Any], log_dir: Path, timeout_s: float, at_once: int,
+    heard: OnMessage = lambda *_: None, goes_on: GoesOn = once,
 ) -> list[Outcome]:  # fmt: skip
-    """Runs `worker(job, tell)` in a process for each of `jobs`, and returns their outcomes in the order of the jobs.
+    """Runs `worker(job, report)` in a process for each of `jobs`, and returns their outcomes in the order of the jobs.
 
-    Values that a worker passes to `tell` go to `heard` with the job's number, and so does the outcome once it is known;
+    Values that a worker passes to `report` go to `heard` with the job's number, and so does the outcome in the end;
     jobs that `heard` then adds to `jobs` run, too. A process that `goes_on` after a result gets another job. Raises
     Interrupted when the user interrupts, after all processes have ended.
     """

@@ -38,7 +38,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
-from ..host.installed import installed_version
+from ..host.revisions import installed_version
 from ..sections import known
 from ..zero.modules.tiled_linear import TiledLinear
 

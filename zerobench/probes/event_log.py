@@ -36,7 +36,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..records import STATES, EventRow
-from ..records.event_row import (
+from ..records.long_rows import (
     BIRTH,
     COMPUTE,
     FREE,

@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from ..fake.as_gpu.stand_in import NullStream
 from ..fake.compiler import GraphMode
-from ..records.event_row import COMPUTE, ORDER
+from ..records.long_rows import COMPUTE, ORDER
 from ..zero import labels
 from .event_log import EventLog
 from .intervals import ASIDE

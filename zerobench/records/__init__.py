@@ -1,15 +1,14 @@
 """Row types of the tables: columns, units, meanings. Bytes are integers, times are in seconds.
 
 A *run* is one launch of a cell; `measure.repeats` asks for several. Its folder holds run.json (one RunRow,
-run_row.py) and a parquet file for each of the long tables (long_rows.py, event_row.py), whose rows carry
-the run's id. describe.py returns units and meanings.
+run_row.py) and a parquet file for each of the long tables (long_rows.py), whose rows carry the run's
+id. describe.py returns units and meanings.
 """
 
 from __future__ import annotations
 
-from .event_row import EventRow
-from .long_rows import CertificateRow, LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
-from .names import (
+from .long_rows import CertificateRow, EventRow, LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from .run_row import (
     ALLOCATOR,
     BETWEEN,
     BETWEEN_STEPS,
@@ -23,8 +22,9 @@ from .names import (
     STATES,
     TENSOR_AXIS,
     TIERS,
+    RunRow,
+    SearchRow,
 )
-from .run_row import RunRow, SearchRow
 
 __all__ = [
     "ALLOCATOR",

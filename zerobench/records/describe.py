@@ -8,8 +8,7 @@ import textwrap
 from dataclasses import MISSING, dataclass, fields
 from typing import get_type_hints
 
-from .event_row import EventRow
-from .long_rows import CertificateRow, LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from .long_rows import CertificateRow, EventRow, LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .run_row import RunRow, SearchRow
 
 ROWS: dict[str, type] = {
@@ -66,14 +65,14 @@ def columns_of(table: str) -> list[Column]:
     """Returns the columns of a table in ROWS, in order."""
     row = ROWS[table]
     hints, meanings = get_type_hints(row), meanings_of(row)
-    found = [Column(table, "run_id", "str", "", False, RUN_ID)] if table in LONG else []
-    for one in fields(row):
-        types = getattr(hints[one.name], "__args__", (hints[one.name],))
+    columns = [Column(table, "run_id", "str", "", False, RUN_ID)] if table in LONG else []
+    for field in fields(row):
+        types = getattr(hints[field.name], "__args__", (hints[field.name],))
         kind = next(t for t in types if t is not type(None))
-        unit = unit_of(one.name) if kind in (int, float) else ""
-        optional = type(None) in types and (one.default is None or one.default is MISSING)
-        found.append(Column(table, one.name, kind.__name__, unit, optional, meanings.get(one.name, "")))
-    return found
+        unit = unit_of(field.name) if kind in (int, float) else ""
+        optional = type(None) in types and (field.default is None or field.default is MISSING)
+        columns.append(Column(table, field.name, kind.__name__, unit, optional, meanings.get(field.name, "")))
+    return columns
 
 
 def unit_of(name: str) -> str:
@@ -86,7 +85,7 @@ def meanings_of(row: type) -> dict[str, str]:
     """Column -> the docstring below its field, for `row` and its base classes. A prediction without one is the theory's
     value of the column that it is named after.
     """
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for kind in reversed(row.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
         assert isinstance(body, ast.ClassDef)
@@ -96,7 +95,7 @@ def meanings_of(row: type) -> dict[str, str]:
             name = node.target.id
             if isinstance(after, ast.Expr):
                 assert isinstance(after.value, ast.Constant)
-                found[name] = " ".join(str(after.value.value).split())
+                meanings[name] = " ".join(str(after.value.value).split())
             elif name.startswith(PREDICTED):
-                found[name] = f"{name.removeprefix(PREDICTED)} as the theory has it."
-    return found
+                meanings[name] = f"{name.removeprefix(PREDICTED)} as the theory has it."
+    return meanings

@@ -18,7 +18,7 @@ from .. import strategies
 from ..cluster import job
 from ..config.cell import CellConfig
 from ..host.environment import nccl_version
-from ..host.installed import installed_version
+from ..host.revisions import installed_version
 from ..registry import DATA, MODELS
 
 PACKAGE = Path(__file__).parent.parent

@@ -17,19 +17,17 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from ..cluster import job, launchers
+from ..cluster import job
 from ..config.cell import Cell, CellConfig
 from ..fake_execution import execute
-from ..host.environment import SIMULATED
-from ..host.others import OtherProcesses
-from ..launch.follower import interruption
-from ..launch.over_cluster import launch, places
+from ..host.environment import SIMULATED, OtherProcesses
+from ..launch.over_cluster import interruption, launch, places
 from ..predict.estimate import activations_depend_on, simulated_ranks
 from ..probes import allocator, probe, snapshot
 from ..rank_record import RankRecord
 from ..records import RunRow
-from ..results import folders, provenance, rescue, selection, tables
-from ..results.rescue import Unwritten
+from ..results import folders, provenance, selection, tables
+from ..results.folders import Unwritten
 from ..worker import RankJob, run_rank
 from . import aggregate
 
@@ -116,14 +114,16 @@ def _write_run(
     """Has `fill` fill a folder and `row`, and writes the row with the tables that it returns."""
     prefix, results_dir = run_prefix(cell), Path(cell.config.results_dir)
     try:
-        aside = rescue.claim(results_dir, prefix)
+        aside = folders.claim_or_rescue(results_dir, prefix)
     except Exception as error:
         row.run_id, row.status = prefix, "crash"
         row.reason = row.reason or f"no folder can be made for it: {error}"
-        on_unwritten(Unwritten(results_dir, rescue.reason_of(error), None))
+        on_unwritten(Unwritten(results_dir, folders.reason_of(error), None))
         return
     written = fill(aside.path)
-    lost = rescue.keep(aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), written)
+    lost = folders.write_or_rescue(
+        aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), written
+    )
     if lost is not None:
         on_unwritten(lost)
 
@@ -197,7 +197,7 @@ def _blank_row(cell: Cell) -> RunRow:
     row.checkpointing = config.model.checkpoints if config.model.can_checkpoint else None
     row.systems, row.alloc_conf = config.systems_label, provenance.alloc_conf(config.device)
     row.ranks_per_gpu = config.ranks_per_gpu if config.device == "cuda" else None
-    row.launcher = launchers.launcher()
+    row.launcher = job.launcher()
     return row
 
 

@@ -23,9 +23,8 @@ from ..host.pipes import print_line, print_note
 from ..host.terminal import is_quiet
 from ..predict.estimate import refuse_unfit
 from ..records import RunRow
-from ..results import rescue, selection
+from ..results import folders, selection
 from ..results.frames import frame_of
-from ..results.leftovers import tidy
 from ..results.options import RESULTS
 from ..results.printed_table import print_failures, print_results, print_searches
 from ..results.summary import summarize
@@ -81,14 +80,14 @@ def run_cells(
     return int(bool(failed or broken or lost or gone)), rows
 
 
-def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Unwritten]) -> list[str]:
+def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[folders.Unwritten]) -> list[str]:
     """Returns runs that were removed meanwhile, after printing an error."""
-    folders = dict.fromkeys(Path(cell.config.results_dir) for cell in cells)
-    searched = [*folders, *(run.kept for run in lost if run.kept is not None)]
+    results_dirs = dict.fromkeys(Path(cell.config.results_dir) for cell in cells)
+    searched = [*results_dirs, *(run.kept for run in lost if run.kept is not None)]
     written = [row["run_id"] for row in rows if row["status"] == "ok" and selection.split(row["run_id"])[1]]
     gone = [run for run in dict.fromkeys(written) if not any((folder / run).is_dir() for folder in searched)]
     if gone:
-        runs, where = show_count(len(gone), "run"), ", ".join(map(str, folders))
+        runs, where = show_count(len(gone), "run"), ", ".join(map(str, results_dirs))
         print_note(
             f"zerobench: {runs} of this sweep no longer in {where}: {', '.join(gone)}; removed while it ran; the same"
             " command measures them again"
@@ -96,12 +95,12 @@ def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Un
     return gone
 
 
-def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, reporter: Reporter) -> None:
+def print_ending(cells: list[Cell], lost: list[folders.Unwritten], sweep: Sweep, reporter: Reporter) -> None:
     """Prints where the tables are, which runs could not be written, and whether a failure or the user stopped it."""
     for folder in sorted({cell.config.results_dir for cell in cells if not cell.problems}) if not is_quiet() else ():
         if Path(folder).is_dir():
             print_line(f"tables: {folder}   ({_readers(folder)})")
-    for message in rescue.messages_of(lost):
+    for message in folders.messages_of(lost):
         print_note(f"zerobench: {message}")
     if sweep.failed_fast:
         left = sum(entry.state in (WAITING, SUBMITTED) for entry in reporter.entries)
@@ -129,12 +128,12 @@ def check_folders(cells: list[Cell]) -> None:
     """
     problems = []
     for where in dict.fromkeys(cell.config.results_dir for cell in cells):
-        why = rescue.why_unwritable(Path(where))
+        why = folders.why_unwritable(Path(where))
         own_cells = [cell for cell in cells if cell.config.results_dir == where]
         if why and any(find_reusable(cell) is None for cell in own_cells):
             problems.append(f"results_dir={where}: it cannot be written to ({why}); name another folder")
         for folder in (Path(where), Path(where) / REFERENCES):
-            tidy(folder)
+            folders.tidy(folder)
     if problems:
         raise RefusedError(problems)
 

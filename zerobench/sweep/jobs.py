@@ -9,7 +9,7 @@
 
 The sweep's folder is hidden in the results folder, on a file system that the jobs' machines share::
 
-    rows-N.jsonl    from job N: its rows, and a search's result (cluster/launchers.py)
+    rows-N.jsonl    from job N: its rows, and a search's result (cluster/job.py)
     log-N-TASK.txt  output of a task of job N
     closed          exists once no further job may begin
     stop            exists once all jobs must end
@@ -35,16 +35,16 @@ from typing import Any, ClassVar
 
 from hydra.core.utils import JobStatus
 
-from ..cluster import launchers
+from ..cluster import job as cluster
 from ..config.cell import Cell
 from ..config.compose import CommandLine
 from ..config.composer import instantiate_launcher
 from ..config.plugins import LAUNCHER, RAY, SWEEPER, LauncherChoice, Resources, at_once, resources_of
 from ..host.files import read_text
-from ..host.signals import heed
+from ..host.signals import raise_if_interrupted
 from ..host.temporary import claim, remove
 from ..records import SearchRow
-from ..results.leftovers import JOBS
+from ..results.folders import JOBS
 from ..sections import known
 from .cell import find_elsewhere, write_lost
 from .search import is_search
@@ -66,7 +66,7 @@ def run_job(folder: str, number: int, command: Sequence[str], launcher: str, cwd
     sweep_folder, task = Path(folder), os.environ.get("SLURM_PROCID", "0")
     if not sweep_folder.is_dir() or (sweep_folder / "closed").exists():
         return
-    variables = {launchers.LAUNCHER: launcher, launchers.ROWS: str(sweep_folder / f"rows-{number}.jsonl")}
+    variables = {cluster.LAUNCHER: launcher, cluster.ROWS: str(sweep_folder / f"rows-{number}.jsonl")}
     with (sweep_folder / f"log-{number}-{task}.txt").open("ab") as log:
         process = subprocess.Popen(
             list(command), cwd=cwd, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=log,
@@ -175,7 +175,7 @@ class JobSweep(Sweep):
         over: SimpleQueue[tuple[LauncherJob, BaseException | None]] = SimpleQueue()
         try:
             while waiting or under_way:
-                heed()
+                raise_if_interrupted()
                 while waiting and len(under_way) < bound:
                     job = waiting.pop(0)
                     under_way.add(job)

@@ -21,13 +21,12 @@ from typing import Any
 
 import pandas as pd
 
-from ..cluster.launchers import report_row
+from ..cluster.job import report_row
 from ..config.cell import Cell
 from ..records import RunRow, SearchRow
-from ..results.folders import write_search
+from ..results.folders import Unwritten, reason_of, write_search
 from ..results.frames import frame_of
 from ..results.provenance import device_class
-from ..results.rescue import Unwritten, reason_of
 from ..results.summary import summarize
 from ..sections import known
 from ..sizes import parse_memory, show_bytes

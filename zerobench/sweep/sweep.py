@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
-from ..cluster.launchers import report_row
+from ..cluster.job import report_row
 from ..config.cell import Cell
 from ..config.flat import name_cells
-from ..host.signals import heed
+from ..host.signals import raise_if_interrupted
 from ..records import SearchRow
-from ..results.rescue import Unwritten
+from ..results.folders import Unwritten
 from .cell import StoppedError, find_or_run, find_reusable
 from .parity import ParityCheck, run_here
 
@@ -100,7 +100,7 @@ class Sweep:
         """Returns the row; None if the user stopped the launch before it had one."""
         self.reused = False
         try:
-            heed()
+            raise_if_interrupted()
             row, self.reused = find_or_run(
                 launch, self.reporter.progress, self.answers, self.reporter.wait, self.unwritten.append
             )

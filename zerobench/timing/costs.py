@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..records import EventRow
-from ..records.event_row import MOVE
+from ..records.long_rows import MOVE
 from .hardware import GB_S, GBIT_S, TABLES, US, Cluster, Device, Scales, scales_of, validated
 
 if TYPE_CHECKING:  # pandas and scipy take most of a second, which a plan without times does not spend

@@ -25,7 +25,7 @@ from ..fake_execution import Execution, Limits
 from ..predict.build import facts_of
 from ..probes.operator_stream import FORMULAS
 from ..records import EventRow
-from ..records.event_row import COMPUTE
+from ..records.long_rows import COMPUTE
 from ..strategies import predicts, shape_of
 from ..theory.strategy import AUTO, settle
 from .costs import HALVES, SHORT, GpuCosts, costs_at

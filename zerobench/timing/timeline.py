@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..records import EventRow
-from ..records.event_row import COMPUTE, LATE, LAUNCH, MOVE, ORDER, PHASE, WAIT
+from ..records.long_rows import COMPUTE, LATE, LAUNCH, MOVE, ORDER, PHASE, WAIT
 from .costs import GpuCosts
 
 REDUCTIONS = ("reduce_scatter", "all_reduce")

@@ -26,7 +26,7 @@ from ...fake_execution import CPU, CUDA, Execution, Limits, execute_all
 from ...host.environment import SIMULATED
 from ...host.terminal import progress_bar
 from ...predict.estimate import formulas_of
-from ...records.event_row import COMPUTE, ORDER
+from ...records.long_rows import COMPUTE, ORDER
 from ...results.events import streams_of
 from ...results.selection import latest
 from ...results.tables import Results

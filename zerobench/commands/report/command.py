@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from ...host.installed import installed_version
 from ...host.pipes import print_line, print_note
+from ...host.revisions import installed_version
 from ...host.terminal import progress_bar
 from ...results.markup import render
 from ...results.options import Parser, add_options, add_price, verb
