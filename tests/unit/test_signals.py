@@ -82,12 +82,10 @@ def test_reason_of_interrupted_row_names_signal_and_its_senders(
     job = SimpleNamespace(job=SimpleNamespace(launched_by=launcher))
     monkeypatch.setattr(over_cluster, "current_job", lambda: job if launcher else None)
     monkeypatch.setattr(cell, "_run_passes", lambda *_: signal.raise_signal(number))
-    row = cell._blank_row(sound("zero1", 2))
-    with interrupt_on([INTERRUPT, TERMINATE, HANG_UP]):
-        stop, _ = cell._fill(row, sound("zero1", 2), tmp_path, lambda _: None)
-    assert isinstance(stop, KeyboardInterrupt)
-    assert row.status == "interrupted"
-    assert row.reason.startswith(reason)
+    with interrupt_on([INTERRUPT, TERMINATE, HANG_UP]), pytest.raises(cell.StoppedError) as stop:
+        cell.run_cell(sound("zero1", 2, results_dir=str(tmp_path)), lambda _: None)
+    assert stop.value.row.status == "interrupted"
+    assert stop.value.row.reason.startswith(reason)
 
 
 def test_once_interrupted_a_command_comes_to_its_end_whatever_follows(monkeypatch, capsys) -> None:
