@@ -12,9 +12,8 @@ import torch
 from tests.cells import MODELS, cell
 from validation import gpu_runs
 from validation.__main__ import main
-from validation.activation_formula import activation_bytes, shape_of
 from validation.gpu_runs import steps
-from validation.gpu_suite import SECTIONS, command, engine, peaks
+from validation.gpu_suite import SECTIONS, cells, command, engine
 from validation.gpu_suite.command import MINUTES, RESERVE_S
 from validation.gpu_suite.suite import (
     SuiteLaunch,
@@ -24,6 +23,7 @@ from validation.gpu_suite.suite import (
     SuiteTask,
 )  # fmt: skip
 from validation.one_gpu import PARTS, fitted, refitted
+from validation.published.figure import activation_bytes, shape_of
 from zerobench.config import schema as schemas
 from zerobench.config import world
 from zerobench.config.compose import compose_cells
@@ -53,7 +53,7 @@ def test_memory_that_was_reserved_beside_free_memory_has_a_cause() -> None:
         entry("segment_alloc", 20), entry("alloc", 15, "activations"), entry("segment_alloc", 30),
         entry("alloc", 30, "temporary"), entry("segment_free", 20),
     ]  # fmt: skip
-    assert peaks.fragmentation(trace) == {"activations": 20}, "30 more than were free is no fragmentation"
+    assert cells.fragmentation(trace) == {"activations": 20}, "30 more than were free is no fragmentation"
 
 
 SHAPES = {
