@@ -304,7 +304,7 @@ def volume_per_parameter(strategy: str) -> float:
 
 
 def crossing_per_element(ranks: int, node_size: int, **zeropp: int | bool | None) -> float:
-    """Returns the bytes between nodes in a step of ZeRO-3, as quantities.between_nodes counts them; without scales."""
+    """Returns the bytes between nodes in a step of ZeRO-3, as between_nodes counts them; without scales."""
     groups = GroupShape(ranks, node_size, **zeropp)  # type: ignore[arg-type]
     schedule = Schedule.sequential(_model(2))
     value = between_nodes_formula(StrategyShape(ZERO3), schedule, groups, MIXED).value
@@ -324,6 +324,22 @@ def layer_of_gpt(heads: int, hidden: int, recomputed: bool = False) -> float:
 class GptShape:
     """A GPT and its batch. `micro_batch`: sequences on a rank in one forward; `element_bytes`: of the model's dtype.
     `offload`: what layers keep waits in host memory, storages of `least_bytes` and more.
+
+    Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 4. With s tokens, b sequences, h
+    hidden, a heads, L layers, V vocabulary, and e bytes an element (the paper's 2)::
+
+        a layer, in the paper        sbh (34 + 5as/h)       equation 1, e = 2, with dropout and a materialized softmax
+        less two dropout masks       - 2sbh                 our GPT has none
+        less 5as/h                                          a fused attention kernel keeps 4asb bytes in its place
+        so, in e bytes an element    16 e sbh + 4asb
+
+        recomputed                   e sbh a layer; and while backward is in a layer that one as above, with the
+                                     gradients inside its MLP, 4 e sbh                                  section 5
+        in host memory               what is offloaded, of all layers but the last: storages of `least_bytes` and
+                                     more, 16 e sbh a layer; recomputed e sbh
+        offloaded, on the device     the last layer and, while backward is in it, the one before; 5 e sbh of gradients
+        where backward begins        2 e sbh for the last norm and the head, and 12 sbV: the logits' logarithms in fp32
+                                     and two gradients of them at once (section 4.3 counts the first)
     """
 
     layers: int
@@ -359,22 +375,6 @@ def _storages(shape: GptShape) -> list[int]:
 def activation_bytes(shape: GptShape) -> int:
     """Returns the largest sum of activations and of their gradients on the device: where backward begins, or while it
     is in a layer that is recomputed, or in the last one while the one before comes back.
-
-    Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 4. With s tokens, b sequences, h
-    hidden, a heads, L layers, V vocabulary, and e bytes an element (the paper's 2)::
-
-        a layer, in the paper        sbh (34 + 5as/h)       equation 1, e = 2, with dropout and a materialized softmax
-        less two dropout masks       - 2sbh                 our GPT has none
-        less 5as/h                                          a fused attention kernel keeps 4asb bytes in its place
-        so, in e bytes an element    16 e sbh + 4asb
-
-        recomputed                   e sbh a layer; and while backward is in a layer that one as above, with the
-                                     gradients inside its MLP, 4 e sbh                                  section 5
-        in host memory               what is offloaded, of all layers but the last: storages of `least_bytes` and
-                                     more, 16 e sbh a layer; recomputed e sbh
-        offloaded, on the device     the last layer and, while backward is in it, the one before; 5 e sbh of gradients
-        where backward begins        2 e sbh for the last norm and the head, and 12 sbV: the logits' logarithms in fp32
-                                     and two gradients of them at once (section 4.3 counts the first)
     """
     stream, layer = shape.element_bytes * shape.tokens * shape.hidden, layer_bytes(shape)
     kept = _storages(shape)[:1] if shape.checkpointing else _storages(shape)
