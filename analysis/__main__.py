@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from analysis import convergence, residual, tiers, topology
+from analysis import experiments
 from zerobench.commands.plot import add_figure_options, plot, save_figure
 from zerobench.config.keys import nearest
 from zerobench.plots import MODULES as PLOTTED
@@ -40,7 +40,8 @@ FIGURES = {
 DRAWN_HERE: dict[str, Callable[..., Figure]] = {
     draw.__name__: draw
     for draw in (
-        residual.activation, residual.buffers, tiers.offload, tiers.infinity, convergence.delayed, topology.zeropp,
+        experiments.activation, experiments.buffers, experiments.offload, experiments.infinity, experiments.delayed,
+        experiments.zeropp,
     )
 }  # fmt: skip
 """Figure -> the function of its name; the others are figures of `zerobench plot`."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from validation.published.equations import states_per_parameter
+from validation.published.figure import states_per_parameter
 from zerobench.plots.marks import BLUE, ORANGE, SKY, absent, number, patches
 from zerobench.plots.page import Sheet, key
 from zerobench.results.grid import Grid

@@ -31,7 +31,7 @@ NAMES = {
     ),
     "gpu-runs": ("gpu_runs", "a GPU's peaks and steps beside estimates and predictions made without one"),
 }
-"""Name -> its module, which has `add_arguments` and `run`, and a line for the help."""
+"""Name -> its module, which has `run` and, with options, `add_arguments`, and a line for the help."""
 
 HELP = """\
 usage: python -m validation NAME [OPTION ...]
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         return 2
     module = import_module(f".{NAMES[name][0]}", __package__)
     parser = Parser(f"python -m validation {name}", module.__doc__)
-    module.add_arguments(parser)
+    getattr(module, "add_arguments", lambda _: None)(parser)
     chosen = parser.parse_args(rest)
     try:
         with interrupt_on(unclaimed(ENDING)):

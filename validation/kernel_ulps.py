@@ -37,10 +37,6 @@ class UlpsRow:
     drift: float
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds no options."""
-
-
 def run(_: argparse.Namespace) -> int:
     """Compares both optimizers, and writes the rows."""
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported

@@ -13,20 +13,18 @@ Writes steps.csv and break_even.csv to --out. Executed schedules stay in --cache
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from zerobench.commands.predict import costs_of
 from zerobench.commands.simulated import ask
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema_memory import CHOICES
 from zerobench.fake_execution import CUDA
-from zerobench.predict.build import ModelFacts, facts_of
+from zerobench.predict.build import facts_of
 from zerobench.predict.estimate import closed_form
-from zerobench.timing.prediction import reduced, step_time
+from zerobench.timing.prediction import StepTime, reduced, step_time
 
 from .schedules import Schedules
 from .store import write
@@ -86,87 +84,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Executes the cells that are not kept yet, and writes the maps."""
-    grid = fitting_cells()
-    options = options_of(grid[OPTION_MODEL, OPTION_RANKS, "zero3"])
-    schedules = Schedules(chosen.cache, chosen.jobs)
-    everything = [*grid.values(), *options.values()]
-    schedules.execute("maps", [(reduced(config), CUDA) for config in everything])
+    words = [f"model={','.join(MODELS)}", f"strategy={','.join(STRATEGIES)}", "precision=bf16", "world_size=8"]
+    words += [f"micro_batch={MICRO_BATCH}", f"sequence={SEQUENCE}", "activation=checkpoint", "optimizer=adamw"]
+    asked = [cell.config for cell in ask(words, "cuda").cells]
+    facts = {config.model_name: facts_of(config) for config in asked if config.strategy.name == STRATEGIES[0]}
 
+    def states_of(config: CellConfig) -> int:
+        return closed_form(config, facts[config.model_name]) or 0
+
+    costs = costs_of(CLUSTER, None)
+    of_ranks = {
+        (config.model_name, ranks, config.strategy.name): replace(config, world_size=ranks, batch=MICRO_BATCH * ranks)
+        for model in MODELS for ranks in MODELS[model]
+        for name in STRATEGIES for config in asked if (config.model_name, config.strategy.name) == (model, name)
+    }  # fmt: skip
+    usable = USABLE * costs.device.memory_gib * 2**30
+    grid = {key: config for key, config in of_ranks.items() if states_of(config) <= usable}
+
+    # options of zero3 that send less between nodes
+    zero3, per_node = grid[OPTION_MODEL, OPTION_RANKS, "zero3"], costs.cluster.devices_per_node
+    options = {f"shard_group={per_node}": replace(zero3, shard_group=per_node)}
+    options |= {f"zeropp={name}": replace(zero3, node_size=per_node, zeropp=CHOICES[name]()) for name in ZEROPP}
+
+    schedules, everything = Schedules(chosen.cache, chosen.jobs), [*grid.values(), *options.values()]
+    schedules.execute("maps", [(reduced(config), CUDA) for config in everything])
     laid = {config.cell_id: schedules.of(reduced(config), CUDA) for config in everything}
 
-    def seconds(config: CellConfig, gbit_s: float | None = None) -> Any:
+    def step_of(config: CellConfig, gbit_s: float | None = None) -> StepTime:
         return step_time(laid[config.cell_id], costs_of(CLUSTER, gbit_s))
 
     steps = []
     for (model, ranks, strategy), config in grid.items():
-        step, psi = seconds(config), sum(shape.numel for shape in facts(model).shapes)
+        step, psi = step_of(config), sum(shape.numel for shape in facts[model].shapes)
         rate = config.micro_batch * config.accumulation * config.sequence / step.step_s
         steps.append(StepRow(model, psi, ranks, strategy, states_of(config), step.step_s, step.exposed_s, rate))
     write(chosen.out / "steps.csv", StepRow, steps)
-    edges = list(_break_even_rows(grid, options, seconds))
+
+    pairs = [
+        (model, ranks, "zero2", "zero3", config, grid[model, ranks, "zero3"])
+        for (model, ranks, name), config in grid.items() if name == "zero2" and ranks > RANKS[0]
+    ]  # fmt: skip
+    pairs += [(OPTION_MODEL, OPTION_RANKS, option, "zero3", config, zero3) for option, config in options.items()]
+    edges = [BreakEvenRow(*pair[:4], *_edge(step_of, *pair[4:])) for pair in pairs]
     write(chosen.out / "break_even.csv", BreakEvenRow, edges)
     print(f"{chosen.out}: steps.csv, break_even.csv")
     return 0
 
 
-@cache
-def cells_of() -> dict[tuple[str, str], CellConfig]:
-    """Returns (model, strategy) -> its cell on 8 ranks."""
-    words = [f"model={','.join(MODELS)}", f"strategy={','.join(STRATEGIES)}", "precision=bf16", "world_size=8"]
-    words += [f"micro_batch={MICRO_BATCH}", f"sequence={SEQUENCE}", "activation=checkpoint", "optimizer=adamw"]
-    cells = [cell.config for cell in ask(words, "cuda").cells]
-    return {(config.model_name, config.strategy.name): config for config in cells}
-
-
-def fitting_cells() -> dict[tuple[str, int, str], CellConfig]:
-    """Returns (model, ranks, strategy) -> its cell, of those whose states fit the device."""
-    usable = USABLE * costs_of(CLUSTER, None).device.memory_gib * 2**30
-    places = [(model, ranks, name) for model, of_model in MODELS.items() for ranks in of_model for name in STRATEGIES]
-    cells = {
-        (model, ranks, name): replace(cells_of()[model, name], world_size=ranks, batch=MICRO_BATCH * ranks)
-        for model, ranks, name in places
-    }
-    return {key: config for key, config in cells.items() if states_of(config) <= usable}
-
-
-@cache
-def facts(model: str) -> ModelFacts:
-    """Returns a model's shapes."""
-    return facts_of(cells_of()[model, STRATEGIES[0]])
-
-
-def states_of(config: CellConfig) -> int:
-    """Returns the bytes of a rank's states."""
-    return closed_form(config, facts(config.model_name)) or 0
-
-
-def options_of(zero3: CellConfig) -> dict[str, CellConfig]:
-    """Returns the options that send less between nodes than `zero3` -> its cell with them."""
-    per_node = costs_of(CLUSTER, None).cluster.devices_per_node
-    cells = {f"zeropp={name}": replace(zero3, node_size=per_node, zeropp=CHOICES[name]()) for name in ZEROPP}
-    return {f"shard_group={per_node}": replace(zero3, shard_group=per_node)} | cells
-
-
-def _break_even_rows(
-    grid: dict[tuple[str, int, str], CellConfig], options: dict[str, CellConfig], seconds: Any
-) -> Iterator[BreakEvenRow]:
-    """Yields where the strategy that sends less between nodes stops being ahead."""
-    pairs = [
-        (model, ranks, "zero2", "zero3", grid[model, ranks, "zero2"], grid[model, ranks, "zero3"])
-        for model, ranks, name in grid if name == "zero2" and ranks > RANKS[0]
-    ]  # fmt: skip
-    zero3 = grid[OPTION_MODEL, OPTION_RANKS, "zero3"]
-    pairs += [(OPTION_MODEL, OPTION_RANKS, option, "zero3", config, zero3) for option, config in options.items()]
-    for model, ranks, fast, slow, one, other in pairs:
-        yield BreakEvenRow(model, ranks, fast, slow, *_edge(one, other, seconds))
-
-
-def _edge(one: CellConfig, other: CellConfig, seconds: Any) -> tuple[float | None, int]:
-    """Returns the network at which `one` stops being ahead, and 1 if it is ahead on all of them."""
-
-    def ahead(rate: float) -> bool:
-        return bool(seconds(one, rate).step_s < seconds(other, rate).step_s)
-
+def _edge(step_of: Callable[..., StepTime], fast: CellConfig, slow: CellConfig) -> tuple[float | None, int]:
+    """Returns the network at which `fast` stops being ahead, and 1 if it is ahead on all of them."""
+    ahead = lambda rate: step_of(fast, rate).step_s < step_of(slow, rate).step_s  # noqa: E731
     low, high = NETWORKS
     if not ahead(low):
         return None, 0

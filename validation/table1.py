@@ -39,7 +39,7 @@ from zerobench.strategies import shape_of
 from zerobench.theory.closed_forms import floor_bytes, state_formulas
 from zerobench.theory.replay.states import predict_states
 
-from .published.equations import states_per_parameter
+from .published.figure import states_per_parameter
 from .runner import execute_cells
 from .store import Store
 

@@ -43,10 +43,6 @@ class TrafficRow:
     h100_ms: float
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
-
-
 def run(chosen: argparse.Namespace) -> int:
     """Counts the last update of each cell, and writes all rows again."""
     rows, costs = [], costs_of(CLUSTERS[0], None).alone()

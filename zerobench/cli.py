@@ -40,7 +40,7 @@ VERBS = {
     "report": "report.command",
     "plot": "plot",
     "replay": "replay.command",
-    "export": "export.command",
+    "export": "export",
     "budget": "budget",
     "noise": "noise",
     "calibrate": "calibrate",

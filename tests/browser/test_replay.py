@@ -10,9 +10,8 @@ import pytest
 
 import zerobench
 from tools.docs.chromium import Chromium
-from zerobench.commands.replay.clock import ticks_of
-from zerobench.commands.replay.page import write_page
-from zerobench.commands.replay.worlds import ReplayWorld, recorded_worlds
+from zerobench.commands.replay.command import write_page
+from zerobench.commands.replay.worlds import ReplayWorld, recorded_worlds, ticks_of
 from zerobench.records import CATEGORIES, EventRow
 from zerobench.results.events import live_bytes
 from zerobench.sizes import show_bytes

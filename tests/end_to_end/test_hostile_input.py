@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from tests.end_to_end.command import SMALL, in_a_process
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.commands.plot import FIGURES
+from zerobench.plots import MODULES as FIGURES
 
 HERE = ["world_size=1", *SMALL]
 

@@ -11,8 +11,8 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from tests.end_to_end.command import ROOT, SMALL
-from zerobench.commands.plot import FIGURES
 from zerobench.host.revisions import DISTRIBUTION
+from zerobench.plots import MODULES as FIGURES
 
 DRAW = f"""
 import sys

@@ -24,7 +24,7 @@ from zerobench import cli, data
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.config.yaml_file import read_yaml
 from zerobench.judging.budget_file import read_budget
-from zerobench.judging.paired import read_floors
+from zerobench.judging.comparison import read_floors
 from zerobench.models.huggingface import read_config
 from zerobench.plots.marks import learn_colors
 from zerobench.records import SearchRow

@@ -17,9 +17,11 @@ from zerobench.judging.budget_file import (
     BudgetFile,
     CellBudget,
     Environment,
+    Wanted,
     environment_of,
     folder_below,
     read_budget,
+    record_cell,
     write_budget,
 )
 from zerobench.judging.judge import (
@@ -33,7 +35,6 @@ from zerobench.judging.judge import (
     recorded,
     show_limit,
 )
-from zerobench.judging.recording import Wanted, record_cell
 from zerobench.judging.reports import check_body, write_junit
 from zerobench.sizes import parse_bytes, parse_memory, show_bytes
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import zerobench
 from zerobench import cli
-from zerobench.commands.comparison_text import rows_of
+from zerobench.commands.compare import rows_of
 from zerobench.judging.budget_file import BudgetFile, read_budget
 from zerobench.judging.judge import Limit
 from zerobench.judging.lines import Line, LineTable

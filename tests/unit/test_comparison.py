@@ -11,9 +11,11 @@ from scipy import stats
 from tests.cells import cell
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
-from zerobench.judging.comparison import Compared, Comparison, compare_runs
-from zerobench.judging.paired import (
+from zerobench.judging.comparison import (
+    Compared,
+    Comparison,
     NoiseFloor,
+    compare_runs,
     detectable,
     effect_of,
     environment_of,

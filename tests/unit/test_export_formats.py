@@ -14,9 +14,8 @@ import zerobench
 from tests.cells import cell
 from tests.made_up import MIB, results_of, run
 from zerobench import cli
-from zerobench.commands.export.command import export
-from zerobench.commands.export.perfetto import LANES
-from zerobench.commands.export.table import to_latex
+from zerobench.commands.export import export, to_latex
+from zerobench.commands.perfetto import LANES
 from zerobench.config.schema import Measure
 from zerobench.records import CATEGORIES
 from zerobench.results.tables import Results, collect

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 import zerobench
 from tests.cells import MODELS, cell
-from zerobench.commands.account import traffic_lines
-from zerobench.commands.account_memory import table_of_formulas
+from zerobench.commands.show import table_of_formulas, traffic_lines
 from zerobench.config.schema import Gpt, Model
 from zerobench.config.schema_training import Bf16, Fp32
 from zerobench.predict import flops

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tests.cells import MODELS, cell
-from validation.activation_formula import activation_bytes, shape_of
-from validation.gpu_suite import SECTIONS, engine, peaks
+from validation.gpu_suite import SECTIONS, cells, engine
 from validation.gpu_suite.suite import (
     SuiteSetup,
 )  # fmt: skip
 from validation.one_gpu import PARTS, fitted, refitted
+from validation.published.figure import activation_bytes, shape_of
 from zerobench.config import schema as schemas
 from zerobench.config import world
 from zerobench.config.schema import Measure
@@ -42,7 +42,7 @@ def test_memory_that_was_reserved_beside_free_memory_has_a_cause() -> None:
         entry("segment_alloc", 20), entry("alloc", 15, "activations"), entry("segment_alloc", 30),
         entry("alloc", 30, "temporary"), entry("segment_free", 20),
     ]  # fmt: skip
-    assert peaks.fragmentation(trace) == {"activations": 20}, "30 more than were free is no fragmentation"
+    assert cells.fragmentation(trace) == {"activations": 20}, "30 more than were free is no fragmentation"
 
 
 SHAPES = {

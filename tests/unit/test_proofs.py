@@ -13,12 +13,10 @@ from analysis import compare
 from tests.made_up import results_of, run
 from validation import table1
 from validation.__main__ import main
-from validation.certificates.command import Work, loops, run_one
-from validation.certificates.judged import judged
+from validation.certificates.command import Work, judged, loops, run_one
 from validation.certificates.loops import Plant, plant, usual
 from validation.published.command import record_of, write
-from validation.published.equations import states_per_parameter
-from validation.published.figure import reproduce
+from validation.published.figure import reproduce, states_per_parameter
 from validation.published.sources import SOURCES
 from validation.published_runs.cells import built_as, family_of, plan_of
 from validation.published_runs.hardware import hardware_of

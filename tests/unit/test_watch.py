@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 import zerobench
-from zerobench.commands.account import setting_of
+from zerobench.commands.show import setting_of
 from zerobench.probes import AccountedPass
 from zerobench.probes.traffic import RAW
 from zerobench.watching import WatchError

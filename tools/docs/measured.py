@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.tiers import parts_of
+from analysis.experiments import parts_of
 from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, load, recorded
 from tools.docs.render import MiB, render
 from zerobench.config.schema_training import OPTIMIZERS

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tools.docs import measured, predicted, quoted, references
 from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, cells, recorded
 from tools.docs.render import render
-from validation.certificates.judged import CertificateCount
+from validation.certificates.command import CertificateCount
 from validation.kernel_ulps import UlpsRow
 from validation.predicted_maps import BreakEvenRow
 from validation.store import read

@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-from zerobench.commands.export.command import export
+from zerobench.commands.export import export
 from zerobench.results import tables
 from zerobench.results.summary import summarize
 from zerobench.sizes import show_bytes

@@ -102,7 +102,7 @@ def _device(wanted: str) -> str:
 def _failures(suite: GpuSuite) -> list[str]:
     """A sentence for each launch that ended in no answer."""
     return [
-        f"{name}: {one.name}: {one.words}"
+        f"{name}: {one.name}: {one.message}"
         for name, done in suite.done.items()
         for one in done
         if one.status not in SECTIONS[name].answers and (one.status == NOT_RUN or not SECTIONS[name].may_fail(one))

@@ -114,7 +114,9 @@ def _tasks(setup: SuiteSetup) -> list[SuiteTask]:
 def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     rows = []
     for one in done:
-        words = ", ".join(f"{number} {how}" for how, number in one.result["counts"].items()) if one.is_ok else one.words
+        words = (
+            ", ".join(f"{number} {how}" for how, number in one.result["counts"].items()) if one.is_ok else one.message
+        )
         rows.append([one.name, words, f"{one.seconds:.1f}"])
     known = versions(("torch", "zerobench", "hydra-core", "transformers"))
     notes = [", ".join([f"Python {platform.python_version()}", *(f"{name} {of}" for name, of in known.items())])]

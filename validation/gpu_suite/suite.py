@@ -98,8 +98,8 @@ class SuiteLaunch:
         return self.status == "ok"
 
     @property
-    def words(self) -> str:
-        """The status, with the reason where there is one, in a line."""
+    def message(self) -> str:
+        """The status, with the reason if there is one."""
         return f"{self.status}: {self.reason}" if self.reason else self.status
 
 
@@ -151,6 +151,14 @@ RECORDED = Path(__file__).parents[2] / "results/h100/suite.json"
 def recorded() -> dict[str, Any]:
     """Returns the sections of the recorded suite."""
     return dict(json.loads(read_text(RECORDED))["sections"])
+
+
+def rows_of(
+    done: Sequence[SuiteLaunch], show: Callable[[SuiteLaunch], list[list[str]]],
+    name: Callable[[SuiteLaunch], str] = lambda launch: launch.name,
+) -> list[list[str]]:  # fmt: skip
+    """Returns the rows that `show` makes of each launch that is ok; of another one its name and status."""
+    return [row for launch in done for row in (show(launch) if launch.is_ok else [[name(launch), launch.message]])]
 
 
 def shorter(done: Sequence[SuiteLaunch]) -> tuple[dict[str, str], list[str]]:
@@ -285,7 +293,7 @@ class GpuSuite:
         if self.deadline.is_near:  # results of an earlier suite in this folder stay
             done = self.done[section.name] = [SuiteLaunch("all of it", status=NOT_RUN, reason=TOO_LATE)]
             if section.name not in self.record.sections:
-                rows = [[one.name, one.words] for one in done]
+                rows = [[one.name, one.message] for one in done]
                 self.record.write(section, done, SuiteTable(["cell", "status"], rows))
             return
         try:
@@ -315,7 +323,7 @@ class GpuSuite:
             else:
                 self._run_task(task, one)
             how = "reused an earlier run" if one.reused else f"{one.seconds:.1f} s"
-            print(f"[{number + 1}/{len(tasks)}] {one.name}: {one.words}, {how}", file=sys.stderr)
+            print(f"[{number + 1}/{len(tasks)}] {one.name}: {one.message}, {how}", file=sys.stderr)
             self._write(section)
 
     def _run_task(self, task: SuiteTask, one: SuiteLaunch) -> None:

@@ -18,8 +18,8 @@ from zerobench.timing.costs import BLOCK, GpuCosts
 from zerobench.zero.optim.one_pass import KERNELS, new_state
 from zerobench.zero.precision import UpdatedShare
 
-from .suite import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask
-from .training import SMALL_GPT, speed_table
+from .cells import SMALL_GPT, speed_table
+from .suite import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, rows_of
 
 MI = 2**20
 SIZES, SMALL_SIZES = (int(2.5 * MI), 5 * MI, 16 * MI, 64 * MI), (MI // 64,)
@@ -89,17 +89,17 @@ def _tasks(setup: SuiteSetup) -> list[SuiteTask]:
 
 
 def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
-    costs, rows = costs_of("h100-3200", None).alone(), []
-    for one in done:
-        if not one.is_ok:
-            rows.append([one.name, one.words])
-            continue
-        for numel, name, seconds in one.result:
-            rate = f"{BYTES[name] * numel / seconds / 1e12:.2f}"
-            price = _price(costs, name, numel)
-            rows.append([name, f"{numel / MI:g} Mi", f"{1e6 * seconds:.1f}", f"{1e6 * price:.1f}", rate])
+    costs = costs_of("h100-3200", None).alone()
+
+    def show(task: SuiteLaunch) -> list[list[str]]:
+        return [
+            [name, f"{numel / MI:g} Mi", f"{1e6 * seconds:.1f}", f"{1e6 * _price(costs, name, numel):.1f}",
+             f"{BYTES[name] * numel / seconds / 1e12:.2f}"]
+            for numel, name, seconds in task.result
+        ]  # fmt: skip
+
     notes = [f"µs of one operation; priced: on an H100, with at most {costs.most_blocks} blocks in a launch"]
-    return SuiteTable(["operation", "elements", "µs", "priced", "TB/s"], rows, notes)
+    return SuiteTable(["operation", "elements", "µs", "priced", "TB/s"], rows_of(done, show), notes)
 
 
 def _price(costs: GpuCosts, name: str, numel: int) -> float:

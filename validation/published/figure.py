@@ -11,9 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
+from zerobench.config.cell import CellConfig
+from zerobench.config.combinations import activation_policy
 from zerobench.config.compose import compose_cells
+from zerobench.config.schema import Gpt
 from zerobench.fake_execution import CPU, Execution, Target
+from zerobench.predict.flops import step_flops
+from zerobench.records import STATES
+from zerobench.sections import known
+from zerobench.theory.closed_forms import between_nodes_formula, floor_bytes, volume_formula
+from zerobench.theory.groups import GroupShape
+from zerobench.theory.shapes import NOWHERE, OptimizerShape, ParameterShape, PrecisionShape, Schedule, TierShape
+from zerobench.theory.strategy import DDP, MEGATRON, ZERO1, ZERO2, ZERO3, StrategyShape
 
 from ..runner import Work, execute_cells
 
@@ -156,3 +167,232 @@ def slope_of(row: PublishedFigure, smaller: Execution, larger: Execution) -> tup
     slopes = {part: (after.get(part, 0.0) - before.get(part, 0.0)) / growth for part in {**before, **after}}
     rest = {part: after.get(part, 0.0) - slope * size for part, slope in slopes.items()}
     return sum(slopes.values()), rest
+
+
+# -- quantities of an executed cell, and the sizes that divide them --------------------------------
+
+
+HALF_BYTES = 2
+"""Bytes of an element of parameters, which M of ZeRO-Offload and ZeRO++ counts in."""
+
+
+# -- sizes ------------------------------------------------------------------------------------------
+
+
+def psi(one: Execution) -> float:
+    """Trained parameters, ψ."""
+    return float(sum(shape.numel for shape in one.result.schedule.shapes if shape.trainable))
+
+
+def per_size(*names: str) -> Callable[[Execution], float]:
+    """Returns the product of sizes of a cell: L layers, h hidden, b sequences, s tokens of one; one may come twice."""
+
+    def size(one: Execution) -> float:
+        options = one.config.model_options
+        sizes = {"L": options["layers"], "h": options["hidden"], "b": one.config.micro_batch, "s": one.config.sequence}
+        return float(prod(sizes[name] for name in names))
+
+    return size
+
+
+# -- memory -----------------------------------------------------------------------------------------
+
+
+def states(one: Execution) -> Parts:
+    """Bytes of the states on the device, at the instant where their sum is largest."""
+    rows = [row for row in one.result.memory if row.phase == "step" and row.tier == "device"]
+    return {row.category: float(row.at_states_peak_bytes or 0) for row in rows if row.category in STATES}
+
+
+def most_of(category: str) -> Callable[[Execution], Parts]:
+    """Returns the largest sum of one category on the device."""
+
+    def most(one: Execution) -> Parts:
+        rows = [row for row in one.result.memory if (row.phase, row.tier) == ("step", "device")]
+        return {category: float(sum(row.max_bytes for row in rows if row.category == category))}
+
+    return most
+
+
+# -- traffic ----------------------------------------------------------------------------------------
+
+
+def volume(one: Execution) -> Parts:
+    """Elements that the rank moves in a step, by collective, as the paper counts them."""
+    return _sums(one, "volume_elements")
+
+
+def moved(*kinds: str) -> Callable[[Execution], Parts]:
+    """Returns payload bytes in a step by kind of collective or link."""
+    return lambda one: {kind: size for kind, size in _sums(one, "payload_bytes").items() if kind in kinds}
+
+
+def between_nodes(*where: tuple[str, str]) -> Callable[[Execution], Parts]:
+    """Returns bytes that cross nodes in (phase, kind) collectives, in units of 2-byte elements of the whole model: each
+    of N ranks in Z nodes sends (Z - 1)/N of what a collective moves.
+    """
+
+    def crossing(one: Execution) -> Parts:
+        ranks = one.config.world_size
+        nodes = ranks // (one.config.node_size or ranks)
+        whole = ranks / (nodes - 1) / HALF_BYTES
+        rows = [row for row in one.result.traffic if not row.control]
+        return {
+            f"{phase} {kind}": whole * sum(r.between_bytes for r in rows if (r.phase, r.kind) == (phase, kind))
+            for phase, kind in where
+        }
+
+    return crossing
+
+
+def _sums(one: Execution, column: str) -> Parts:
+    sums: Parts = {}
+    for row in one.result.traffic:
+        if not row.control:
+            sums[row.kind] = sums.get(row.kind, 0.0) + getattr(row, column)
+    return sums
+
+
+# -- arithmetic -------------------------------------------------------------------------------------
+
+
+def flops(one: Execution) -> Parts:
+    """FLOPs of a step, with what is computed again; torch's counter over the model without memory."""
+    counted = step_flops(one.config)
+    if counted is None:
+        raise ValueError("the model reads values, so that its FLOPs cannot be counted without a run")
+    return {"FLOPs": float(counted.hardware)}
+
+
+def sum_of(parts: Callable[[Execution], Parts]) -> Callable[[Execution], float]:
+    """Returns a quantity as a size."""
+    return lambda one: sum(parts(one).values())
+
+
+# -- values of theory's closed forms per parameter -------------------------------------------------
+
+
+PSI = 10**9
+ADAM = OptimizerShape(2, 1)
+MIXED = PrecisionShape(2, 2)
+"""Half-precision gradients, cast to fp32 tile by tile."""
+AT_ONCE = PrecisionShape(2, 2, None)
+"""Half-precision gradients, cast to fp32 all at once."""
+WIDE = PrecisionShape(4, 4)
+"""fp32 gradients."""
+
+THEORIES = {"ddp": DDP, "zero1": ZERO1, "zero2": ZERO2, "zero3": ZERO3, "megatron": MEGATRON}
+
+
+def _model(element_bytes: int) -> list[ParameterShape]:
+    return [ParameterShape(PSI, element_bytes, True, "blocks.0")]
+
+
+def states_per_parameter(
+    strategy: str, ranks: int, precision: PrecisionShape = MIXED, element_bytes: int = 2, tiers: TierShape = NOWHERE
+) -> float:
+    """Returns the bytes of model states on a rank's device per parameter, under Adam."""
+    shape = StrategyShape(THEORIES[strategy])
+    return floor_bytes(shape, _model(element_bytes), GroupShape(ranks), ADAM, precision, tiers) / PSI
+
+
+def volume_per_parameter(strategy: str) -> float:
+    """Returns the elements that a rank moves in a step per parameter."""
+    return volume_formula(StrategyShape(THEORIES[strategy]), Schedule.sequential(_model(2)), 64).value / PSI
+
+
+def crossing_per_element(ranks: int, node_size: int, **zeropp: int | bool | None) -> float:
+    """Returns the bytes between nodes in a step of ZeRO-3, as between_nodes counts them; without scales."""
+    groups = GroupShape(ranks, node_size, **zeropp)  # type: ignore[arg-type]
+    schedule = Schedule.sequential(_model(2))
+    value = between_nodes_formula(StrategyShape(ZERO3), schedule, groups, MIXED).value
+    return value / PSI * ranks / (ranks // node_size - 1) / 2
+
+
+def layer_of_gpt(heads: int, hidden: int, recomputed: bool = False) -> float:
+    """Returns the bytes of a layer of our GPT in half precision that forward keeps, over sbh."""
+    shape = GptShape(1, hidden, heads, 1, 128, 1, 2, recomputed)
+    return 2.0 if recomputed else layer_bytes(shape) / (shape.tokens * hidden)
+
+
+# -- bytes of a GPT's activations ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GptShape:
+    """A GPT and its batch. `micro_batch`: sequences on a rank in one forward; `element_bytes`: of the model's dtype.
+    `offload`: what layers keep waits in host memory, storages of `least_bytes` and more.
+
+    Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 4. With s tokens, b sequences, h
+    hidden, a heads, L layers, V vocabulary, and e bytes an element (the paper's 2)::
+
+        a layer, in the paper        sbh (34 + 5as/h)       equation 1, e = 2, with dropout and a materialized softmax
+        less two dropout masks       - 2sbh                 our GPT has none
+        less 5as/h                                          a fused attention kernel keeps 4asb bytes in its place
+        so, in e bytes an element    16 e sbh + 4asb
+
+        recomputed                   e sbh a layer; and while backward is in a layer that one as above, with the
+                                     gradients inside its MLP, 4 e sbh                                  section 5
+        in host memory               what is offloaded, of all layers but the last: storages of `least_bytes` and
+                                     more, 16 e sbh a layer; recomputed e sbh
+        offloaded, on the device     the last layer and, while backward is in it, the one before; 5 e sbh of gradients
+        where backward begins        2 e sbh for the last norm and the head, and 12 sbV: the logits' logarithms in fp32
+                                     and two gradients of them at once (section 4.3 counts the first)
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    micro_batch: int
+    element_bytes: int
+    checkpointing: bool
+    offload: bool = False
+    least_bytes: int = 64 * 1024
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one forward on one rank."""
+        return self.sequence * self.micro_batch
+
+
+def layer_bytes(shape: GptShape) -> int:
+    """Bytes that forward keeps of one layer for the backward."""
+    return sum(_storages(shape))
+
+
+def _storages(shape: GptShape) -> list[int]:
+    """Bytes of each storage that a layer keeps: inputs and outputs of two norms, the output of attention, its three
+    inputs in one, its log-sum-exp in fp32, and the activation function's input and output.
+    """
+    stream = shape.element_bytes * shape.tokens * shape.hidden
+    return [*[stream] * 5, 3 * stream, 4 * shape.heads * shape.tokens, 4 * stream, 4 * stream]
+
+
+def activation_bytes(shape: GptShape) -> int:
+    """Returns the largest sum of activations and of their gradients on the device: where backward begins, or while it
+    is in a layer that is recomputed, or in the last one while the one before comes back.
+    """
+    stream, layer = shape.element_bytes * shape.tokens * shape.hidden, layer_bytes(shape)
+    kept = _storages(shape)[:1] if shape.checkpointing else _storages(shape)
+    moved = sum(size for size in kept if size >= shape.least_bytes) if shape.offload else 0
+    at_the_end = 2 * stream + 12 * shape.tokens * shape.vocabulary
+    coming = moved * (shape.layers > 1)
+    if shape.checkpointing:
+        inputs = shape.layers * (stream - moved)
+        return inputs + moved + max(at_the_end, layer + 4 * stream + coming)
+    if not shape.offload:
+        return shape.layers * layer + at_the_end
+    return shape.layers * (layer - moved) + moved + max(at_the_end, coming + 5 * stream)
+
+
+def shape_of(config: CellConfig) -> GptShape:
+    """Returns the shape of a resolved cell with a GPT."""
+    model, policy = config.model, activation_policy(config)
+    assert isinstance(model, Gpt)
+    return GptShape(
+        model.layers, model.hidden, model.heads, known(model.vocabulary), config.sequence, config.micro_batch,
+        config.precision.dtype.itemsize, model.checkpointing or policy.recompute, policy.keep == "host",
+        policy.least_bytes,
+    )  # fmt: skip

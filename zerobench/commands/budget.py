@@ -17,8 +17,8 @@ from ..config.flat import differences, name_cells
 from ..config.flat import show_value as show_config
 from ..host.pipes import print_line, print_note
 from ..judging import budget_file, judge, reports
+from ..judging.budget_file import LimitChange, Wanted, print_changes, record_cell
 from ..judging.lines import lines_by_cell
-from ..judging.recording import LimitChange, Wanted, print_changes, record_cell
 from ..judging.reports import is_github, report_to_github
 from ..records import RunRow
 from ..results import selection, tables

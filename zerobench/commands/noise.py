@@ -1,6 +1,6 @@
 """`zerobench noise`: the variation of times between launches of identical code on this machine, measured and shown.
 
-Definition and storage of a *noise floor*: judging/paired.py.
+Definition and storage of a *noise floor*: judging/comparison.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..config.compose import RefusedError, compose_cells
 from ..config.world import has_times
 from ..host.pipes import print_line, print_note
 from ..host.terminal import stdout_console
-from ..judging.paired import NoiseFloor, floor_from, read_floors, write_floor
+from ..judging.comparison import NoiseFloor, floor_from, read_floors, write_floor
 from ..results.grid import Grid
 from ..results.options import Parser, verb
 from ..results.selection import latest

@@ -214,7 +214,7 @@ def _write_trace(out: Path, cells: Sequence[SimulatedCell]) -> None:
     """Writes the predicted steps as one trace; for a reduced cell, the steps that were simulated."""
     import pandas as pd
 
-    from .export.perfetto import process
+    from .perfetto import process
 
     entries = []
     for number, cell in enumerate(cells, 1):

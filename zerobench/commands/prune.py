@@ -49,8 +49,16 @@ def prune(arguments: list[str]) -> int:
         raise ValueError(f"{held.where} is one run; name the results folder that it is in")
     if (held.where / "runs.parquet").is_file():
         raise ValueError(f"{held.where} is a collection, one file for all runs: there is nothing to prune in it")
-    doomed = choose(held, chosen.older_code)
-    _print_plan(held, doomed, chosen.older_code)
+    doomed, console = choose(held, chosen.older_code), stdout_console()
+    if doomed:
+        rows = [[entry.path.name, entry.why, show_bytes(entry.size)] for entry in doomed]
+        console.print(Grid(["to be removed", "why", "size"], rows, left=2))
+        print_on(console, f"{len(doomed)} to be removed, {show_bytes(sum(entry.size for entry in doomed))}")
+    outdated = held.verdicts().count("outdated")
+    if outdated and not chosen.older_code:
+        print_on(console, f"{show_count(outdated, 'ok run')} by older code kept; --older-code removes these too")
+    for complaint in held.unreadable:
+        print_on(console, f"kept: {complaint}")
     if chosen.dry_run or not doomed:
         print("nothing was removed" if doomed else "nothing to prune")
         return 0
@@ -115,16 +123,3 @@ def _ask(question: str) -> bool:
     except (EOFError, KeyboardInterrupt):
         print()
         return False
-
-
-def _print_plan(held: FolderContents, doomed: list[Doomed], older_code: bool) -> None:
-    console = stdout_console()
-    if doomed:
-        rows = [[entry.path.name, entry.why, show_bytes(entry.size)] for entry in doomed]
-        console.print(Grid(["to be removed", "why", "size"], rows, left=2))
-        print_on(console, f"{len(doomed)} to be removed, {show_bytes(sum(entry.size for entry in doomed))}")
-    outdated = held.verdicts().count("outdated")
-    if outdated and not older_code:
-        print_on(console, f"{show_count(outdated, 'ok run')} by older code kept; --older-code removes these too")
-    for complaint in held.unreadable:
-        print_on(console, f"kept: {complaint}")

@@ -1,4 +1,4 @@
-"""`zerobench status`: its command line. The table is in commands/status_table.py, which takes longer to load."""
+"""`zerobench status`: its command line. The table is in commands/folder_contents.py, which takes longer to load."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def status(arguments: list[str]) -> int:
     add_options(parser, attempts=False)
     add_columns(parser, STATUS)
     chosen = parser.parse_args(arguments)
-    from .folder_contents import look
-    from .status_table import only, print_status
+    from .folder_contents import look, only, print_status
 
     held = only(look(chosen.results), chosen.where)
     print_status(held, chosen.columns)

@@ -125,7 +125,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     from ..watching import WatchError
     from . import verdict
     from .limits import GateError
-    from .records import Home
+    from .verdict import Home
 
     problem = ""
     try:
@@ -187,7 +187,7 @@ class Session:
         """Writes records, in the process that has all reports."""
         if not self._recorded or hasattr(self._config, "workerinput"):
             return
-        from .records import write
+        from .verdict import write
 
         try:
             self._notes += write(self._recorded)

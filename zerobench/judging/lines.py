@@ -36,6 +36,7 @@ AT = ("peak", "growth")
 REST = "all other lines"
 
 _SOURCE = re.compile(r"(?P<backward>backward of )?(?P<file>.+):(?P<number>\d{1,9}) in (?P<function>.+)", re.DOTALL)
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _RANGE = re.compile(r"(\d{1,6})–(\d{1,6})")
 
 
@@ -125,22 +126,25 @@ def fold(lines: Iterable[Line]) -> tuple[Line, ...]:
     """Merges lines whose paths differ only in one number, as do their labels if they begin with the same path."""
     folded, depth = list(lines), 0
     while depth <= max((line.path.count(".") for line in folded), default=-1):
-        rows: list[tuple[Line, int, int]] = []  # a line, and the first and last number of the modules it stands for
-        numbered = []  # a line with a star for the number at this depth of its path, the number or -1, the line
+        others, numbers = list[Line](), dict[Line, list[int]]()  # a line with a star at this depth -> its numbers
         for line in folded:
-            part = [*line.path.split("."), *[""] * depth][depth]
-            number = int(part) if re.fullmatch(r"0|[1-9][0-9]{0,5}", part) else -1
-            numbered.append((line if number < 0 else _named(line, depth, "*"), number, line))
-        for starred, number, line in sorted(numbered):
-            if rows and rows[-1][0] == starred and rows[-1][2] == number - 1 >= 0:
-                rows[-1] = starred, rows[-1][1], number
+            part = line.path.split(".")[depth:][:1]
+            if part and _NUMBER.fullmatch(part[0]):
+                numbers.setdefault(_named(line, depth, "*"), []).append(int(part[0]))
             else:
-                rows.append((line if number < 0 else starred, number, number))
-        folded = []
-        for line, first, last in rows:
-            count = last - first + 1
-            row = line if first < 0 else _named(line, depth, str(first) if count == 1 else f"{first}–{last}")
-            folded.append(replace(row, bytes=line.bytes * count, storages=line.storages * count))
+                others.append(line)
+        folded = others
+        for line, of_line in numbers.items():
+            spans: list[tuple[int, int]] = []
+            for number in sorted(of_line):
+                if spans and spans[-1][1] == number - 1:
+                    spans[-1] = spans[-1][0], number
+                else:
+                    spans.append((number, number))
+            for first, last in spans:
+                count = last - first + 1
+                row = _named(line, depth, str(first) if count == 1 else f"{first}–{last}")
+                folded.append(replace(row, bytes=line.bytes * count, storages=line.storages * count))
         depth += 1
     return ordered(folded)
 
@@ -157,28 +161,24 @@ def _named(line: Line, depth: int, part: str) -> Line:
 
 def unfold(lines: Iterable[Line], most: int = 100_000) -> tuple[Line, ...]:
     """Undoes `fold`. Raises ValueError for a row whose bytes its modules do not divide, or with too many modules."""
-    unfolded = list(lines)
-    for depth in range(max((line.path.count(".") for line in unfolded), default=-1) + 1):
-        rows: list[Line] = []
-        for line in unfolded:
-            parts = line.path.split(".")
-            span = _RANGE.fullmatch(parts[depth]) if depth < len(parts) else None
-            if span is None:
-                rows.append(line)
-            else:
-                first, last = int(span[1]), int(span[2])
-                count = last - first + 1
-                if not 1 <= count <= most:
-                    raise ValueError(f"{line.path:.80} is no range of modules, as blocks.0–4 is")
-                if line.bytes % count or line.storages % count:
-                    raise ValueError(
-                        f"{line.path:.80} is {count} modules, which do not divide {line.bytes} bytes equally"
-                    )
-                module = replace(line, bytes=line.bytes // count, storages=line.storages // count)
-                rows += [_named(module, depth, str(number)) for number in range(first, last + 1)]
-            if len(rows) > most:
-                raise ValueError(f"these lines name more than {most:,} modules")
-        unfolded = rows
+    pending, unfolded = list(lines), list[Line]()
+    while pending:
+        line = pending.pop()
+        spans = ((depth, _RANGE.fullmatch(part)) for depth, part in enumerate(line.path.split(".")))
+        depth, span = next(((depth, span) for depth, span in spans if span), (0, None))
+        if span is None:
+            unfolded.append(line)
+        else:
+            first, last = int(span[1]), int(span[2])
+            count = last - first + 1
+            if not 1 <= count <= most:
+                raise ValueError(f"{line.path:.80} is no range of modules, as blocks.0–4 is")
+            if line.bytes % count or line.storages % count:
+                raise ValueError(f"{line.path:.80} is {count} modules, which do not divide {line.bytes} bytes equally")
+            module = replace(line, bytes=line.bytes // count, storages=line.storages // count)
+            pending += [_named(module, depth, str(number)) for number in range(first, last + 1)]
+        if len(unfolded) + len(pending) > most:
+            raise ValueError(f"these lines name more than {most:,} modules")
     return ordered(unfolded)
 
 

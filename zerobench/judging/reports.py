@@ -21,9 +21,9 @@ from ..host.terminal import print_on, stdout_console
 from ..results.grid import Grid
 from ..results.grid import markdown_text as escaped
 from ..sizes import escape_control
+from .budget_file import HEADER, LimitChange
 from .judge import MORE_IS_BETTER, OK, Finding, shares_cause, show_limit, show_tolerance, show_value
 from .lines import CodeLine
-from .recording import HEADER, LimitChange
 
 STYLES = {"regression": "bold red", "missing": "bold red", "unjudged": "bold yellow", "improvement": "green"}
 JUNIT_TAGS = {"regression": "failure", "missing": "failure", "unjudged": "error"}

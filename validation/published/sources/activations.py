@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from zerobench.fake_execution import Target
 
-from ..equations import layer_of_gpt
-from ..figure import PublishedFigure
-from ..quantities import most_of, per_size
+from ..figure import PublishedFigure, layer_of_gpt, most_of, per_size
 
 A, S, H = 8, 512, 1024
 

@@ -4,9 +4,7 @@ memory.rst, for T5-3B on a node of eight GPUs. Their GB are 2^30 bytes.
 
 from __future__ import annotations
 
-from ..equations import WIDE, states_per_parameter
-from ..figure import BF16, BUCKETS, PublishedFigure
-from ..quantities import psi, states
+from ..figure import BF16, BUCKETS, WIDE, PublishedFigure, psi, states, states_per_parameter
 
 N = 8
 PSI = 2.851e9

@@ -5,9 +5,19 @@ at once). Its TB are 2^40 bytes, its K are 1024.
 
 from __future__ import annotations
 
-from ..equations import AT_ONCE, WIDE, states_per_parameter
-from ..figure import PublishedFigure
-from ..quantities import flops, most_of, moved, per_size, psi, states, sum_of
+from ..figure import (
+    AT_ONCE,
+    WIDE,
+    PublishedFigure,
+    flops,
+    most_of,
+    moved,
+    per_size,
+    psi,
+    states,
+    states_per_parameter,
+    sum_of,
+)
 
 GPT = "model=gpt model.heads=8 model.vocabulary=256 data=synthetic backend=simulated precision=bf16"
 WIDE_GPT = f"strategy=zero3 world_size=1 {GPT} model.hidden=4096"

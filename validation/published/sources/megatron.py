@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from ..equations import AT_ONCE, WIDE, states_per_parameter
-from ..figure import GPT, PublishedFigure
-from ..quantities import psi, states
+from ..figure import AT_ONCE, GPT, WIDE, PublishedFigure, psi, states, states_per_parameter
 
 D = 8
 

@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 from zerobench.theory.shapes import TierShape
 
-from ..equations import states_per_parameter
-from ..figure import BF16, BUCKETS, PublishedFigure
-from ..quantities import moved, psi, states
+from ..figure import BF16, BUCKETS, PublishedFigure, moved, psi, states, states_per_parameter
 
 CELL = f"strategy=zero2 world_size=1 {BF16} {BUCKETS}"
 

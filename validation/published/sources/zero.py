@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from ..equations import states_per_parameter, volume_per_parameter
-from ..figure import BF16, BUCKETS, PublishedFigure
-from ..quantities import most_of, per_size, psi, states, volume
+from ..figure import (
+    BF16,
+    BUCKETS,
+    PublishedFigure,
+    most_of,
+    per_size,
+    psi,
+    states,
+    states_per_parameter,
+    volume,
+    volume_per_parameter,
+)
 
 N = 64
 BILLIONS = 7.5

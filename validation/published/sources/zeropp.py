@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from zerobench.theory.closed_forms import INT4, INT8
 
-from ..equations import crossing_per_element
-from ..figure import PublishedFigure
-from ..quantities import HALF_BYTES, between_nodes, most_of, psi
+from ..figure import HALF_BYTES, PublishedFigure, between_nodes, crossing_per_element, most_of, psi
 
 RANKS, NODE, BLOCK = 16, 4, 2048
 

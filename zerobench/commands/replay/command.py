@@ -1,18 +1,192 @@
-"""`zerobench replay`: its options, and the files that it writes."""
+"""The page: one self-contained HTML file with its style, code and data, which makes no requests.
+
+Its data are columns of small numbers and one table of strings, deflated. A column of a stream has a number per event: a
+category or a name as its index in the strings, a storage as its number plus 1 (0: none), ticks and microseconds as
+differences from the previous event. A column of zeros is left out. `page/model.js` decodes it.
+"""
 
 from __future__ import annotations
 
 import argparse
+import base64
+import json
+import re
+import zlib
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from ...host.pipes import print_line, print_note
 from ...launch import fork_server
+from ...records.palette import CATEGORIES
 from ...results import tables
 from ...results.options import RESULTS, Parser, add_jobs, add_options, verb
 from ...sizes import show_bytes, show_count
 from ..predict import costs_of
-from .page import write_page
-from .worlds import ReplayWorld, executed_worlds, recorded_worlds, with_ranks
+from .worlds import (
+    EXECUTED,
+    MEASURED,
+    TICKS,
+    Panel,
+    ReplayWorld,
+    executed_worlds,
+    phases_of,
+    recorded_worlds,
+    setting_words,
+    ticks_of,
+    with_ranks,
+)
+
+LIMIT_BYTES = 3 * 2**20
+SCRIPTS = ("model.js", "layout.js", "draw.js", "words.js", "stage.js", "scale.js", "page.js")
+"""The page's code, in order."""
+
+
+def write_page(to: Path, worlds: list[ReplayWorld]) -> int:
+    """Writes the page and returns its size in bytes. Raises ValueError if it would exceed LIMIT_BYTES."""
+    text = page_of(worlds)
+    size = len(text.encode())
+    if size > LIMIT_BYTES:
+        remedy = "leave ranks or numbers of ranks out: --ranks 0, --worlds none"
+        raise ValueError(f"--out {to}: the page would be {show_bytes(size)}, above {show_bytes(LIMIT_BYTES)}; {remedy}")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.write_text(text, encoding="utf-8")
+    return size
+
+
+def page_of(worlds: list[ReplayWorld]) -> str:
+    """Returns the page as text."""
+    panels = worlds[0].panels
+    # a message on which numbers of ranks were measured and which were simulated
+    by_how = {how: [f"{world.ranks:,}" for world in worlds if world.how == how] for how in (MEASURED, EXECUTED)}
+    scale = [f"Measured with real ranks: N = {', '.join(by_how[MEASURED])}."] if by_how[MEASURED] else []
+    if by_how[EXECUTED]:
+        ns = ", ".join(by_how[EXECUTED])
+        scale.append(f"Simulated on fake tensors, the rank with the most, each rank keeping its micro-batch: N = {ns}.")
+    parts = {
+        "title": escape(f"One training step, recorded: {panels[0].row['model']}"),
+        "setting": escape(setting_words(panels)),
+        "style": part("step.css"),
+        "script": "\n".join(part(name) for name in SCRIPTS),
+        "data": deflated(data_of(worlds, {"scale_words": " ".join(scale)})),
+    }
+    return re.sub(r"<!--(\w+)-->", lambda mark: parts[mark[1]], part("step.html"))
+
+
+def part(name: str) -> str:
+    """Returns a file of the page."""
+    return (files(__package__) / "page" / name).read_text(encoding="utf-8")
+
+
+WORDS = (
+    "kind",
+    "phase",
+    "category",
+    "previous",
+    "name",
+    "unit",
+    "module",
+    "source",
+    "tier",
+    "collective",
+    "operator",
+    "dtype",
+)
+"""Columns of words."""
+NUMBERS = ("bytes", "elements", "group_size", "micro_batch", "calls", "between_bytes")
+"""Columns of integers."""
+LETTERS = dict(zip(CATEGORIES, "PGMOCAIT", strict=True))
+"""Category -> the letter for it where a pattern would be too small."""
+
+
+class Strings:
+    """Strings by number, the empty one first."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {"": 0}
+
+    def numbers(self, texts: Iterable[object]) -> list[int]:
+        """Returns the words' numbers; new words get the next free ones."""
+        return [self._numbers.setdefault(str(w) if isinstance(w, str) else "", len(self._numbers)) for w in texts]
+
+    @property
+    def all(self) -> list[str]:
+        """The strings in the order of their numbers."""
+        return list(self._numbers)
+
+
+def deflated(data: dict[str, Any]) -> str:
+    """Returns base64 of deflated JSON."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def data_of(worlds: list[ReplayWorld], beside: dict[str, Any]) -> dict[str, Any]:
+    """Returns the page's data. `beside`: additional entries."""
+    strings = Strings()
+    world_data = [_world(world, strings) for world in worlds]
+    categories = [{"name": n, "color": c, "hatch": h, "letter": LETTERS[n]} for n, (c, h) in CATEGORIES.items()]
+    return {"ticks": TICKS, "categories": categories, "worlds": world_data, "strings": strings.all, **beside}
+
+
+def _world(world: ReplayWorld, strings: Strings) -> dict[str, Any]:
+    streams = [stream for panel in world.panels for stream in panel.streams.values()]
+    clocks = iter(ticks_of(streams)) if streams else iter(())
+    panels: list[dict[str, Any]] = []
+    phases: list[tuple[str, int]] = []
+    for panel in world.panels:
+        panel_streams = []
+        for rank, stream in panel.streams.items():
+            ticks = next(clocks)
+            phases = phases or phases_of(stream, ticks)
+            panel_streams.append({"rank": rank, "length": len(stream), "columns": _columns(stream, ticks, strings)})
+        panels.append(_facts(panel) | {"streams": panel_streams})
+    return {"n": world.ranks, "how": world.how, "phases": phases, "panels": panels}
+
+
+def _facts(panel: Panel) -> dict[str, Any]:
+    """Returns the facts on a panel other than its events."""
+    theory, formulas = panel.theory, panel.formulas
+    forms = {
+        name: {"equation": form.equation, "value": form.value, "numbers": dict(form.numbers),
+               "beside": [[term.name, term.size] for term in form.beyond]}
+        for name, form in formulas.items()
+    }  # fmt: skip
+    kept = ("run_id", "peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "command", "commit", "torch_version")
+    return {
+        "key": panel.key, "label": panel.label, "color": panel.color, "problem": panel.problem, "formulas": forms,
+        "states_source": theory.states_source if theory else "",
+        "volume_source": theory.volume_source if theory else "",
+        **{name: panel.row.get(name) for name in kept},
+    }  # fmt: skip
+
+
+def _columns(stream: pd.DataFrame, ticks: NDArray[np.int64], strings: Strings) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {"tick": _steps(ticks)}
+    columns["us"] = _steps(np.rint(stream["seconds"].to_numpy(dtype="float64") * 1e6).astype(np.int64))
+    for name in ("storage", "operation"):
+        columns[name] = (stream[name].astype("float64").fillna(-1).to_numpy().astype(np.int64) + 1).tolist()
+    for name in NUMBERS:
+        columns[name] = np.rint(stream[name].fillna(0).to_numpy(dtype="float64")).astype(np.int64).tolist()
+    columns["wire_bytes"] = [
+        int(size) if float(size).is_integer() else float(size) for size in stream["wire_bytes"].fillna(0)
+    ]
+    columns["control"] = stream["control"].fillna(False).astype(int).tolist()
+    for name in WORDS:
+        columns[name] = strings.numbers(stream[name])
+    return {name: column for name, column in columns.items() if any(column)}
+
+
+def _steps(values: NDArray[np.int64]) -> list[int]:
+    """Returns the differences between neighbors; the first value is relative to 0."""
+    return [int(step) for step in np.diff(values, prepend=0)]
+
 
 MOST = 1024
 EVERY, NONE = "all", "none"

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ...judging.comparison import Change, Compared, Comparison
-from ...judging.paired import NOISE, UNJUDGED
+from ...judging.comparison import NOISE, UNJUDGED, Change, Compared, Comparison
 from ...results.grid import Grid
 from ...results.markup import WIDTH, Bar, BarFigure, BarPart
 from ...sizes import show_bytes
-from ..comparison_text import NOT_COMPARABLE, interval, made_up, parts_of_peak, percent, signed, title
-from .figures import MOST, exactly, undrawn
-from .settings import NAMED
+from ..compare import NOT_COMPARABLE, interval, made_up, parts_of_peak, percent, signed, title
+from .settings import MOST, NAMED, exactly, undrawn
 
 NONE = "–"
 WHY = {UNJUDGED: f"{UNJUDGED}, for launches were not in turns"}

@@ -25,9 +25,9 @@ from typing import Any
 
 import pandas as pd
 
-from ...records import CATEGORIES, TIERS
-from ...results.events import collectives_of, live_bytes, streams_of
-from ...results.tables import Results
+from ..records import CATEGORIES, TIERS
+from ..results.events import collectives_of, live_bytes, streams_of
+from ..results.tables import Results
 
 Entry = dict[str, Any]
 

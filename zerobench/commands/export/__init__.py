@@ -1,1 +1,0 @@
-"""`zerobench export`: finished runs for other programs."""
