@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis import largest_model as largest
 from analysis import predicted_maps as figure
 from tools.docs.measured import volume
-from tools.docs.predicted import largest_model as largest
 from tools.docs.recorded import RESULTS, beside
 from tools.docs.render import render, table
 from validation import predicted_runs as runs
