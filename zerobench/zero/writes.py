@@ -9,7 +9,8 @@
                                                              updated; on a GPU by the update's kernel, if there is one:
                                                              an error at the next step
     address      p.data = ..., module.double()               an error at the next forward or step
-    identity     module.weight = nn.Parameter(...)           an error; so at the next step for optimizer.param_groups
+    identity     module.weight = nn.Parameter(...)           an error at the next forward or step
+                 edits of optimizer.param_groups             an error at the next step
 
 Inside full_parameters() all values are compared at its end: shards and masters are updated, a new `.data` is copied
 back, and if values differ between ranks there is an error on all of them.
