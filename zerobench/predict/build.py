@@ -72,7 +72,7 @@ def facts_of(config: CellConfig) -> ModelFacts:
 
 
 _facts: dict[str, ModelFacts] = {}
-"""What a model of ours is made from -> its facts."""
+"""Configuration of a built-in model -> its facts."""
 
 MOST_FACTS = 100
 """Models whose facts are kept at a time."""

@@ -220,7 +220,7 @@ class Reductions:
             category = "communication" if self.synchronizing else "gradients"
             size = unit.wire_bytes if self.synchronizing else unit.gradient_bytes
             self.replay.hold(category, (OPEN, unit.name), unit.numel * size)
-        elif unit.name in self._completed:  # the whole gradients are written anew
+        elif unit.name in self._completed:  # the whole gradients start again from zero
             self.replay.hold("gradients", (SUM_SO_FAR, unit.name), unit.own * unit.gradient_bytes)
 
     def send(self, unit: UnitGradients) -> None:
