@@ -24,7 +24,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from zerobench.judging.comparison import effect_of, interleaved, pair_up
+from zerobench.budgets.comparison import effect_of, interleaved, pair_up
 from zerobench.plots.marks import GRAY, PURPLE, look, rule
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, title

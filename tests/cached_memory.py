@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from zerobench.probes.operator_stream import ATEN, MAKES_ONLY, OperatorStream
-from zerobench.timing.costs import BLOCK, LISTS, MOST_BLOCKS, OWN_LAUNCHES, GpuCosts
+from zerobench.simulation.costs import BLOCK, LISTS, MOST_BLOCKS, OWN_LAUNCHES, GpuCosts
 
 CACHE_BYTES, LINE_BYTES = 25 * 10**6, 4096
 """Half of an H100's L2 cache, and the bytes that the model looks up at a time."""

@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    from zerobench.launch import fork_server
+    from zerobench.ranks import fork_server
 
     if "tests.preloaded" not in fork_server.PRELOAD:
         fork_server.PRELOAD.insert(-1, "tests.preloaded")  # before what freezes all that is there

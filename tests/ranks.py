@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zerobench.host.environment import rank_environment
-from zerobench.launch.start_ranks import launch
+from zerobench.ranks.start_ranks import launch
 
 
 def free_port() -> int:

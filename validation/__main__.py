@@ -8,7 +8,7 @@ from importlib import import_module
 from zerobench.config.compose import RefusedError
 from zerobench.config.keys import nearest
 from zerobench.host.signals import ENDING, ignore, interrupt_on, unclaimed
-from zerobench.launch import fork_server
+from zerobench.ranks import fork_server
 from zerobench.results.options import Parser
 from zerobench.sizes import printable
 

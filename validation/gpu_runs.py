@@ -19,10 +19,10 @@ import pandas as pd
 from zerobench.config.cell import CellConfig
 from zerobench.config.flat import name_cells
 from zerobench.config.schema import Measure
-from zerobench.fake_execution import CUDA, Execution, Limits
 from zerobench.host.terminal import stdout_console
 from zerobench.results.grid import Grid
 from zerobench.results.tables import load
+from zerobench.simulation.execute import CUDA, Execution, Limits
 from zerobench.sizes import show_bytes
 
 from .runner import execute_cells

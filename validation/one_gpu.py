@@ -28,13 +28,21 @@ from scipy.optimize import minimize, nnls
 from zerobench.commands.predict import costs_of
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
-from zerobench.fake_execution import CUDA, execute_all
 from zerobench.host.files import replace_text
 from zerobench.results.tables import load
-from zerobench.timing import hardware
-from zerobench.timing.costs import MOST_BLOCKS
-from zerobench.timing.hardware import US
-from zerobench.timing.prediction import PHASES, StepInterval, StepSchedule, interval_of, reduced, schedule_of, step_time
+from zerobench.simulation import hardware
+from zerobench.simulation.costs import MOST_BLOCKS
+from zerobench.simulation.execute import CUDA, execute_all
+from zerobench.simulation.hardware import US
+from zerobench.simulation.prediction import (
+    PHASES,
+    StepInterval,
+    StepSchedule,
+    interval_of,
+    reduced,
+    schedule_of,
+    step_time,
+)
 
 from .gpu_runs import timed
 from .predicted_runs import write_validated

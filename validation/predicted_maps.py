@@ -21,10 +21,10 @@ from zerobench.commands.predict import costs_of
 from zerobench.commands.simulated import ask
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema_memory import CHOICES
-from zerobench.fake_execution import CUDA
 from zerobench.predict.build import facts_of
 from zerobench.predict.estimate import closed_form
-from zerobench.timing.prediction import StepTime, reduced, step_time
+from zerobench.simulation.execute import CUDA
+from zerobench.simulation.prediction import StepTime, reduced, step_time
 
 from .schedules import Schedules
 from .store import write

@@ -31,14 +31,14 @@ import yaml
 from scipy.optimize import minimize
 
 from zerobench.config.cell import CellConfig
-from zerobench.fake_execution import Target
 from zerobench.host.files import replace_text
 from zerobench.host.terminal import stdout_console
 from zerobench.results.grid import Grid
 from zerobench.sections import known
+from zerobench.simulation.execute import Target
+from zerobench.simulation.hardware import Scales
+from zerobench.simulation.prediction import NOT_VALIDATED, Reduced, StepTime, interval, kind_of, reduced, step_time
 from zerobench.sizes import show_count
-from zerobench.timing.hardware import Scales
-from zerobench.timing.prediction import NOT_VALIDATED, Reduced, StepTime, interval, kind_of, reduced, step_time
 
 from .published_runs.cells import plan_of
 from .published_runs.hardware import RunHardware, hardware_of

@@ -18,11 +18,11 @@ from typing import Any
 import torch.distributed as dist
 
 from zerobench.config.cell import CellConfig
-from zerobench.fake_execution import LIMITS, Execution, Limits, Target, execute_all
 from zerobench.host.environment import FAKE, SIMULATED
 from zerobench.host.terminal import progress_bar
-from zerobench.launch.start_ranks import launch
 from zerobench.rank_record import RankRecord
+from zerobench.ranks.start_ranks import launch
+from zerobench.simulation.execute import LIMITS, Execution, Limits, Target, execute_all
 from zerobench.worker import RankJob, run_rank
 
 Work = tuple[CellConfig, Target]

@@ -13,13 +13,13 @@ import pandas as pd
 import torch
 
 from zerobench.config.cell import CellConfig
-from zerobench.fake_execution import Execution, Target, execute_all
 from zerobench.host.terminal import progress_bar
-from zerobench.launch import fork_server
+from zerobench.ranks import fork_server
 from zerobench.records import EventRow
 from zerobench.records.long_rows import COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT
 from zerobench.results.provenance import source_of
-from zerobench.timing.prediction import LIMITS, Reduced, StepSchedule
+from zerobench.simulation.execute import Execution, Target, execute_all
+from zerobench.simulation.prediction import LIMITS, Reduced, StepSchedule
 
 KINDS = (COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT)
 
@@ -29,8 +29,11 @@ COLUMNS = (
     "control",
 )  # fmt: skip
 
-NOT_EXECUTED = ("timing", "commands", "sweep", "watching", "gate")
-"""Packages above fake_execution: a schedule stays valid if their code changes."""
+NOT_EXECUTED = (
+    "simulation/costs.py", "simulation/hardware.py", "simulation/prediction.py", "simulation/timeline.py", "commands",
+    "sweep", "watching", "budgets",
+)  # fmt: skip
+"""Code that no simulated rank runs: a schedule stays valid if it changes."""
 
 TRANSFORMERS = "transformers.models.auto.modeling_auto"
 

@@ -29,11 +29,11 @@ from pathlib import Path
 
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
-from zerobench.fake_execution import CPU, Execution, Limits
 from zerobench.host.terminal import stdout_console
 from zerobench.predict.estimate import training_shapes
 from zerobench.records import STATES
 from zerobench.results.grid import Grid
+from zerobench.simulation.execute import CPU, Execution, Limits
 from zerobench.sizes import printable
 from zerobench.strategies import shape_of
 from zerobench.theory.closed_forms import floor_bytes, state_formulas

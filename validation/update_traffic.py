@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.cached_memory import NEWER, OLDER, counted
 from zerobench.commands.predict import costs_of
 from zerobench.config.compose import compose_cells
-from zerobench.fake_execution import CUDA, execute
+from zerobench.simulation.execute import CUDA, execute
 
 from .one_gpu import CLUSTERS, PEER, PEERS, UPDATES
 from .store import write

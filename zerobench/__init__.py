@@ -3,7 +3,7 @@
     zerobench.initialize(model, optimizer, strategy="zero2")   the engine as a library (zerobench.zero)
     zerobench.run(strategy=["ddp", "zero1"])                   a sweep from Python, as in a notebook (zerobench.sweep)
     zerobench.load("results/runs")                             finished runs as pandas tables (zerobench.results.tables)
-    zerobench.load_calibration(FOLDER)                         what collectives cost (zerobench.calibrate.collectives)
+    zerobench.load_calibration(FOLDER)                         what collectives cost (zerobench.ranks.collectives)
     zerobench.register_model("mine", build)                    a model of your own (zerobench.registry)
     zerobench.register_data("mine", build)                     data of your own, of any kind (zerobench.registry)
     zerobench.register_strategy("mine", build)                 a strategy of your own (zerobench.strategies)
@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .calibrate.collectives import load_calibration
+    from .ranks.collectives import load_calibration
     from .registry import register_data, register_model
     from .results.tables import Results, load
     from .strategies import register_strategy

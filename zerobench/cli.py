@@ -21,11 +21,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from .cluster.job import ROWS, JobError, find_job
+from .host.job import ROWS, JobError, find_job
 from .host.pipes import patient, print_note
 from .host.revisions import installed_version
 from .host.signals import ENDING, end_with_parent, exit_when_interrupted, ignore, interrupt_on, unclaimed
-from .launch import fork_server
+from .ranks import fork_server
 from .results.options import choose, price, refuse
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def _join(arguments: list[str]) -> int:
     if job is None:
         return _act(arguments)
     with _importing():
-        from .launch.over_cluster import follow, lead
+        from .ranks.over_cluster import follow, lead
 
     return follow(job) if job.rank else lead(job, lambda: _act(arguments))
 

@@ -1,6 +1,6 @@
 """ONE RANK ON ONE PAGE: read this first.
 
-A pass of a cell runs this on every rank, in a fresh process (launch/rank_main.py). How anything is measured
+A pass of a cell runs this on every rank, in a fresh process (ranks/rank_main.py). How anything is measured
 is the probe's business (probes/probe.py); what a strategy does is the engine's (strategies/engine.py, zero/); here is
 only the order.
 """

@@ -13,9 +13,9 @@ from tests.cells import sound
 from tests.distributed import training
 from tests.ranks import run_ranks
 from zerobench.config.cell import CellConfig
-from zerobench.launch.start_ranks import launch
 from zerobench.models.compiled import compile_blocks
 from zerobench.rank_record import RankRecord
+from zerobench.ranks.start_ranks import launch
 from zerobench.worker import RankJob, run_rank
 from zerobench.zero import STAGES
 

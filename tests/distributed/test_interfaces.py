@@ -18,8 +18,8 @@ import pytest
 from tests.distributed.test_wire_nodes import NAMESPACES, two_nodes_work
 from tests.listeners import Listener, listeners_of, watch_listeners
 from tests.ranks import free_port, run_ranks
-from zerobench.cluster import store as interface
-from zerobench.cluster.store import JobStore, LostError
+from zerobench.host import store as interface
+from zerobench.host.store import JobStore, LostError
 
 SECOND_NETWORK = """
 ip link add other0 type veth peer name other1 netns $other

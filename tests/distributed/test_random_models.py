@@ -17,8 +17,8 @@ from tests.cells import MODELS, cell
 from zerobench.config import schema_memory, schema_training
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure, Model
-from zerobench.launch.start_ranks import launch
 from zerobench.predict.estimate import formulas_of, simulated_ranks, training_shapes
+from zerobench.ranks.start_ranks import launch
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.strategies import shape_of
 from zerobench.theory.replay.live_bytes import Replay

@@ -113,7 +113,7 @@ def exit_codes(children: list[int], within_s: float) -> list[int | str]:
 
 def run_all(folder: Path, thorough: bool) -> None:
     """Runs every case and prints its exit codes, as a JSON list per case."""
-    import zerobench.launch.frozen  # noqa: F401  loads once what each script would load
+    import zerobench.ranks.frozen  # noqa: F401  loads once what each script would load
 
     for name in CASES:
         for end in ends_of(name, thorough):

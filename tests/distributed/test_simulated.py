@@ -18,8 +18,8 @@ from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16, Fp16
 from zerobench.fake import world_of_tensors
 from zerobench.host.environment import SIMULATED, rank_environment
-from zerobench.launch.start_ranks import launch
 from zerobench.probes.ledger import Ledger, ShapesOnly
+from zerobench.ranks.start_ranks import launch
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
 from zerobench.theory.closed_forms import from_json

@@ -21,9 +21,9 @@ from zerobench.config import schema_memory
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16
-from zerobench.launch.start_ranks import launch
 from zerobench.predict.build import build_model, shapes_of
 from zerobench.predict.estimate import training_shapes
+from zerobench.ranks.start_ranks import launch
 from zerobench.strategies import shape_of as strategy_shape
 from zerobench.theory.groups import Moved
 from zerobench.theory.replay.traffic import predict_traffic

@@ -13,8 +13,8 @@ from zerobench import strategies
 from zerobench.config.cell import CellConfig
 from zerobench.config.combinations import engine_options
 from zerobench.config.schema import Model
-from zerobench.launch.start_ranks import launch
 from zerobench.predict.build import build_model
+from zerobench.ranks.start_ranks import launch
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.worker import RankJob, RankRecord, run_rank
 

@@ -13,7 +13,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from zerobench.judging.comparison import EXACT
+from zerobench.budgets.comparison import EXACT
 from zerobench.results.folders import JOBS
 from zerobench.results.tables import load
 from zerobench.sweep import jobs

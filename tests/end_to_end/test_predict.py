@@ -11,10 +11,10 @@ import pytest
 import zerobench as package
 from analysis.__main__ import main
 from tests.end_to_end.command import zerobench
-from zerobench.calibrate.collectives import TRANSFERS, evenly, fit_all
 from zerobench.commands.calibrate import slowest
 from zerobench.commands.plan.command import plan
 from zerobench.commands.predict import predict
+from zerobench.ranks.collectives import TRANSFERS, evenly, fit_all
 
 MODEL = ("model=gpt", "model.layers=2", "model.hidden=256", "model.heads=4", "model.vocabulary=512", "precision=bf16")
 

@@ -14,11 +14,11 @@ import yaml
 from _pytest.runner import runtestprotocol
 from torch import nn
 
-import zerobench.gate.ranks
-import zerobench.gate.verdict  # noqa: F401
+import zerobench.budgets.ranks
+import zerobench.budgets.verdict  # noqa: F401
 from tests.end_to_end.command import ROOT
-from zerobench.gate.limits import Sizes, parse_hand
-from zerobench.gate.verdict import largest_unit_bytes
+from zerobench.budgets.limits import Sizes, parse_hand
+from zerobench.budgets.verdict import largest_unit_bytes
 
 pytest_plugins = ["pytester"]
 
@@ -433,8 +433,8 @@ def test_a_session_without_such_tests_loads_nothing(toy: pytest.Pytester) -> Non
         import sys
 
         def test_plain():
-            assert "zerobench.gate.plugin" in sys.modules
-            assert not {"torch", "pandas", "zerobench.gate.verdict", "zerobench.watching"} & set(sys.modules)
+            assert "zerobench.budgets.plugin" in sys.modules
+            assert not {"torch", "pandas", "zerobench.budgets.verdict", "zerobench.watching"} & set(sys.modules)
         """
     )
     toy.runpytest_subprocess("-p", "no:xdist").assert_outcomes(passed=1)

@@ -124,7 +124,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("where", "how"), [("zerobench.cluster.job", "raised"), pytest.param("torch", "lost", marks=pytest.mark.thorough)]
+    ("where", "how"), [("zerobench.host.job", "raised"), pytest.param("torch", "lost", marks=pytest.mark.thorough)]
 )
 def test_ctrl_c_during_imports_ends_a_command_quietly(where: str, how: str, tmp_path: Path) -> None:
     """An import may pass over an exception, as parts of numpy and torch do."""

@@ -21,12 +21,12 @@ from validation.gpu_suite import suite
 from validation.published_runs import rows as published_runs
 from validation.table1 import CellRow, StatesRow
 from zerobench import cli, data
-from zerobench.calibrate.collectives import load_calibration
+from zerobench.budgets.budget_file import read_budget
+from zerobench.budgets.comparison import read_floors
 from zerobench.config.yaml_file import read_yaml
-from zerobench.judging.budget_file import read_budget
-from zerobench.judging.comparison import read_floors
 from zerobench.models.huggingface import read_config
 from zerobench.plots.marks import learn_colors
+from zerobench.ranks.collectives import load_calibration
 from zerobench.records import SearchRow
 from zerobench.results.folders import write_search
 from zerobench.results.frames import columns_of

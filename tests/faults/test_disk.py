@@ -17,7 +17,7 @@ import torch
 
 from tests.faults import disk
 from tests.faults.disk import opened
-from zerobench.launch.start_ranks import launch
+from zerobench.ranks.start_ranks import launch
 from zerobench.zero.offload.disk import ALIGN_BYTES, DiskError, FileStore, Pool, Scratch, problems_of_path, sweep
 
 BLOCK = 4 * ALIGN_BYTES

@@ -22,7 +22,7 @@ from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
 from zerobench.host import files
 from zerobench.host.temporary import LEASE, Aside, temporary_folder
-from zerobench.launch import fork_server
+from zerobench.ranks import fork_server
 from zerobench.results import folders
 from zerobench.results.folders import Unwritten, abandoned, amend_row, messages_of, temporary_results
 from zerobench.sweep.cell import find_or_run, run_cell, run_prefix, write_lost

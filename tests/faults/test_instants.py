@@ -25,8 +25,8 @@ from tests.cells import cell
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch, Measure
 from zerobench.host.signals import interrupt_on
-from zerobench.launch.start_ranks import Outcome
 from zerobench.rank_record import RankRecord
+from zerobench.ranks.start_ranks import Outcome
 from zerobench.results import selection
 from zerobench.results.tables import TABLES
 from zerobench.sweep import cell as life

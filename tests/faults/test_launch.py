@@ -13,9 +13,9 @@ import pytest
 
 from tests.faults import workers
 from tests.ranks import wait_until
-from zerobench.launch import fork_server
-from zerobench.launch.rank_main import rank_main
-from zerobench.launch.start_ranks import Failure, end, explain, launch, start
+from zerobench.ranks import fork_server
+from zerobench.ranks.rank_main import rank_main
+from zerobench.ranks.start_ranks import Failure, end, explain, launch, start
 
 
 def ranks_alive() -> list[psutil.Process]:
@@ -155,7 +155,7 @@ def test_a_rank_whose_launch_has_ended_leaves_without_a_word(tmp_path: Path, mon
 def test_ranks_die_with_a_parent_that_is_killed(tmp_path: Path, stopped: int) -> None:
     """Also where so many of them, which nothing but SIGKILL reaches, are stopped."""
     script = (
-        "from pathlib import Path\nfrom tests.faults import workers\nfrom zerobench.launch.start_ranks import launch\n"
+        "from pathlib import Path\nfrom tests.faults import workers\nfrom zerobench.ranks.start_ranks import launch\n"
         f"launch(workers.says_pid_and_sleeps, [r'{tmp_path}/0', r'{tmp_path}/1'], Path(r'{tmp_path}/logs'), 300)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script])
@@ -182,7 +182,7 @@ def is_alive(pid: int) -> bool:
 
 KILLED = """
 import os, signal, sys, tempfile
-from zerobench.launch import fork_server
+from zerobench.ranks import fork_server
 fork_server.PRELOAD.clear()
 fork_server.start()
 print(*sorted(os.listdir(tempfile.gettempdir())), flush=True)
@@ -208,7 +208,7 @@ def test_a_killed_commands_temporary_files_go_with_the_next_command(tmp_path_fac
 
 LONG_TMPDIR = """
 import sys
-from zerobench.launch import fork_server
+from zerobench.ranks import fork_server
 fork_server.PRELOAD.clear()
 fork_server.SHORT_PARENTS = sys.argv[1:]
 fork_server.start()

@@ -23,16 +23,16 @@ import torch.distributed as dist
 
 from tests.cells import cell
 from zerobench import strategies, worker
+from zerobench.budgets.judge import Limit, judge_cell, recorded
 from zerobench.config import schema_memory
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema_training import Bf16, Precision
-from zerobench.judging.judge import Limit, judge_cell, recorded
-from zerobench.launch.start_ranks import launch
 from zerobench.models.gpt import Block
 from zerobench.probes.accounted_pass import AccountedPass
 from zerobench.probes.allocator import PhasePeaks
 from zerobench.probes.ledger import Ledger
 from zerobench.probes.traffic import Operation, TrafficMeter
+from zerobench.ranks.start_ranks import launch
 from zerobench.strategies.ddp import DdpEngine
 from zerobench.sweep import aggregate
 from zerobench.sweep.cell import _blank_row

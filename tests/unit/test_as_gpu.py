@@ -24,8 +24,8 @@ from zerobench.fake import world_of_tensors
 from zerobench.fake.as_gpu import BLAS_WORKSPACE, Allocations, as_gpu
 from zerobench.fake.as_gpu.kernels import KernelRefusalError, attend
 from zerobench.fake.observers import Growth, IntervalMark
-from zerobench.fake_execution import CPU, CUDA, Execution, Target, execute
 from zerobench.predict.estimate import estimate
+from zerobench.simulation.execute import CPU, CUDA, Execution, Target, execute
 from zerobench.zero import labels
 from zerobench.zero.offload import placement
 from zerobench.zero.parameters.access import UnseenWrites

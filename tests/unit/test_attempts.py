@@ -12,12 +12,12 @@ import pytest
 
 from tests.cells import cell
 from zerobench import cli
+from zerobench.budgets.comparison import UNDECIDED, compare_runs
 from zerobench.commands.compare import passages
 from zerobench.commands.folder_contents import look
 from zerobench.commands.interleave import load_side
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema import Launch, Search
-from zerobench.judging.comparison import UNDECIDED, compare_runs
 from zerobench.records import LineRow
 from zerobench.results.folders import claim_folder, write_run
 from zerobench.results.selection import latest, split

@@ -8,12 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.cells import cell
-from zerobench.commands import budget
-from zerobench.commands.budget import exit_code
-from zerobench.config.cell import work_id
-from zerobench.config.compose import compose_cells
-from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
-from zerobench.judging.budget_file import (
+from zerobench.budgets.budget_file import (
     BudgetFile,
     CellBudget,
     Environment,
@@ -24,7 +19,7 @@ from zerobench.judging.budget_file import (
     record_cell,
     write_budget,
 )
-from zerobench.judging.judge import (
+from zerobench.budgets.judge import (
     MAXIMA,
     NOT_TENSORS,
     RECORDED,
@@ -35,7 +30,12 @@ from zerobench.judging.judge import (
     recorded,
     show_limit,
 )
-from zerobench.judging.reports import check_body, write_junit
+from zerobench.budgets.reports import check_body, write_junit
+from zerobench.commands import budget
+from zerobench.commands.budget import exit_code
+from zerobench.config.cell import work_id
+from zerobench.config.compose import compose_cells
+from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
 from zerobench.sizes import parse_bytes, parse_memory, show_bytes
 
 MIB = 2**20

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from zerobench.judging.budget_file import BudgetFile, CellBudget, Environment, read_budget, write_budget
-from zerobench.judging.judge import Limit, judge_cell
-from zerobench.judging.lines import (
+from zerobench.budgets.budget_file import BudgetFile, CellBudget, Environment, read_budget, write_budget
+from zerobench.budgets.judge import Limit, judge_cell
+from zerobench.budgets.lines import (
     REST,
     Line,
     LineTable,

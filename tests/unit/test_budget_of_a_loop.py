@@ -9,11 +9,11 @@ from torch import nn
 
 import zerobench
 from zerobench import cli
+from zerobench.budgets.budget_file import BudgetFile, read_budget
+from zerobench.budgets.judge import Limit
+from zerobench.budgets.lines import Line, LineTable
+from zerobench.budgets.reports import MARKER_OF_CHANGES
 from zerobench.commands.compare import rows_of
-from zerobench.judging.budget_file import BudgetFile, read_budget
-from zerobench.judging.judge import Limit
-from zerobench.judging.lines import Line, LineTable
-from zerobench.judging.reports import MARKER_OF_CHANGES
 
 pytestmark = pytest.mark.slow
 

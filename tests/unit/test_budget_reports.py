@@ -15,9 +15,9 @@ import yaml
 
 from tests.unit.test_budget_of_a_loop import HERE, KEPT, loops, recorded
 from tests.unit.test_documents import ROOT
-from zerobench.judging.judge import Finding, Limit
-from zerobench.judging.lines import CodeLine
-from zerobench.judging.reports import (
+from zerobench.budgets.judge import Finding, Limit
+from zerobench.budgets.lines import CodeLine
+from zerobench.budgets.reports import (
     CUT,
     MARKER,
     MOST_ANNOTATIONS,

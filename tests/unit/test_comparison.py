@@ -9,9 +9,7 @@ import pytest
 from scipy import stats
 
 from tests.cells import cell
-from zerobench.config.cell import Cell
-from zerobench.config.schema import Launch
-from zerobench.judging.comparison import (
+from zerobench.budgets.comparison import (
     Compared,
     Comparison,
     NoiseFloor,
@@ -28,6 +26,8 @@ from zerobench.judging.comparison import (
     read_floors,
     write_floor,
 )
+from zerobench.config.cell import Cell
+from zerobench.config.schema import Launch
 from zerobench.records import CATEGORIES, COLLECTIVES, RunRow
 from zerobench.results.frames import frame_of
 from zerobench.sweep.cell import _blank_row

@@ -8,8 +8,8 @@ import pytest
 
 from tests.cells import cell
 from zerobench.fake import compiler
-from zerobench.fake_execution import execute
-from zerobench.launch.start_ranks import launch_each
+from zerobench.ranks.start_ranks import launch_each
+from zerobench.simulation.execute import execute
 
 EAGER = """
 import torch

@@ -10,10 +10,10 @@ from hydra.core.hydra_config import HydraConfig
 
 from validation.store import read
 from validation.table1 import CellRow
-from zerobench.calibrate.collectives import load_calibration
 from zerobench.config.compose import RefusedError, compose_cells
 from zerobench.config.yaml_file import read_yaml
 from zerobench.host.files import read_text
+from zerobench.ranks.collectives import load_calibration
 
 
 def folder_with(where: Path, name: str, content: str) -> str:

@@ -10,8 +10,8 @@ from tests.cells import cell
 from zerobench import models
 from zerobench.config.compose import compose_cells
 from zerobench.data import Batches, build_batches, default_text, read_text, text_hash
-from zerobench.fake_execution import execute
 from zerobench.predict import build as construction
+from zerobench.simulation.execute import execute
 
 CPU = torch.device("cpu")
 

@@ -16,9 +16,9 @@ from zerobench.config.compose import RefusedError
 from zerobench.config.flat import name_strategies
 from zerobench.config.schema_memory import FusedBuffers
 from zerobench.config.schema_training import Bf16, Sgd
-from zerobench.fake_execution.execute import PARTS
-from zerobench.launch.start_ranks import launch
 from zerobench.models.huggingface import read_config
+from zerobench.ranks.start_ranks import launch
+from zerobench.simulation.execute import PARTS
 from zerobench.worker import RankJob, run_rank
 from zerobench.zero.optim.step_by_tiles import TILE_BYTES
 

@@ -29,11 +29,11 @@ from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
 from zerobench.fake import world_of_tensors
 from zerobench.fake.observers import Growth, IntervalMark, listening
 from zerobench.fake.operators import MISSED, VIEWS, HostValues, Shortcuts, modes_called_directly
-from zerobench.fake_execution import Target, execute
 from zerobench.predict.build import build_model
 from zerobench.predict.estimate import simulated_ranks
 from zerobench.probes.ledger import Ledger, ShapesOnly
 from zerobench.registry import MODELS as REGISTRY
+from zerobench.simulation.execute import Target, execute
 from zerobench.sweep.cell import ranks_of
 
 

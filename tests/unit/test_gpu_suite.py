@@ -21,8 +21,8 @@ from zerobench.config.schema_memory import CheckpointOffloadActivations, Offload
 from zerobench.config.schema_training import Bf16, Fp32
 from zerobench.predict.estimate import moved_bytes
 from zerobench.results import provenance
+from zerobench.simulation import hardware
 from zerobench.sweep.cell import run_cell
-from zerobench.timing import hardware
 from zerobench.zero.comm.base import Comm
 
 

@@ -19,12 +19,12 @@ from zerobench.config.schema_memory import (
     SelectiveActivations,
 )
 from zerobench.config.schema_training import Fp16
-from zerobench.fake_execution import execute
 from zerobench.predict.build import build_model, facts_of
 from zerobench.predict.estimate import tensor_axis_bytes
 from zerobench.predict.unexplained import coded_share, units_of
 from zerobench.probes.traffic import TrafficMeter
 from zerobench.records import TENSOR_AXIS, TrafficRow
+from zerobench.simulation.execute import execute
 from zerobench.sweep.parity import training_key
 from zerobench.theory.groups import GroupShape, payload_bytes, tensor_parallel_bytes
 from zerobench.theory.shapes import ParameterShape

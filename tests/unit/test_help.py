@@ -7,7 +7,7 @@ import pytest
 from zerobench import cli
 from zerobench.config.keys import GROUPS, IDENTITY, KEYS
 from zerobench.config.schema import SCHEMAS, SECTIONS, Config
-from zerobench.launch import fork_server
+from zerobench.ranks import fork_server
 
 TOP = [one.name for one in fields(Config) if one.default is not MISSING and one.name not in SCHEMAS]
 

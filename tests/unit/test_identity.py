@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from tests.cells import cell, sound
-from zerobench.cluster.serialize import rebuild, to_plain
 from zerobench.config import schema_training
 from zerobench.config.cell import VERSION, CellConfig, work_id
 from zerobench.config.schema import Gpt, Launch, Measure
 from zerobench.config.schema_memory import CpuOffload, Hpz, OffloadActivations
 from zerobench.config.schema_training import Fp16, Rprop
+from zerobench.host.serialize import rebuild, to_plain
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,17 +17,17 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from tests.cells import cell
 from tests.ranks import free_port, wait_until
 from tests.unit.test_clock import Clock
-from zerobench.cluster import job
-from zerobench.cluster import store as job_store
-from zerobench.cluster.job import Job, JobContext, JobError, Membership, RankInfo, find_job
-from zerobench.cluster.serialize import rebuild, to_plain
-from zerobench.cluster.store import Heartbeat, HeartbeatMonitor, JobStore, LostError
-from zerobench.launch import over_cluster
-from zerobench.launch.over_cluster import interruption
-from zerobench.launch.start_ranks import Interrupted, Outcome
+from zerobench.host import job
+from zerobench.host import store as job_store
+from zerobench.host.job import Job, JobContext, JobError, Membership, RankInfo, find_job
+from zerobench.host.serialize import rebuild, to_plain
+from zerobench.host.store import Heartbeat, HeartbeatMonitor, JobStore, LostError
 from zerobench.probes.energy import GpuState
 from zerobench.probes.probe import EventOrder
 from zerobench.rank_record import RankRecord
+from zerobench.ranks import over_cluster
+from zerobench.ranks.over_cluster import interruption
+from zerobench.ranks.start_ranks import Interrupted, Outcome
 from zerobench.records import MemoryRow, StepRow
 from zerobench.theory.shapes import ParameterShape, Schedule
 
@@ -242,7 +242,7 @@ def test_a_pulse_that_stands_still_is_heard(store: TCPStore, monkeypatch: pytest
 def test_rank_without_store_prints_one_line_and_no_stack(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("zerobench.cluster.store.NOTE_S", 0.2)
+    monkeypatch.setattr("zerobench.host.store.NOTE_S", 0.2)
     port = free_port()
     with pytest.raises(LostError, match=rf"^there is no store at 127.0.0.1:{port} \(Connection refused\); do all"):
         JobStore("127.0.0.1", port, "test", patience_s=1)

@@ -23,13 +23,13 @@ from zerobench.config.compose import compose, compose_cells, in_one, propose
 from zerobench.config.composer import hydra_config
 from zerobench.config.plugins import LauncherChoice, Resources, at_once, nodes_of, resources_of
 from zerobench.config.schema import Launch, Measure, Search
-from zerobench.fake_execution import Limits, execute, execute_all
 from zerobench.host import environment
 from zerobench.host.temporary import claim
-from zerobench.launch.start_ranks import Interrupted, launch_each
+from zerobench.ranks.start_ranks import Interrupted, launch_each
 from zerobench.records import SearchRow
 from zerobench.results.folders import JOBS, tidy, write_search
 from zerobench.results.tables import load
+from zerobench.simulation.execute import Limits, execute, execute_all
 from zerobench.sweep import jobs
 from zerobench.sweep.cell import _blank_row
 from zerobench.sweep.command import run_cells
@@ -215,7 +215,7 @@ def test_a_job_runs_to_its_end_after_the_folder_of_its_killed_sweep_went(monkeyp
     folder.mkdir()
     code = (
         f"import pathlib, shutil, time; shutil.rmtree({str(folder)!r}); time.sleep(0.3);"
-        "from zerobench.cluster.job import report_row; report_row({'status': 'ok'});"
+        "from zerobench.host.job import report_row; report_row({'status': 'ok'});"
         f"pathlib.Path({str(done)!r}).touch()"
     )
     monkeypatch.setattr(jobs, "POLL_S", 0.02)

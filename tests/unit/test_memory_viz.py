@@ -21,13 +21,13 @@ import zerobench
 from tests.cells import cell
 from zerobench.config import world
 from zerobench.config.schema import Measure
-from zerobench.launch.start_ranks import Outcome
 from zerobench.probes import intervals
 from zerobench.probes.event_log import event_rows
 from zerobench.probes.intervals import ASIDE, Birth, Event, History, Interval, StorageRecord
 from zerobench.probes.ledger import Ledger
 from zerobench.probes.snapshot import FOLDER, PROTOCOL, snapshot_of, snapshots, stamp, written
 from zerobench.probes.traced_pass import STEP, Overlap, intersect, length, overlaps, spans, subtract
+from zerobench.ranks.start_ranks import Outcome
 from zerobench.records import CATEGORIES, EventRow
 from zerobench.sweep import cell as cells
 from zerobench.watching.held_tensors import leave_out

@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import zerobench
 from zerobench.config.compose import compose_cells
 from zerobench.data import OwnBatches, build_batches
-from zerobench.launch import rank_main
 from zerobench.models import Called, loss_of
 from zerobench.predict import flops
 from zerobench.probes.labeling import tensors_in
+from zerobench.ranks import rank_main
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "first second")

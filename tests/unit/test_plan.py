@@ -20,8 +20,8 @@ from zerobench.commands.predict import costs_of
 from zerobench.commands.simulated import SimulatedCell, Step, Work, whole_of
 from zerobench.config.compose import compose_cells
 from zerobench.config.schema_training import Bf16, Fp32
-from zerobench.fake_execution import CUDA, Execution, execute
-from zerobench.timing.prediction import Reduced, StepInterval
+from zerobench.simulation.execute import CUDA, Execution, execute
+from zerobench.simulation.prediction import Reduced, StepInterval
 
 MIB = 2**20
 

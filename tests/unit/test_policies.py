@@ -14,9 +14,9 @@ from zerobench.config import schema as schemas
 from zerobench.config import schema_memory as memory
 from zerobench.config.flat import base_name
 from zerobench.config.schema_training import Bf16
-from zerobench.fake_execution import execute
 from zerobench.predict.flops import step_flops
 from zerobench.registry import MODELS as REGISTRY
+from zerobench.simulation.execute import execute
 from zerobench.zero.activations.policies import POLICIES, ActivationPolicy
 
 CHECKPOINT, OFFLOAD = memory.CheckpointActivations(), memory.OffloadActivations()

@@ -25,8 +25,8 @@ from validation.published_runs.rows import PublishedRun
 from validation.runner import run_real
 from validation.store import read
 from validation.table1 import CellRow, StatesRow, TableCell, place_of, places
-from zerobench.fake_execution.execute import execute, settled
 from zerobench.records import CertificateRow
+from zerobench.simulation.execute import execute, settled
 
 # -- published figures and runs, and table 1 ----
 

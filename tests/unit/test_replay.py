@@ -17,10 +17,10 @@ from zerobench.commands.predict import costs_of
 from zerobench.commands.replay import command
 from zerobench.commands.replay.command import NUMBERS, WORDS, data_of
 from zerobench.commands.replay.worlds import TICKS, ReplayWorld, at, executed_worlds, recorded_worlds, ticks_of
-from zerobench.fake_execution import CUDA, execute_all
 from zerobench.records import CATEGORIES
 from zerobench.results.events import live_bytes
-from zerobench.timing.prediction import reduced, schedule_of, step_time
+from zerobench.simulation.execute import CUDA, execute_all
+from zerobench.simulation.prediction import reduced, schedule_of, step_time
 
 RECORDED = Path(__file__).parents[2] / "results/replay"
 DATA = re.compile(r'(?<=id="data">)(.*?)(?=</script>)', re.DOTALL)

@@ -8,10 +8,10 @@ import pytest
 
 import zerobench
 from tests.cells import cell, sound
-from zerobench.cluster.job import ROWS
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Search as SearchConfig
 from zerobench.config.schema_training import Bf16
+from zerobench.host.job import ROWS
 from zerobench.sweep.cell import _blank_row
 from zerobench.sweep.search import BatchSearch, combinations, is_search, run_searches
 from zerobench.sweep.search import _blank_row as _blank_search_row

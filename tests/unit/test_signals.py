@@ -22,7 +22,7 @@ from zerobench.host.signals import (
     repeat_interruption,
     unclaimed,
 )
-from zerobench.launch import over_cluster
+from zerobench.ranks import over_cluster
 from zerobench.sweep import cell
 
 

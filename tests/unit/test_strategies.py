@@ -16,9 +16,9 @@ from tests.cells import cell
 from zerobench import cli, models, strategies, zero
 from zerobench.config.compose import RefusedError, compose_cells
 from zerobench.config.flat import base_name, name_cells
-from zerobench.fake_execution import execute
 from zerobench.predict.estimate import estimate
 from zerobench.results import printed_table, provenance
+from zerobench.simulation.execute import execute
 from zerobench.strategies import predicts, specs, table
 from zerobench.sweep.cell import run_cell
 from zerobench.theory.strategy import ZERO1

@@ -13,15 +13,14 @@ from tests.cells import cell
 from zerobench.commands.predict import costs_of
 from zerobench.commands.simulated import ask
 from zerobench.config.schema_training import Fp16, Muon
-from zerobench.fake_execution import Execution, execute_all
-from zerobench.fake_execution.execute import CPU, CUDA, execute
 from zerobench.predict.flops import step_flops
 from zerobench.probes.operator_stream import FORMULAS, GROUPED, _sizes
 from zerobench.records import EventRow
-from zerobench.timing import hardware, prediction
-from zerobench.timing.costs import GpuCosts, Transfer, numbers
-from zerobench.timing.prediction import StepSchedule, interval_of, reduced, schedule_of
-from zerobench.timing.timeline import Declared, lay_out
+from zerobench.simulation import hardware, prediction
+from zerobench.simulation.costs import GpuCosts, Transfer, numbers
+from zerobench.simulation.execute import CPU, CUDA, Execution, execute, execute_all
+from zerobench.simulation.prediction import StepSchedule, interval_of, reduced, schedule_of
+from zerobench.simulation.timeline import Declared, lay_out
 
 
 class Units:

@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 
 from tests.cells import cell
 from tests.ranks import run_ranks
-from zerobench.launch.start_ranks import launch
+from zerobench.ranks.start_ranks import launch
 from zerobench.worker import RankJob, run_rank
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +31,8 @@ LOADERS = {
 """Module -> its functions that can run code from data; torch's only where it does not say `weights_only=True`."""
 
 ALLOWED = {
-    ("zerobench/launch/rank_main.py", "pickle.loads"): "jobs of the parent, through a pipe",
-    ("zerobench/launch/start_ranks.py", "pickle.loads"): "messages of own children, through a pipe",
+    ("zerobench/ranks/rank_main.py", "pickle.loads"): "jobs of the parent, through a pipe",
+    ("zerobench/ranks/start_ranks.py", "pickle.loads"): "messages of own children, through a pipe",
     ("zerobench/config/yaml_file.py", "yaml.load"): "OnceLoader, a SafeLoader",
     ("tools/docs/render.py", "eval"): "fields of the templates beside it, which are code of this repository",
 }

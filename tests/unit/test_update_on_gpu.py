@@ -17,7 +17,7 @@ from tests.cells import cell
 from tests.distributed.test_writes import clamp
 from tests.plain_kernels import acts_as_gpu
 from zerobench.config import schema_training
-from zerobench.fake_execution import CUDA, execute
+from zerobench.simulation.execute import CUDA, execute
 from zerobench.zero import STAGES
 from zerobench.zero.optim.one_pass import OnePass
 from zerobench.zero.optim.step_by_tiles import ONE_PASS

@@ -15,8 +15,8 @@ import pandas as pd
 from analysis.experiments import parts_of
 from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, load, recorded
 from tools.docs.render import MiB, render
+from zerobench.budgets.budget_file import read_budget
 from zerobench.config.schema_training import OPTIMIZERS
-from zerobench.judging.budget_file import read_budget
 from zerobench.plots.panels import rows_of
 from zerobench.plots.steps import losses_of
 from zerobench.results.selection import latest

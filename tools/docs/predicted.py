@@ -27,9 +27,9 @@ from validation.gpu_runs import GpuRunRow, rows_of, steps
 from validation.one_gpu import NEXT, refitted
 from validation.store import read
 from validation.table1 import CELLS, GB, IN_FLIGHT, STAGES
+from zerobench.simulation.costs import ShapeTable, matmul_rows
+from zerobench.simulation.hardware import validated as fitted
 from zerobench.strategies import spec_of
-from zerobench.timing.costs import ShapeTable, matmul_rows
-from zerobench.timing.hardware import validated as fitted
 
 # -- the ZeRO paper --------------------------------------------------------------------------------
 

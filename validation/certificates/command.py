@@ -36,7 +36,7 @@ import torch.distributed as dist
 
 from zerobench.host.environment import rank_environment
 from zerobench.host.terminal import progress_bar
-from zerobench.launch.start_ranks import launch
+from zerobench.ranks.start_ranks import launch
 from zerobench.records import CertificateRow
 from zerobench.watching import WatchError
 from zerobench.watching.held_tensors import leave_out

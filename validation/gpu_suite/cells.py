@@ -13,7 +13,6 @@ import pandas as pd
 from zerobench import strategies
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema_memory import CpuOffload
-from zerobench.fake_execution import CPU, CUDA, Execution
 from zerobench.probes.snapshot import written
 from zerobench.probes.traced_pass import FOLDER, STEP, length, read_trace, spans
 from zerobench.records import RunRow
@@ -21,6 +20,7 @@ from zerobench.results.frames import frame_of
 from zerobench.results.summary import summarize
 from zerobench.results.tables import load
 from zerobench.sections import known
+from zerobench.simulation.execute import CPU, CUDA, Execution
 from zerobench.sizes import show_bytes
 from zerobench.sweep.parity import DIFFERS, UNCHECKED, compare
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from zerobench.cluster.job import find_job
 from zerobench.config.keys import nearest
+from zerobench.host.job import find_job
 from zerobench.host.terminal import stdout_console
 from zerobench.results.grid import Grid
 

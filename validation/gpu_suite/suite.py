@@ -29,8 +29,8 @@ from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.compose import compose_cells
 from zerobench.host.files import read_text, replace_text
 from zerobench.host.temporary import temporary_folder
-from zerobench.launch.rank_main import Worker
-from zerobench.launch.start_ranks import launch
+from zerobench.ranks.rank_main import Worker
+from zerobench.ranks.start_ranks import launch
 from zerobench.results import tables
 from zerobench.results.provenance import machine, source_hash
 from zerobench.sections import known

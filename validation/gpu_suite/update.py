@@ -14,7 +14,7 @@ import torch
 
 from zerobench.commands.predict import costs_of
 from zerobench.config.cell import Cell
-from zerobench.timing.costs import BLOCK, GpuCosts
+from zerobench.simulation.costs import BLOCK, GpuCosts
 from zerobench.zero.optim.one_pass import KERNELS, new_state
 from zerobench.zero.precision import UpdatedShare
 

@@ -17,10 +17,10 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.combinations import activation_policy
 from zerobench.config.compose import compose_cells
 from zerobench.config.schema import Gpt
-from zerobench.fake_execution import CPU, Execution, Target
 from zerobench.predict.flops import step_flops
 from zerobench.records import STATES
 from zerobench.sections import known
+from zerobench.simulation.execute import CPU, Execution, Target
 from zerobench.theory.closed_forms import between_nodes_formula, floor_bytes, volume_formula
 from zerobench.theory.groups import GroupShape
 from zerobench.theory.shapes import NOWHERE, OptimizerShape, ParameterShape, PrecisionShape, Schedule, TierShape

@@ -16,10 +16,10 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.resolve import resolve
 from zerobench.config.schema_memory import SCHEMAS
 from zerobench.config.schema_training import OPTIMIZERS, PRECISIONS
-from zerobench.fake_execution import Target
 from zerobench.host.environment import FAKE, SIMULATED
 from zerobench.predict.build import facts_of
 from zerobench.sections import known
+from zerobench.simulation.execute import Target
 from zerobench.strategies import spec_of
 
 from .rows import NotGivenError, PublishedRun

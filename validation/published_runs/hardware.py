@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from zerobench.timing import hardware
-from zerobench.timing.costs import GpuCosts
-from zerobench.timing.timeline import PLAIN, Declared
+from zerobench.simulation import hardware
+from zerobench.simulation.costs import GpuCosts
+from zerobench.simulation.timeline import PLAIN, Declared
 
 from .rows import NotGivenError, PublishedRun
 

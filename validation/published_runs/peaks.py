@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from zerobench.config.schema_memory import SCHEMAS
-from zerobench.fake_execution import Execution, Limits
 from zerobench.host.terminal import stdout_console
 from zerobench.results.grid import Grid
 from zerobench.results.provenance import source_of
+from zerobench.simulation.execute import Execution, Limits
 from zerobench.sizes import printable, show_count
 
 from ..runner import execute_cells

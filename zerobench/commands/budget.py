@@ -11,15 +11,15 @@ from typing import Any
 
 import pandas as pd
 
+from ..budgets import budget_file, judge, reports
+from ..budgets.budget_file import LimitChange, Wanted, print_changes, record_cell
+from ..budgets.lines import lines_by_cell
+from ..budgets.reports import is_github, report_to_github
 from ..config.cell import LOCAL, Cell, CellConfig, work_id
 from ..config.compose import RefusedError, compose_cells
 from ..config.flat import differences, name_cells
 from ..config.flat import show_value as show_config
 from ..host.pipes import print_line, print_note
-from ..judging import budget_file, judge, reports
-from ..judging.budget_file import LimitChange, Wanted, print_changes, record_cell
-from ..judging.lines import lines_by_cell
-from ..judging.reports import is_github, report_to_github
 from ..records import RunRow
 from ..results import selection, tables
 from ..results.frames import frame_of

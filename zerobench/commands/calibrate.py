@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..calibrate import collectives
-from ..cluster.job import gather, machines
+from ..host.job import gather, machines
 from ..host.pipes import print_line, print_note
 from ..host.temporary import temporary_folder
 from ..host.terminal import progress_bar, stdout_console
-from ..launch.over_cluster import launch, places
-from ..launch.start_ranks import Interrupted
+from ..ranks import collectives
+from ..ranks.over_cluster import launch, places
+from ..ranks.start_ranks import Interrupted
 from ..results.grid import Grid
 from ..results.options import TIME_LIMIT, Parser, verb
 from ..results.provenance import device_class, machine, started

@@ -9,8 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..host.terminal import file_console, stdout_console
-from ..judging.comparison import (
+from ..budgets.comparison import (
     ROUGH_NOISE,
     Change,
     Compared,
@@ -27,7 +26,8 @@ from ..judging.comparison import (
     read_floors,
     same_runs,
 )
-from ..judging.lines import Lines, moved_lines
+from ..budgets.lines import Lines, moved_lines
+from ..host.terminal import file_console, stdout_console
 from ..results.grid import Grid
 from ..results.options import Parser, add_options, verb
 from ..results.selection import matching

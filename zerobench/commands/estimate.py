@@ -20,14 +20,13 @@ from rich.console import Console
 from rich.text import Text
 
 from ..fake.as_gpu import ATTENTION_KERNELS
-from ..fake_execution import Limits
-from ..fake_execution.execute import KINDS, PARTS
 from ..host.pipes import print_note
 from ..host.terminal import file_console, print_on, stdout_console
 from ..records.palette import CATEGORIES
 from ..results.grid import Grid
 from ..results.options import Parser, add_cells, verb
 from ..results.provenance import versions
+from ..simulation.execute import KINDS, PARTS, Limits
 from ..sizes import SIZES, parse_memory, printable, show_bytes
 from .simulated import DEFAULTS, DEVICE, LARGEST, SimulatedCell, ask, simulate
 

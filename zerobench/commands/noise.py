@@ -1,6 +1,6 @@
 """`zerobench noise`: the variation of times between launches of identical code on this machine, measured and shown.
 
-Definition and storage of a *noise floor*: judging/comparison.py.
+Definition and storage of a *noise floor*: budgets/comparison.py.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..budgets.comparison import NoiseFloor, floor_from, read_floors, write_floor
 from ..config.cell import Cell, CellConfig
 from ..config.compose import RefusedError, compose_cells
 from ..config.world import has_times
 from ..host.pipes import print_line, print_note
 from ..host.terminal import stdout_console
-from ..judging.comparison import NoiseFloor, floor_from, read_floors, write_floor
 from ..results.grid import Grid
 from ..results.options import Parser, verb
 from ..results.selection import latest

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cell import Cell
-from ..fake_execution import Limits
 from ..host.pipes import print_note
 from ..host.terminal import print_on, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
 from ..results.options import PRICED, Parser, add_cells, add_columns, add_price, show_price, verb
+from ..simulation import hardware
+from ..simulation.costs import GpuCosts
+from ..simulation.execute import Limits
+from ..simulation.prediction import PHASES
 from ..sizes import counted
-from ..timing import hardware
-from ..timing.costs import GpuCosts
-from ..timing.prediction import PHASES
 from .estimate import print_problems, shared_texts, training_texts, write_text
 from .simulated import DEFAULTS, SimulatedCell, ask, setting_of, simulate
 

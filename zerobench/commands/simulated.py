@@ -2,7 +2,7 @@
 
 question    cells that are composed for the device, which need not be in this machine
 work        the configs to simulate for a cell. With few blocks, its load is only bracketed, or its step is predicted
-            (timing/prediction.py): what the allocator reserves is not linear in blocks, up to 40 % off
+            (simulation/prediction.py): what the allocator reserves is not linear in blocks, up to 40 % off
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from typing import Any
 from ..config.cell import Cell, CellConfig
 from ..config.compose import RefusedError, compose_cells
 from ..config.flat import name_strategies
-from ..fake_execution import CUDA, Execution, Limits, Target, execute_all
-from ..fake_execution.execute import settled
 from ..host.environment import FAKE, SIMULATED
 from ..host.terminal import progress_bar
 from ..predict.estimate import closed_form
 from ..records import TensorRow
 from ..results.options import dollars_per_million
-from ..timing.costs import GpuCosts
-from ..timing.prediction import (
+from ..simulation.costs import GpuCosts
+from ..simulation.execute import CUDA, Execution, Limits, Target, execute_all, settled
+from ..simulation.prediction import (
     Reduced,
     StepInterval,
     StepSchedule,

@@ -1,5 +1,7 @@
 """Turns a command line into cells: schemas, checked overrides, composition, and the axes of a resolved config.
 
+Everything from results upwards may import it.
+
 An override takes eight forms on its way to a row:
 
 word        `strategy=zero2`, with sizes in bytes (compose.py)

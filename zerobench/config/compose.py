@@ -32,7 +32,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from ..cluster import job
+from ..host import job
 from ..host.pipes import print_note
 from ..host.signals import raise_if_interrupted, repeat_interruption
 from ..host.terminal import is_quiet

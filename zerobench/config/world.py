@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ..cluster import job
+from ..host import job
 from ..host.environment import FAKE, SIMULATED, exported_threads, nccl_version
 from ..sections import known
 from ..sizes import show_count

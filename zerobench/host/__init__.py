@@ -1,1 +1,4 @@
-"""This process and its machine: device and seeds of a rank, signals, standard streams, temporary folders."""
+"""This process, its machine and its job: device, signals, streams, temporary folders; other launchers and their store.
+
+Everything but the engine, theory and the row types may import it.
+"""

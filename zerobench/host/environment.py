@@ -20,8 +20,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ..cluster.store import GLOO_AT, check_gloo_interface, interface_toward, reachable
 from ..zero.comm.base import FAKE as FAKE_GROUP
+from .store import GLOO_AT, check_gloo_interface, interface_toward, reachable
 
 SIMULATED = "simulated"
 """The backend of a world of which only one rank runs."""

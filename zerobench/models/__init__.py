@@ -1,5 +1,7 @@
 """Models by name. Each name has a builder of a module whose `forward(tokens, targets)` returns the loss.
 
+Config and all above it may import it.
+
 A model of your own is a function whose keyword parameters are its options (registry.py, docs/tutorials/own-model.md)::
 
     def build(width: int = 64, depth: int = 2, vocabulary: int = 256) -> nn.Module: ...

@@ -1,5 +1,7 @@
 """Figures of finished runs, for `zerobench plot` and, as matplotlib axes, for `results.plot`.
 
+Commands and notebooks import it, when a figure is drawn.
+
 page.py determines the size of a figure and its text, panels.py which cells are shown side by side, marks.py how they
 are drawn. A figure is a function of its name in the module that MODULES names, `memory(results, panels, ...)`.
 """

@@ -1,6 +1,8 @@
 """Probes of the three passes, with one interface. The timed pass has only a clock and the allocator's counter; the
 accounted pass the ledger and the traffic meter; the traced pass, if requested, a profiler. All work beneath every
 strategy, without its cooperation.
+
+Ranks (worker.py), watches and all above them import it.
 """
 
 from __future__ import annotations

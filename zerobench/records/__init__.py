@@ -1,5 +1,7 @@
 """Row types of the tables: columns, units, meanings. Bytes are integers, times are in seconds.
 
+Everything may import it; it imports nothing of zerobench.
+
 A *run* is one launch of a cell; `measure.repeats` asks for several. Its folder holds run.json (one RunRow,
 run_row.py) and a parquet file for each of the long tables (long_rows.py), whose rows carry the run's
 id. describe.py returns units and meanings.

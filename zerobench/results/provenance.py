@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import strategies
-from ..cluster import job
 from ..config.cell import CellConfig
+from ..host import job
 from ..host.environment import nccl_version
 from ..host.revisions import installed_version
 from ..registry import DATA, MODELS
@@ -29,11 +29,11 @@ PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepsp
 @cache
 def source_hash(model_kind: str, data_name: str = "", strategy: str = "", without: tuple[str, ...] = ()) -> str:
     """Hash of this package's code and of the files that build a user's model, data or strategy: 12 hex digits.
-    `without`: top-level parts of the package to leave out.
+    `without`: folders and files of the package to leave out.
     """
     digest = hashlib.sha256()
     for path in sorted(path for kind in ("*.py", "*.cpp") for path in PACKAGE.rglob(kind)):
-        if path.relative_to(PACKAGE).parts[0] in without:
+        if any(path.is_relative_to(PACKAGE / part) for part in without):
             continue
         digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
     digest.update(MODELS.source_of(model_kind))

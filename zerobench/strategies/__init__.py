@@ -1,5 +1,7 @@
 """Strategies of a sweep: built-in ones, peers' and users', each a row of one table.
 
+Models and all above them may import it.
+
 spec.py defines a row, table.py has the rows, engine.py defines an engine's interface.
 """
 

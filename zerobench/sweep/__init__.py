@@ -1,1 +1,4 @@
-"""Runs cells: a single run, a sweep, a search, aggregation of the ranks' records to one row, and progress."""
+"""Runs cells: a single run, a sweep, a search, aggregation of the ranks' records to one row, and progress.
+
+Watches, budgets and commands import it.
+"""

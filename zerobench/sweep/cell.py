@@ -17,17 +17,17 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from ..cluster import job
 from ..config.cell import Cell, CellConfig
-from ..fake_execution import execute
+from ..host import job
 from ..host.environment import SIMULATED, OtherProcesses
-from ..launch.over_cluster import interruption, launch, places
 from ..predict.estimate import activations_depend_on, simulated_ranks
 from ..probes import allocator, probe, snapshot
 from ..rank_record import RankRecord
+from ..ranks.over_cluster import interruption, launch, places
 from ..records import RunRow
 from ..results import folders, provenance, selection, tables
 from ..results.folders import Unwritten
+from ..simulation.execute import execute
 from ..worker import RankJob, run_rank
 from . import aggregate
 

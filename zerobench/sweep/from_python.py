@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ..cluster.job import find_job
 from ..config.cell import Cell
 from ..config.compose import compose_cells
 from ..config.flat import show_value
+from ..host.job import find_job
 from ..host.terminal import quiet as silence
-from ..launch import fork_server
+from ..ranks import fork_server
 from ..records import RunRow
 from ..registry import GROUPS, installed
 from ..results.frames import frame_of, to_frame

@@ -9,7 +9,7 @@
 
 The sweep's folder is hidden in the results folder, on a file system that the jobs' machines share::
 
-    rows-N.jsonl    from job N: its rows, and a search's result (cluster/job.py)
+    rows-N.jsonl    from job N: its rows, and a search's result (host/job.py)
     log-N-TASK.txt  output of a task of job N
     closed          exists once no further job may begin
     stop            exists once all jobs must end
@@ -35,11 +35,11 @@ from typing import Any, ClassVar
 
 from hydra.core.utils import JobStatus
 
-from ..cluster import job as cluster
 from ..config.cell import Cell
 from ..config.compose import CommandLine
 from ..config.composer import instantiate_launcher
 from ..config.plugins import LAUNCHER, RAY, SWEEPER, LauncherChoice, Resources, at_once, resources_of
+from ..host import job as cluster
 from ..host.files import read_text
 from ..host.signals import raise_if_interrupted
 from ..host.temporary import claim, remove

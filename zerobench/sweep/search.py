@@ -21,8 +21,8 @@ from typing import Any
 
 import pandas as pd
 
-from ..cluster.job import report_row
 from ..config.cell import Cell
+from ..host.job import report_row
 from ..records import RunRow, SearchRow
 from ..results.folders import Unwritten, reason_of, write_search
 from ..results.frames import frame_of

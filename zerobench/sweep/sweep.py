@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
-from ..cluster.job import report_row
 from ..config.cell import Cell
 from ..config.flat import name_cells
+from ..host.job import report_row
 from ..host.signals import raise_if_interrupted
 from ..records import SearchRow
 from ..results.folders import Unwritten

@@ -1,5 +1,7 @@
 """Watches a training loop of any kind: the same tables as a run's, for code that zerobench does not start.
 
+Users' scripts, budgets and commands import it.
+
     with zerobench.watch(model, optimizer, to="watched") as watch:
         for batch in loader:
             loss_of(model, batch).backward()

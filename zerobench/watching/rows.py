@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..cluster.serialize import rebuild
 from ..config.cell import WATCHED, CellConfig
+from ..host.serialize import rebuild
 from ..host.temporary import temporary_folder
 from ..probes.probe import PassRecords, StepResult
 from ..rank_record import RankRecord, steps_of

@@ -6,7 +6,7 @@ no dropout.
 
 from __future__ import annotations
 
-from zerobench.fake_execution import Target
+from zerobench.simulation.execute import Target
 
 from ..figure import PublishedFigure, layer_of_gpt, most_of, per_size
 

@@ -18,11 +18,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from ...config.cell import Cell
 from ...config.compose import refuse_senseless
 from ...config.schema import Transformer
-from ...fake_execution import Limits, Target, execute_all
 from ...host.pipes import print_note
 from ...host.terminal import LINE_EVERY_S, print_on, progress_console
 from ...results.options import Parser, add_columns, add_jobs, add_price, verb
 from ...results.provenance import source_hash
+from ...simulation.execute import Limits, Target, execute_all
 from ...sizes import parse_memory, show_left
 from ..predict import costs_of
 from .answer import FASTEST, GOALS, HEADER, as_json, print_plan, recommended, result_of

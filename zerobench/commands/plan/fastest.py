@@ -25,9 +25,9 @@ from ...config.cell import Cell
 from ...config.keys import problems_of
 from ...config.schema_memory import CHOICES
 from ...records import EventRow
+from ...simulation.costs import GpuCosts, Transfer
 from ...sizes import show_bytes
 from ...strategies import built_in
-from ...timing.costs import GpuCosts, Transfer
 from ...zero.options import MASTERS
 from .candidates import Candidate
 from .search import FIXED, Capacity, Plan, PlanAxis, PlanRow, timed_axis

@@ -31,10 +31,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ...config.cell import Cell
-from ...fake_execution import Execution
 from ...predict.build import facts_if_any
 from ...predict.estimate import closed_form
-from ...timing.costs import GpuCosts
+from ...simulation.costs import GpuCosts
+from ...simulation.execute import Execution
 from ..simulated import SimulatedCell, Work, run_works
 from .candidates import AXES, Candidate
 
@@ -335,7 +335,7 @@ def next_index(axis: PlanAxis, loads: Mapping[int, float], origin: float | None 
 class Plan:
     """The question, the answer and the progress of a plan.
 
-    question   `execute`: fake_execution.execute_all. `costs`: of the cluster of goal fastest; `price`: dollars per GPU
+    question   `execute`: runs all cells. `costs`: of the cluster of goal fastest; `price`: dollars per GPU
                hour. `overrides`: of all cells; `named`: keys of AXES that the user gave
     answer     `rows` are filled by `search` and `simulate`; goal fastest (fastest.py) adds `larger`: its leaders on
                more GPUs, by the id of their cell; `notes`: on rows that were left out; `turns`: sentences on what would

@@ -23,7 +23,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ...host.pipes import print_line, print_note
-from ...launch import fork_server
+from ...ranks import fork_server
 from ...records.palette import CATEGORIES
 from ...results import tables
 from ...results.options import RESULTS, Parser, add_jobs, add_options, verb

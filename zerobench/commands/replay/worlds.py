@@ -20,7 +20,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ...config.cell import CellConfig
-from ...fake_execution import CPU, CUDA, Execution, Limits, execute_all
 from ...host.environment import SIMULATED
 from ...host.terminal import progress_bar
 from ...predict.estimate import formulas_of
@@ -28,13 +27,14 @@ from ...records.long_rows import COMPUTE, ORDER
 from ...results.events import streams_of
 from ...results.selection import latest
 from ...results.tables import Results
+from ...simulation.costs import GpuCosts, costs_at
+from ...simulation.execute import CPU, CUDA, Execution, Limits, execute_all
+from ...simulation.timeline import lay_out
 from ...sizes import show_samples
 from ...strategies import find, predicts, spare_look
 from ...strategies.spec import StrategySpec
 from ...theory.closed_forms import Formula, from_json, to_json
 from ...theory.strategy import StrategyTheory
-from ...timing.costs import GpuCosts, costs_at
-from ...timing.timeline import lay_out
 
 TICKS = 10_000
 MOST_ANCHORS = 400

@@ -1,6 +1,6 @@
 """The page's part on two sets of runs: changes from A to B by category, their size, and whether they exceed noise.
 
-All of it comes from the comparison of `zerobench compare` (judging/comparison.py), counted over the cells and drawn.
+All of it comes from the comparison of `zerobench compare` (budgets/comparison.py), counted over the cells and drawn.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ...judging.comparison import NOISE, UNJUDGED, Change, Compared, Comparison
+from ...budgets.comparison import NOISE, UNJUDGED, Change, Compared, Comparison
 from ...results.grid import Grid
 from ...results.markup import WIDTH, Bar, BarFigure, BarPart
 from ...sizes import show_bytes

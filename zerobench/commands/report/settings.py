@@ -2,7 +2,7 @@
 setting: which cell needs the least memory, at what price, which is fastest, and how certain that is.
 
 Best values are the ones marked in the table of a sweep (results/printed_table.py); ratios of times and their verdicts
-are the ones of `zerobench compare` (judging/comparison.py), so that both always agree.
+are the ones of `zerobench compare` (budgets/comparison.py), so that both always agree.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
+from ...budgets.comparison import FASTER, NOISE, SLOWER, Compared, Measured, measured
 from ...config.flat import name_strategies
-from ...judging.comparison import FASTER, NOISE, SLOWER, Compared, Measured, measured
 from ...records import CATEGORIES, COLLECTIVES
 from ...results.grid import Grid
 from ...results.markup import Bar, BarFigure, BarPart

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..host.temporary import TEMPORARY, temporary_folder
 
-PRELOAD = ["zerobench.launch.frozen"]
+PRELOAD = ["zerobench.ranks.frozen"]
 """Modules preloaded for ranks."""
 
 LONGEST_FOLDER = 85

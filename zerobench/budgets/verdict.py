@@ -16,9 +16,6 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from ..judging import lines, reports
-from ..judging.budget_file import BudgetFile, CellBudget, Wanted, environment_of, read_budget, record_cell, write_budget
-from ..judging.judge import MAXIMA, PARTS, Finding, Limit, beyond_psi, judge_cell, show_value
 from ..records import COLLECTIVES
 from ..results.frames import records_of
 from ..results.tables import Results
@@ -26,6 +23,9 @@ from ..sizes import show_count
 from ..watching import Watch
 from ..watching.watch import NEW, STOPPED
 from ..zero.modules.wrapping import default_units, unit_of_parameters
+from . import lines, reports
+from .budget_file import BudgetFile, CellBudget, Wanted, environment_of, read_budget, record_cell, write_budget
+from .judge import MAXIMA, PARTS, Finding, Limit, beyond_psi, judge_cell, show_value
 from .limits import GateError, HandLimit, Request, Sizes, hand_limits
 
 SUFFIX = ".zerobench.yaml"

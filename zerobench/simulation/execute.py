@@ -34,10 +34,10 @@ from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, Device
 from ..fake.as_gpu.kernels import fused_rms_norms
 from ..host.environment import FAKE, SIMULATED, data_bytes, usable_cores
 from ..host.temporary import temporary_folder
-from ..launch.start_ranks import Outcome, launch_each
 from ..predict.build import ModelFacts, facts_if_any
 from ..predict.estimate import host_bytes_beyond, simulated_ranks
 from ..rank_record import RankRecord
+from ..ranks.start_ranks import Outcome, launch_each
 from ..records import CATEGORIES, STATES, LineRow, MemoryRow, TensorRow
 from ..sizes import show_bytes
 from ..worker import RankJob, run_rank

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from . import FIXTURE, IN_RANK, MARKER
+from .marker import FIXTURE, IN_RANK, MARKER
 
 if TYPE_CHECKING:
     from .limits import Request

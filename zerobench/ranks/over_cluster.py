@@ -6,11 +6,11 @@ machine.
     the others  *follow*: they wait for the next order, run their rank if the pass has one for them, and post its *end*
     call-off    rank 0's message that a pass is over because a rank failed or time is up: the others end their ranks
 
-Keys in the store, with pass number n and rank r: order/n, heard/n, off/n, end/n/r, left/r (see cluster/job.py). Keys of
+Keys in the store, with pass number n and rank r: order/n, heard/n, off/n, end/n/r, left/r (see host/job.py). Keys of
 a pass are removed after it, since a sweep may be long: ends when they are taken, orders once all have read them. A
 rank's results are sent as JSON with the log of its process, because only rank 0 writes files.
 
-The ranks of a machine that dies are *lost* (cluster/job.py): the running cell is a crash, and so is each later one that
+The ranks of a machine that dies are *lost* (host/job.py): the running cell is a crash, and so is each later one that
 needs one of them, at once. The same command in a new job runs these cells.
 """
 
@@ -24,17 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..calibrate.collectives import calibrate_rank
-from ..cluster.job import TORCHRUN, Job, JobContext, JobError, current_job, joined, too_many
-from ..cluster.serialize import rebuild, to_plain
-from ..cluster.store import LostError
 from ..host.environment import JobRendezvous, Rendezvous
+from ..host.job import TORCHRUN, Job, JobContext, JobError, current_job, joined, too_many
 from ..host.pipes import first_line, print_note
+from ..host.serialize import rebuild, to_plain
 from ..host.signals import HANG_UP, INTERRUPT, TERMINATE, end_with_parent, interrupt_on, interrupted_by
+from ..host.store import LostError
 from ..host.temporary import temporary_folder
 from ..results.provenance import source_hash
 from ..worker import run_rank
 from . import start_ranks as here
+from .collectives import calibrate_rank
 from .start_ranks import STOPPED, Failure, Interrupted, Outcome, explain
 
 FAREWELL_S = 20.0

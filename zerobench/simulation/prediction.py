@@ -21,7 +21,6 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from ..config.cell import CellConfig
-from ..fake_execution import Execution, Limits
 from ..predict.build import facts_of
 from ..probes.operator_stream import FORMULAS
 from ..records import EventRow
@@ -29,6 +28,7 @@ from ..records.long_rows import COMPUTE
 from ..strategies import predicts, shape_of
 from ..theory.strategy import AUTO, settle
 from .costs import HALVES, SHORT, GpuCosts, costs_at
+from .execute import Execution, Limits
 from .hardware import Device, validated
 from .timeline import PLAIN, Declared, PhaseTime, Timeline, lay_out
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from ..judging.judge import Limit
 from ..records import CATEGORIES, COLLECTIVES
 from ..sizes import SIZES
+from .judge import Limit
 
 METRICS = {
     "peak": "peak_bytes",

@@ -26,14 +26,14 @@ import pytest
 from ..host.environment import rank_environment
 from ..host.files import replace_text
 from ..host.temporary import temporary_folder
-from ..launch.start_ranks import launch
-from . import IN_RANK
+from ..ranks.start_ranks import launch
+from .marker import IN_RANK
 
 LAST = 3000
 """Characters of a rank's output that a failure shows."""
 
 _BELOW = re.compile(
-    r' *File ".*(/_pytest/|/pluggy/|/pytest/|/multiprocessing/|/zerobench/(gate|launch)/|<string>)|Extension modules:'
+    r' *File ".*(/_pytest/|/pluggy/|/pytest/|/multiprocessing/|/zerobench/(budgets|ranks)/|<string>)|Extension modules:'
 )
 """Lines of a stack that are the same in every rank."""
 

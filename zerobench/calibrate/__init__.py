@@ -1,1 +1,0 @@
-"""Measurements of the machine itself: collectives by size."""

@@ -1,1 +1,0 @@
-"""Rank processes: forked for each pass and supervised until they end, on this machine or over a job."""
