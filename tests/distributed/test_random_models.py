@@ -21,6 +21,7 @@ from zerobench.predict.estimate import formulas_of, simulated_ranks, training_sh
 from zerobench.ranks.start_ranks import launch
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.strategies import shape_of
+from zerobench.theory.replay import live_bytes as terms
 from zerobench.theory.replay.live_bytes import Replay
 from zerobench.theory.replay.states import predict_states
 from zerobench.worker import RankJob, RankRecord, run_rank
@@ -230,12 +231,18 @@ def test_any_number_of_micro_batches_holds_what_is_replayed(thorough, tmp_path) 
     assert wrong == {}
 
 
-FORGOTTEN = ("fresh", "full", "received", "wire", "unit", "tile", "unsynced", "secondary")
+FORGOTTEN = (
+    terms.AUTOGRAD, terms.OPEN, terms.RECEIVED, terms.WIRE, terms.UNIT, terms.TILE, terms.UNSYNCHRONIZED,
+    terms.SECONDARY,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "term",
-    [pytest.param(one, marks=() if one in ("full", "wire", "unit") else pytest.mark.thorough) for one in FORGOTTEN],
+    [
+        pytest.param(t, marks=() if t in (terms.OPEN, terms.WIRE, terms.UNIT) else pytest.mark.thorough)
+        for t in FORGOTTEN
+    ],
 )
 def test_an_allocation_that_the_replay_forgets_is_seen(simulated, monkeypatch, term: str) -> None:
     hold = Replay.hold

@@ -39,7 +39,7 @@ def zerobench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     out, errors = io.StringIO(), io.StringIO()
     with chdir(cwd), redirect_stdout(out), redirect_stderr(errors), warnings.catch_warnings():
         warnings.simplefilter("default")
-        warnings.showwarning = cli._tell
+        warnings.showwarning = cli._print_warning
         code = cli.run([*arguments])
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
 
