@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,12 +69,11 @@ class OwnBatches:
         if getattr(source, "num_workers", 0):
             raise TypeError(f"data={name}: a rank starts no processes of its own; make the DataLoader's num_workers 0")
         self.name, self._device, self._dtype = name, device, dtype
-        self._source = source if callable(source) else None
-        self._batches = _repeated(name, source)
+        self._source: Callable[[int, int], Any] = source if callable(source) else _Repeated(name, source)
 
     def batch(self, step: int, micro: int = 0) -> Any:
         with _blamed_on(self.name):
-            return self._place(next(self._batches) if self._source is None else self._source(step, micro))
+            return self._place(self._source(step, micro))
 
     def _place(self, part: Any) -> Any:
         if isinstance(part, torch.Tensor):
@@ -88,15 +87,19 @@ class OwnBatches:
         return type(part)(self._place(value) for value in part) if isinstance(part, tuple | list) else part
 
 
-def _repeated(name: str, source: Iterable[Any]) -> Iterator[Any]:
-    """Yields the batches of an iterable, which is restarted at its end."""
-    is_empty = False
-    while not is_empty:
-        is_empty = True
-        for batch in source:
-            is_empty = False
-            yield batch
-    raise ValueError(f"data={name}: its iterable is empty, or can be gone through only once")
+class _Repeated:
+    """An iterable as a function of step and micro-batch, called in their order; restarted at its end."""
+
+    def __init__(self, name: str, source: Iterable[Any]) -> None:
+        self._name, self._source = name, source
+        self._left: Iterator[Any] = iter(source)
+
+    def __call__(self, _step: int, _micro: int) -> Any:
+        for _ in range(2):
+            for batch in self._left:
+                return batch
+            self._left = iter(self._source)
+        raise ValueError(f"data={self._name}: its iterable is empty, or can be gone through only once")
 
 
 def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -140,7 +140,7 @@ def test_workspace_is_taken_at_the_first_product_of_its_thread() -> None:
         Growth(activation, -100 * MIB), IntervalMark("phase", "backward"), Growth(gradient, 100 * MIB),
         IntervalMark("matmul"), IntervalMark("matmul"), IntervalMark("end", "step"),
     ):  # fmt: skip
-        allocations.hear(event)
+        allocations.record(event)
     assert allocations.memory().reserved_by_default == 132 * MIB
 
 

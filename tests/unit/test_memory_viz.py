@@ -260,33 +260,33 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_history_is_recorded_and_written_when_it_is_asked_for(told: list[Any], tmp_path: Path) -> None:
-    with snapshots(tmp_path, 3, GPU, asked=True):
+    with snapshots(tmp_path, 3, GPU, requested=True):
         assert told == ["all"]
     assert told == ["all", None]
     assert written(tmp_path) == ["snapshots/rank3.pickle"]
 
 
 def test_nothing_is_written_unasked(told: list[Any], tmp_path: Path) -> None:
-    with snapshots(tmp_path, 0, GPU, asked=False):
+    with snapshots(tmp_path, 0, GPU, requested=False):
         pass
-    with pytest.raises(RuntimeError, match="another"), snapshots(tmp_path, 0, GPU, asked=False):
+    with pytest.raises(RuntimeError, match="another"), snapshots(tmp_path, 0, GPU, requested=False):
         raise RuntimeError("another")
-    with snapshots(tmp_path, 0, torch.device("cpu"), asked=True):  # no step was measured
+    with snapshots(tmp_path, 0, torch.device("cpu"), requested=True):  # no step was measured
         pass
-    with snapshots(tmp_path / "of another machine", 0, GPU, asked=True):
+    with snapshots(tmp_path / "of another machine", 0, GPU, requested=True):
         pass
     assert (told, list(tmp_path.iterdir())) == ([], [])
 
 
 def test_out_of_memory_leaves_a_snapshot_in_any_case(told: list[Any], tmp_path: Path) -> None:
-    with pytest.raises(torch.OutOfMemoryError), snapshots(tmp_path, 1, GPU, asked=False):
+    with pytest.raises(torch.OutOfMemoryError), snapshots(tmp_path, 1, GPU, requested=False):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     assert (told, written(tmp_path)) == ([], ["snapshots/rank1.pickle"])
 
 
 def test_a_snapshot_that_fails_does_not_hide_the_error(told: list[Any], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(torch.OutOfMemoryError) as raised, snapshots(tmp_path, 1, GPU, asked=True):
+    with pytest.raises(torch.OutOfMemoryError) as raised, snapshots(tmp_path, 1, GPU, requested=True):
         raise torch.OutOfMemoryError("CUDA out of memory")
     assert raised.value.__notes__ == ["no snapshot of the allocator could be written: disk full"]
     assert (told, written(tmp_path)) == (["all", None], [])

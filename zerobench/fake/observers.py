@@ -48,7 +48,11 @@ class IntervalMark:
     name: str = ""
 
 
-MATMULS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")}
+MATMULS = {
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
+    for overload in ("default", "out")
+}
 """Operators that take a handle of cuBLAS, after their result has its memory."""
 
 

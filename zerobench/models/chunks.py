@@ -121,10 +121,13 @@ class _FusedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, targets, lse = ctx.saved_tensors
-        whole, scale = torch.empty_like(logits), gradients[0] / len(logits)
-        blocks = (tensor.split(_rows(logits)) for tensor in (whole, logits, targets, lse))
-        for part, block, target, total in zip(*blocks, strict=True):
-            part.copy_(_error(block, target, total, scale))
+        rows, count = _rows(logits), len(logits)
+        whole = torch.empty_like(logits)
+        blocks = (tensor.split(rows) for tensor in (whole, logits, lse, targets))
+        for part, block, total, target in zip(*blocks, strict=True):
+            values = block.float().sub_(total[:, None]).exp_()
+            values.scatter_add_(1, target[:, None], values.new_full((len(target), 1), -1.0))
+            part.copy_(values.mul_(gradients[0] / count))
         return whole, None
 
 

@@ -118,10 +118,6 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
-        return self.loss_of(x, targets)
-
-    def loss_of(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Returns the mean cross-entropy of predicting `targets`, (B, S), from the normalized (B, S, H)."""
         if isinstance(self.head, LossHead):
             return self.head(x.flatten(0, 1), targets.flatten())  # type: ignore[no-any-return]
         logits = self.head(x)

@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..fake.operators import has_values
+from .chunks import LossHead
 from .gpt import GPT, Block, initialize
 
 ROUTINGS = ("learned", "balanced", "skewed")
@@ -149,7 +150,9 @@ class GPTMoe(GPT):
             x, balance = block(x)
             balances.append(balance)
         x, balance = self.norm(x), self.balance * torch.stack(balances).mean()
-        return self.loss_of(x, targets) + balance
+        if isinstance(self.head, LossHead):
+            return self.head(x.flatten(0, 1), targets.flatten()) + balance  # type: ignore[no-any-return]
+        return F.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten()) + balance
 
 
 def grouped_product(rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

@@ -90,10 +90,10 @@ def read_config(path: str, more: dict[str, Any]) -> Shape:
     if not isinstance(kind, str):
         raise ValueError(f"huggingface.config={path}: it has no model_type, the name of its architecture")
     if kind not in CAUSAL and kind in transformers.CONFIG_MAPPING:
-        problem = "is no causal language model; register the module in your own script"
+        problem = "is no causal language model; register the model in your own script"
         raise ValueError(f"huggingface.config={path}: model_type {kind} {problem}")
     if kind not in CAUSAL:
-        hint = _nearest(kind, list(CAUSAL), 0.6) or "; a newer one may, or register the module in your own script"
+        hint = _nearest(kind, list(CAUSAL), 0.6) or "; a newer one may, or register the model in your own script"
         raise ValueError(
             f"huggingface.config={path}: transformers {transformers.__version__} knows no model_type {kind:.60}{hint}"
         )

@@ -29,7 +29,7 @@ def make_pass(
     `model_ranks`: consecutive ranks that share a model.
     """
     if mode != "accounted":
-        return TracedPass(device) if mode == "traced" else TimedPass(device)
+        return {"timed": TimedPass, "traced": TracedPass}[mode](device)
     accounted = AccountedPass(device, node_size, history=history, fake=fake, events=events, operators=operators)
     accounted.ledger.in_transit = InTransit() if (foreign or model_ranks > 1) and not fake else None
     accounted.meter.model_ranks = model_ranks

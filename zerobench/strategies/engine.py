@@ -168,7 +168,9 @@ class AdaptedEngine(PeerEngine):
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Returns the engine's own context; without one backward reduces every micro-batch."""
-        return getattr(self._engine, "no_sync", nullcontext)()
+        own = getattr(self._engine, "no_sync", None)
+        return nullcontext() if own is None else own()
 
     def settle(self) -> None:
-        getattr(self._engine, "settle", lambda: None)()
+        if (own := getattr(self._engine, "settle", None)) is not None:
+            own()
