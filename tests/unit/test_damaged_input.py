@@ -30,6 +30,17 @@ def test_configs_that_take_one_another_in_are_told_in_words(tmp_path: Path) -> N
     assert "data=mine" in str(refused.value)
 
 
+def test_launcher_without_a_schema_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    flag = folder_with(tmp_path, "hydra/launcher/mine", "_target_: x")
+    with pytest.raises(RefusedError, match=r"it cannot be composed: Structured config mine\.yaml not found"):
+        compose_cells(["-m", flag, "hydra/launcher=mine", "strategy=ddp,zero1", "world_size=2"])
+
+
+def test_the_last_of_two_overrides_counts_also_after_a_glob() -> None:
+    cells = compose_cells(["-m", "strategy=glob(zero*)", "strategy=ddp,zero1", "world_size=2"])
+    assert [cell.config.strategy.name for cell in cells] == ["ddp", "zero1"]
+
+
 @pytest.mark.slow
 def test_hydras_globals_and_random_numbers_are_left_as_they_were() -> None:
     before = GlobalHydra.instance().hydra, HydraConfig.instance().cfg, random.getstate()

@@ -354,6 +354,7 @@ def check_line(
             configs = map(composer.config_of, _configs(composer, "offload", given, study))
             if True not in (given.get(DELAYED) or [OmegaConf.select(config, DELAYED) for config in configs]):
                 problems.append(f"{DELAYED_AFTER}: it means nothing without {DELAYED}=true; add that")
+        launcher = None if mode == "RUN" else chosen_launcher(part, own)
     except RefusedError:
         raise
     except UNREADABLE as error:
@@ -361,8 +362,10 @@ def check_line(
     stop_if_wrong()
 
     globs = [override for override in parsed if isinstance(override.value(), Glob)]
-    lines = {o.key_or_group: (o.input_line or "").lstrip("+") for o in parsed}
-    lines |= {o.key_or_group: f"{o.key_or_group}={','.join(values[id(o)])}" for o in globs}
+    lines: dict[str, str] = {}  # of two overrides of a key the last counts
+    for override in parsed:
+        key, line = override.key_or_group, (override.input_line or "").lstrip("+")
+        lines[key] = f"{key}={','.join(values[id(override)])}" if override in globs else line
     return CommandLine(
         composer,
         fixed=tuple(text for key, text in lines.items() if key not in {*axes, OBJECTIVE}),
@@ -370,7 +373,7 @@ def check_line(
         own=(*study, *own),
         elsewhere=frozenset(elsewhere),
         multirun=multirun,
-        launcher=None if mode == "RUN" else chosen_launcher(part, own),
+        launcher=launcher,
         sweeper=sweeper,
         objectives=objectives,
         notes=tuple(f"{override.input_line} takes {', '.join(values[id(override)])}" for override in globs),

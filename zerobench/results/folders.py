@@ -40,7 +40,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -52,10 +52,6 @@ from ..sizes import show_count
 from .frames import write_rows
 from .selection import split
 from .tables import OPTIONAL, SEARCHES, TABLES
-
-if TYPE_CHECKING:
-    from ..config.cell import CellConfig
-
 
 PARTIAL = ".partial-"
 

@@ -5,7 +5,7 @@
     tile        fp32 gradients in place of half-precision ones, for the segments that are updated together
 
 Tiles are used if gradients are cast, if the optimizer is not fused and so needs temporaries, or if it runs in another
-tier (tiers.py). In another tier, fp32 parameters have masters too; gradients are copied to a tile before they are cast;
+tier. In another tier, fp32 parameters have masters too; gradients are copied to a tile before they are cast;
 and half-precision parameters go up through two staging buffers of 1 Mi elements.
 """
 
