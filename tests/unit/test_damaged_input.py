@@ -31,9 +31,10 @@ def test_configs_that_take_one_another_in_are_told_in_words(tmp_path: Path) -> N
 
 
 def test_launcher_without_a_schema_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    flag = folder_with(tmp_path, "hydra/launcher/mine", "_target_: x")
+    (tmp_path / "hydra/launcher").mkdir(parents=True)
+    (tmp_path / "hydra/launcher/mine.yaml").write_text("_target_: x")
     with pytest.raises(RefusedError, match=r"it cannot be composed: Structured config mine\.yaml not found"):
-        compose_cells(["-m", flag, "hydra/launcher=mine", "strategy=ddp,zero1", "world_size=2"])
+        compose_cells(["-m", f"--config-dir={tmp_path}", "hydra/launcher=mine", "strategy=ddp,zero1", "world_size=2"])
 
 
 def test_the_last_of_two_overrides_counts_also_after_a_glob() -> None:
