@@ -94,10 +94,12 @@ def test_folder_whose_name_is_not_utf8_is_refused_before_any_rank(of: str, tmp_p
 
 @pytest.mark.parametrize("broken", ["the results folder", "every folder"])
 def test_error_of_any_kind_on_writing_ends_as_a_full_disk(broken: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    write_run = folders.write_run
+
     def write(aside: Aside, *more: Any) -> Path:
         if broken == "every folder" or aside.path.parent == tmp_path / "runs":
             raise TypeError("no bytes")
-        return folders.write_run(aside, *more)
+        return write_run(aside, *more)
 
     monkeypatch.setattr(folders, "write_run", write)
     kept = tmp_path / "temporary"

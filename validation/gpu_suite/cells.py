@@ -256,7 +256,8 @@ def _peak_cells(setup: SuiteSetup) -> list[Cell]:
 def _peak_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     ended = not any(one.status == WAITING for one in done)  # all estimates at once, one per core
     work = [(one.cell, CUDA if setup.device == "cuda" else CPU) for one in done if ended]
-    executions = dict(zip((one.name for one in done), execute_cells("estimates", work, limits=LIMITS), strict=False))
+    found = execute_cells("estimates", work, limits=LIMITS) if ended else []
+    executions = dict(zip((one.name for one in done), found, strict=False))
 
     def show(launch: SuiteLaunch) -> list[list[str]]:
         row = known(launch.row)

@@ -126,22 +126,25 @@ def fold(lines: Iterable[Line]) -> tuple[Line, ...]:
     """Merges lines whose paths differ only in one number, as do their labels if they begin with the same path."""
     folded, depth = list(lines), 0
     while depth <= max((line.path.count(".") for line in folded), default=-1):
-        others, numbers = list[Line](), dict[Line, list[int]]()  # a line with a star at this depth -> its numbers
+        others, alike = (
+            list[Line](),
+            dict[Line, list[tuple[int, Line]]](),
+        )  # a line with a star at this depth -> its lines
         for line in folded:
             part = line.path.split(".")[depth:][:1]
             if part and _NUMBER.fullmatch(part[0]):
-                numbers.setdefault(_named(line, depth, "*"), []).append(int(part[0]))
+                alike.setdefault(_named(line, depth, "*"), []).append((int(part[0]), line))
             else:
                 others.append(line)
         folded = others
-        for line, of_line in numbers.items():
-            spans: list[tuple[int, int]] = []
-            for number in sorted(of_line):
+        for numbered in alike.values():
+            spans: list[tuple[int, int, Line]] = []  # first number, last number, and its line: who keeps it is shown
+            for number, line in sorted(numbered, key=lambda pair: pair[0]):
                 if spans and spans[-1][1] == number - 1:
-                    spans[-1] = spans[-1][0], number
+                    spans[-1] = spans[-1][0], number, line
                 else:
-                    spans.append((number, number))
-            for first, last in spans:
+                    spans.append((number, number, line))
+            for first, last, line in spans:
                 count = last - first + 1
                 row = _named(line, depth, str(first) if count == 1 else f"{first}–{last}")
                 folded.append(replace(row, bytes=line.bytes * count, storages=line.storages * count))

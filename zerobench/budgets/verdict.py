@@ -1,4 +1,11 @@
-"""Recorded limits: a budget file next to the test's file, with the same name and the suffix `.zerobench.yaml`.
+"""The watches of a test, and the verdict: their tables compared with recorded and manual limits, and a failure's text.
+
+test_step: 1 of 2 limits does not hold (zero2, 2 ranks on gloo)
+  peak_bytes is 3,150,848 B (3.0 MiB): 53,248 B (52.0 KiB), 1.72% above its ceiling of 3,097,600 B (3.0 MiB)
+    written as peak="<= 24 psi"; most of it are activations, 1,048,576 B (1.0 MiB)
+    train.py:31 in forward: 1.0 MiB (head, logits)
+
+Recorded limits are a budget file next to the test's file, with the same name and the suffix `.zerobench.yaml`.
 
 It is written by `pytest --zerobench-record`, with a cell per watch of a test, named like the test within its file, and
 budgets per environment like any budget file. Measured values travel as plain values: from a rank to the test's process,

@@ -1,4 +1,9 @@
-"""The contents of a results folder, for the verbs that maintain it."""
+"""The contents of a results folder, for the verbs that maintain it.
+
+A run *failed* if its status is not ok. It is *superseded* if an ok run of the same cell, repeat, code, torch and device
+began later, and *outdated* if the newest ok run of its cell on the same torch and device is by other code.
+*Leftovers*: results/folders.py.
+"""
 
 from __future__ import annotations
 

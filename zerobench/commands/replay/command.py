@@ -1,4 +1,6 @@
-"""The page: one self-contained HTML file with its style, code and data, which makes no requests.
+"""`zerobench replay`: its options, the files that it writes, and the page.
+
+The page is one self-contained HTML file with its style, code and data, which makes no requests.
 
 Its data are columns of small numbers and one table of strings, deflated. A column of a stream has a number per event: a
 category or a name as its index in the strings, a storage as its number plus 1 (0: none), ticks and microseconds as

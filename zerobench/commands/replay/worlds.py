@@ -1,4 +1,17 @@
-"""One clock for all streams of a world, so that one cursor moves through all of them.
+"""The recorded steps of runs, arranged for one page.
+
+stream   events of one rank of one run, in order: rows of the table `events`
+panel    a strategy with its additions (an offload, a codec): a stream per recorded rank, and the run's row
+world    the panels of one number of ranks N, all of them measured or all simulated
+
+All panels of a page train the same thing: they agree in SETTING. A panel has the same key in every world.
+
+With costs of a device, the events of a simulated world have the times that are predicted for that device.
+
+For other numbers of ranks, cells are simulated on fake tensors. Each rank keeps its micro-batch, so the batch grows
+with N and a rank does the same computation as at the measured N. One rank is simulated, the fullest.
+
+All streams of a world have one clock, so that one cursor moves through all of them.
 
 anchor    an event that every stream has exactly once: the beginning of a phase, or of a module's forward or backward
 clock     0 to TICKS. Anchors are at the same tick in all streams; events between two anchors are spread evenly

@@ -84,8 +84,8 @@ def predict_parts(
                 size = shape.element_bytes
                 from_all = min(gathers, int(shape.trainable)) if groups.secondary else gathers
                 gather = groups.first_gather if shape.trainable else groups.gather
-                gathered += gather(numel, size).times(from_all)
-                gathered += groups.secondary_gather(numel, size).times(gathers - from_all)
+                secondary = groups.secondary_gather(numel, size).times(gathers - from_all)
+                gathered += gather(numel, size).times(from_all) + secondary
             elif shape.trainable:
                 gathered += groups.exact_gather(numel, shape.element_bytes)
             if shape.trainable and gathers:
