@@ -105,7 +105,7 @@ def initialize(
     kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
     engine = kinds[strategy](model, optimizer, comm, chosen)
     engine.name = strategy
-    comm.launches.serves(engine)
+    comm.launches.register(engine)
     mark(engine.orders, strategy, moves_frozen)
     return engine
 

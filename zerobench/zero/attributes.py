@@ -21,7 +21,7 @@ SHOWN = {
 """Category of an engine's tensors -> its name in the engine's description."""
 
 
-class ModuleFace(ShardedEngine):
+class ModuleMixin(ShardedEngine):
     """The methods of `Strategy` that mirror nn.Module's. `name`: the strategy's name in `initialize`."""
 
     name = ""

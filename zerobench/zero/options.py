@@ -137,7 +137,7 @@ class Options:
     zeropp: Zeropp | None = None
     ignored_parameters: tuple[nn.Parameter, ...] = field(default=(), compare=False)
 
-    def settled(self, trainable: Iterable[nn.Parameter], ranks: int) -> Options:
+    def resolved(self, trainable: Iterable[nn.Parameter], ranks: int) -> Options:
         """Returns the options for a model of these parameters on `ranks` ranks, with automatic ones resolved."""
         if self.bucket_bytes != AUTO:
             return self

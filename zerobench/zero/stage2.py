@@ -34,7 +34,7 @@ class ShardedBucket(GradientBucket):
     def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None) -> None:
         super().__init__(unit, comm, reduce_with)
         self.sink = sink
-        self.is_alone = self.is_alone and sink is None
+        self.is_local = self.is_local and sink is None
         self._offloaded_numel = 0 if sink is None else sink.numel
         kept_numel, dtypes = unit.shard_numel - self._offloaded_numel, unit.dtypes
         self.shard = torch.zeros(kept_numel, dtype=dtypes.gradients, device=unit.device)
@@ -44,14 +44,14 @@ class ShardedBucket(GradientBucket):
     def open(self, sends: bool) -> None:
         if self.full is not None:  # a sum that no_sync has kept
             return
-        if self.is_alone:
+        if self.is_local:
             self.unit.heap.restore(self.shard)
             self.full = self.shard
             return
         # a gradient that is sent next is made in the wire's dtype, which saves a copy; a sum keeps its own until sent
         dtypes = self.unit.dtypes
-        travels, kept = (dtypes.wire, labels.COMMUNICATION), (dtypes.gradients, labels.GRADIENTS)
-        self.full = self.take_memory(*(travels if sends else kept))
+        if_sent, if_kept = (dtypes.wire, labels.COMMUNICATION), (dtypes.gradients, labels.GRADIENTS)
+        self.full = self.take_memory(*(if_sent if sends else if_kept))
 
     def prepare(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not self.filled:
@@ -91,7 +91,7 @@ class ShardedBucket(GradientBucket):
 
     def release(self) -> None:
         super().release()
-        if self.is_alone:
+        if self.is_local:
             self.full = None
         self._release_full()
         self.unit.heap.release(self.shard)

@@ -73,8 +73,8 @@ class Handle:
                 labels.waited(operation)
 
 
-class ServedEngine(Protocol):
-    """An engine as messages about its collectives name it."""
+class NamedEngine(Protocol):
+    """What error messages about collectives need to know of an engine."""
 
     steps: int
 
@@ -87,7 +87,7 @@ class Launches:
     ones: in a world of one rank, and in a simulated world.
     """
 
-    def serves(self, engine: ServedEngine) -> None:
+    def register(self, engine: NamedEngine) -> None:
         """Registers the engine, so that error messages can name its units and steps."""
 
     def add(self, kind: str, unit: str) -> None:
@@ -113,9 +113,9 @@ class Comm:
 
     rank = 0
     size = 1
-    """Ranks of the shard group, over which a buffer is partitioned; this one owns slice number `rank`."""
-    ranks = 1
-    """Ranks that gradients are averaged over: more than `size` if shard groups are replicas of each other."""
+    """Number of ranks in the shard group; a buffer has this many slices, of which this rank owns number `rank`."""
+    averaged_ranks = 1
+    """Number of ranks that gradients are averaged over: more than `size` if shard groups are replicas of each other."""
     replica = 0
     """Number of the replica that this rank's slices belong to."""
     group: dist.ProcessGroup | None = None
@@ -201,8 +201,8 @@ class GroupComm(Comm):
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.rank = dist.get_rank(group)
-        self.size = self.ranks = dist.get_world_size(group)
-        self._hosts = group  # for flags
+        self.size = self.averaged_ranks = dist.get_world_size(group)
+        self._cpu_group = group  # for flags
         self._reductions: Threads | CommStream = Threads()
         self._gathers: Threads | CommStream = Threads()
         self._sent: torch.Tensor | None = None
@@ -231,12 +231,12 @@ class GroupComm(Comm):
         if dense is not tensor:
             tensor.copy_(dense)
 
-    def agree_by(self, hosts: dist.ProcessGroup) -> None:
-        """Sends flags over `hosts`, a group of the same ranks with a backend for the CPU."""
-        self._hosts, self.flags_device = hosts, torch.device("cpu")
+    def use_cpu_group(self, group: dist.ProcessGroup) -> None:
+        """Sends flags over `group`, which has the same ranks and a CPU backend."""
+        self._cpu_group, self.flags_device = group, torch.device("cpu")
 
     def maximum(self, flags: torch.Tensor) -> None:
-        group = self.group if flags.is_cuda else self._hosts
+        group = self.group if flags.is_cuda else self._cpu_group
         with labels.collective("control"):
             if self.size >= TREE_FROM and backend_for(flags.device.type, group) == "gloo":
                 rows = flags.new_empty(self.size, *flags.shape)
@@ -260,7 +260,8 @@ class WrappedComm(Comm):
     def __init__(self, below: Comm) -> None:
         self._below = below
         self.rank, self.size = below.rank, below.size
-        self.ranks, self.replica, self.pairs_by_unit = below.ranks, below.replica, below.pairs_by_unit
+        self.averaged_ranks, self.replica = below.averaged_ranks, below.replica
+        self.pairs_by_unit = below.pairs_by_unit
         self.group, self.flags_device, self.on_streams = below.group, below.flags_device, below.on_streams
 
     def reduce_scatter(
@@ -311,18 +312,18 @@ class Source:
         """Starts filling `full`, (N · shard_numel,), whose own slice is already filled."""
         return self._comm.all_gather(full, unit, self._sizes)
 
-    def released(self, full: torch.Tensor, unit: str) -> None:
+    def before_release(self, full: torch.Tensor, unit: str) -> None:
         """`full` is about to lose its memory: a source that keeps a copy takes it now."""
 
     def held_tensors(self, unit: str) -> Iterator[labels.Held]:
         """Yields the tensors that it keeps for `unit`."""
         return iter(())
 
-    def updated(self) -> None:
+    def after_update(self) -> None:
         """Some rank's shard has been updated."""
-        self.stale()
+        self.invalidate()
 
-    def stale(self) -> None:
+    def invalidate(self) -> None:
         """Some rank's shard has changed: a kept copy is invalid."""
 
 

@@ -319,8 +319,8 @@ def pieces_of(full: torch.Tensor, ranks: int, sizes: Sizes, most_bytes: int) -> 
     """Splits each rank's slice of `full` into the pieces in which it is sent, of at most `most_bytes` each; an empty
     slice has none.
     """
-    most = max(1, most_bytes // full.element_size())
-    return [part.split(most) if part.numel() else () for part in slices_of(full, ranks, sizes)]
+    max_numel = max(1, most_bytes // full.element_size())
+    return [part.split(max_numel) if part.numel() else () for part in slices_of(full, ranks, sizes)]
 
 
 def _run_all(queue: SimpleQueue[PairwiseReduction | None]) -> None:

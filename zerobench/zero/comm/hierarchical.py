@@ -92,7 +92,7 @@ class Hops:
 
     A later hop is launched once the hop before it is done and the program waits for this collective or for a later one.
     So the hops are launched in the same order on all ranks too, and a rank that waits for a collective has launched all
-    hops of the collectives before it: no circle of waits can form.
+    hops of the collectives before it: no cycle of waits can form.
     """
 
     def __init__(self) -> None:
@@ -191,11 +191,11 @@ def connect_groups(
     """
     all_ranks = connect(group, device)
     if isinstance(all_ranks, GroupComm) and all_ranks.flags_device is None and all_ranks.on_streams:
-        if all_ranks.group not in _hosts:
-            _hosts[all_ranks.group] = new_group_of_hosts(all_ranks)
-        hosts = _hosts[all_ranks.group]  # for flags
-        all_ranks.agree_by(hosts)
-        watch_of(all_ranks.group).groups.add(hosts)  # its waits end with the others
+        if all_ranks.group not in _cpu_groups:
+            _cpu_groups[all_ranks.group] = new_cpu_group(all_ranks)
+        cpu_group = _cpu_groups[all_ranks.group]  # for flags
+        all_ranks.use_cpu_group(cpu_group)
+        watch_of(all_ranks.group).groups.add(cpu_group)  # its waits end with the others
     all_ranks = watched(all_ranks)
     check_groups(all_ranks.size, node_size, shard_group)
     if all(size in (None, all_ranks.size) for size in (node_size, shard_group)):
@@ -235,10 +235,10 @@ def nodes_of(all_ranks: Comm, device: torch.device, node_size: int) -> Nodes:
 
 _created: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
 
-_hosts: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+_cpu_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
 
-def new_group_of_hosts(comm: Comm) -> dist.ProcessGroup:
+def new_cpu_group(comm: Comm) -> dist.ProcessGroup:
     """Returns a new gloo group of the same ranks, which these create alone; collective over them.
 
     torch names such a group after its ranks and the number of groups that each is in (torch-private, tested). If these

@@ -48,8 +48,8 @@ def update_tiles(
     `coefficient` multiplies the gradients (unscaling, clipping). Raises RuntimeError if an optimizer's facts end
     differently after different tiles.
     """
-    done = Versions([share.tensor for tile in tiles[:-1] for share in tile])
-    with ExitStack() as last_tile:
+    finished_masters = Versions([share.tensor for tile in tiles[:-1] for share in tile])
+    with ExitStack() as open_until_the_end:
         if len(tiles) > 1:
             facts, update = FactsOfParts(optimizer), update_of(optimizer)
 
@@ -57,22 +57,22 @@ def update_tiles(
             # tiles; the others run right before it, after the hooks that may still change learning rates.
             def all_but_the_last() -> None:
                 facts.begin()
-                last_tile.enter_context(buffers.present())
+                open_until_the_end.enter_context(buffers.present())
                 for tile in tiles[:-1]:
                     with _with_gradients(tile, coefficient, buffers, visit):
                         update(tile)
                         facts.end_part()
-                last_tile.enter_context(_with_gradients(tiles[-1], coefficient, buffers, visit))
-                done.note()
+                open_until_the_end.enter_context(_with_gradients(tiles[-1], coefficient, buffers, visit))
+                finished_masters.note()
 
             step_with(optimizer, all_but_the_last)
             facts.end()
         else:
             for tile in tiles:  # ready before the step, whose hooks so find the gradients
-                last_tile.enter_context(buffers.present())
-                last_tile.enter_context(_with_gradients(tile, coefficient, buffers, visit))
+                open_until_the_end.enter_context(buffers.present())
+                open_until_the_end.enter_context(_with_gradients(tile, coefficient, buffers, visit))
             optimizer.step()
-    return done.have_moved
+    return finished_masters.have_moved
 
 
 def update_silently(
@@ -152,7 +152,7 @@ def raw_step(optimizer: optim.Optimizer) -> None:
         vars(optimizer).update(hooks)
 
 
-def stand_in(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> optim.Optimizer:
+def optimizer_over(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> optim.Optimizer:
     """Returns another optimizer of the same class, with the same states and attributes and its own parameter groups."""
     other: optim.Optimizer = object.__new__(type(optimizer))
     copied = {
@@ -179,7 +179,7 @@ def update_of(optimizer: optim.Optimizer) -> Callable[[Sequence[Share]], None]:
         for share in tile:
             if (group := group_of.get(id(share.tensor))) is not None:
                 groups.setdefault(id(group), group | {"params": []})["params"].append(share.tensor)
-        raw_step(stand_in(optimizer, list(groups.values())))
+        raw_step(optimizer_over(optimizer, list(groups.values())))
 
     return update
 
@@ -191,7 +191,7 @@ class TileBuffers:
     """
 
     def __init__(self, tiles: Sequence[Sequence[Share]]) -> None:
-        self._most = max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0)
+        self._max_numel = max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0)
         self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._offsets: dict[tuple[str, torch.dtype], int] = {}
         self._views: dict[tuple[Share, torch.dtype, int], torch.Tensor] = {}
@@ -233,7 +233,7 @@ class TileBuffers:
         self._offsets[key] = start + numel
         if (view := self._views.get((share, dtype, start))) is None:
             if key not in self._buffers:
-                buffer = torch.empty(self._most, dtype=dtype, device=share.tensor.device, pin_memory=pinned)
+                buffer = torch.empty(self._max_numel, dtype=dtype, device=share.tensor.device, pin_memory=pinned)
                 self._buffers[key] = labels.label(buffer, labels.GRADIENTS, "tile", tier=share.tier)
             view = self._views[share, dtype, start] = self._buffers[key].narrow(0, start, numel)
         return view

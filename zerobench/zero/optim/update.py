@@ -81,23 +81,23 @@ class Update:
         device = self.comm.flags_device or self._device
         self._used_flags = torch.zeros(len(self.trainable), dtype=torch.int32, device=device)
         casts = any(unit.dtypes.casts for unit in self.units)
-        most = self._tile_numel(casts)
+        max_numel = self._tile_numel(casts)
         new = []
         for unit in units:
             for shard_range in self._placement.ranges[unit]:
-                for segment in _segments_of(shard_range, self.comm.rank, most):
+                for segment in _segments_of(shard_range, self.comm.rank, max_numel):
                     parameter = self.trainable[segment.parameter]
                     ndim, order = dimensions(self.optimizer, parameter), self._orders[parameter]
                     new.append(OptimizerSegment(shard_range, segment, unit.gradients, ndim, order))
         self.segments += new
-        self.tiles += _tiles(new, most)
+        self.tiles += _tiles(new, max_numel)
         self.buffers = TileBuffers(self.tiles)
         wanted = self._tile_bytes == ONE_PASS and casts  # without casts torch's own fused kernel is one pass
         self.one_pass = OnePass.of(self.optimizer, self.segments, self._device) if wanted else None
         self._index = {p: i for i, p in enumerate(self.trainable)}
         swap_parameters(self.optimizer, self.waiting, self._index, new, self._orders)
         self._placement.attach(self.optimizer, new)
-        self._held = self._held_now()
+        self._group_ids = self._ids_in_groups()
 
     def _tile_numel(self, casts: bool) -> int | None:
         """Returns the elements per tile, or None if one step over everything needs no memory besides the states."""
@@ -120,7 +120,7 @@ class Update:
             return
         self._agreed = True
         for unit in self.units:
-            unit.gradients.settle()
+            unit.gradients.wait_for_copies()
         fault = self.fault()
         if self.comm.size > 1:
             # flags are made on the host, and agreed upon there if the process group can: no wait for a device
@@ -135,7 +135,7 @@ class Update:
             self._agreed = False
             self.raise_fault(fault)
         for segment in self.segments:
-            segment.used = segment.segment.parameter in self.used
+            segment.used = segment.span.parameter in self.used
 
     def begin(self) -> None:
         """Discards facts about the gradients when a backward starts."""
@@ -185,7 +185,7 @@ class Update:
                 " with add_param_group, drop its gradient before the step (`p.grad = None`), or leave the parameter to"
                 " you by ignored_parameters= of initialize()"
             )
-        if self._held_now() != self._held:
+        if self._ids_in_groups() != self._group_ids:
             raise RuntimeError(
                 "optimizer: its param_groups hold other tensors than the engine put there, so that some parameters"
                 " would not be trained; change options (lr, weight_decay, ...) alone, freeze a parameter by"
@@ -265,15 +265,15 @@ class Update:
         self._unheld -= trained
         self.waiting |= set_aside(self.optimizer, self.optimizer.param_groups[-1:])
         swap_parameters(self.optimizer, self.waiting, self._index, self.segments, self._orders)
-        self._held = self._held_now()
+        self._group_ids = self._ids_in_groups()
 
-    def _held_now(self) -> list[int]:
+    def _ids_in_groups(self) -> list[int]:
         return [id(tensor) for group in self.optimizer.param_groups for tensor in group["params"]]
 
 
-def _segments_of(shard_range: ShardRange, rank: int, most: int | None) -> Iterator[Segment]:
-    """Yields the segments of a unit's shard, cut at the range's ends, with at most `most` elements."""
-    for segment in shard_range.unit.layout.segments(rank, most):
+def _segments_of(shard_range: ShardRange, rank: int, max_numel: int | None) -> Iterator[Segment]:
+    """Yields the segments of a unit's shard, cut at the range's ends, with at most `max_numel` elements."""
+    for segment in shard_range.unit.layout.segments(rank, max_numel):
         first = max(segment.offset, shard_range.start)
         last = min(segment.offset + segment.numel, shard_range.stop)
         if first < last:
@@ -281,7 +281,7 @@ def _segments_of(shard_range: ShardRange, rank: int, most: int | None) -> Iterat
             yield Segment(segment.parameter, start, start + last - first, first)
 
 
-def _tiles(segments: list[OptimizerSegment], most: int | None) -> list[list[OptimizerSegment]]:
+def _tiles(segments: list[OptimizerSegment], max_numel: int | None) -> list[list[OptimizerSegment]]:
     """Returns the segments that are updated together: those of one tier, or of one range that is its own group."""
     groups: dict[Any, list[OptimizerSegment]] = {}
     for segment in segments:
@@ -289,5 +289,5 @@ def _tiles(segments: list[OptimizerSegment], most: int | None) -> list[list[Opti
     return [
         tile
         for name, group in groups.items()
-        for tile in (tiles_of(group, most) if most and name is not group[0].shard_range else [group])
+        for tile in (tiles_of(group, max_numel) if max_numel and name is not group[0].shard_range else [group])
     ]

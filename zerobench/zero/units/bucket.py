@@ -49,7 +49,7 @@ class GradientBucket:
     `expected`    parameters, by number, whose gradients come in a backward
     `arrived`     parameters whose gradients have all come in the current backward
     `filled`      pieces whose elements of `full` have gradients that are not yet reduced
-    `is_alone`    True if nothing is reduced: full gradients and shard are one tensor
+    `is_local`    True if nothing is sent, with one rank and no sink: full gradients and shard are one tensor
     `is_in_flight` True if its reduction was launched and not waited for
     `is_reduced`  True if the shard holds a mean that `step` has not consumed
     `all_reduces` True if every rank gets the whole sum, not only its own slice
@@ -62,14 +62,16 @@ class GradientBucket:
     sink: GradientSink | None = None
     check: Callable[[], None] | None = None
     """Raises RuntimeError if a gradient comes while the unit's parameters, which it needs, are absent."""
-    stays = False
-    """True if its memory is always allocated, so that its reduction need not wait for another."""
+    reduces_in_place = False
+    """True if its reduction runs in place on a stream: it takes and frees no buffer of its own, so it may be launched
+    however many others are in flight.
+    """
 
     def __init__(self, unit: UnitTensors, comm: Comm, reduce_with: str) -> None:
         self.unit = unit
-        self._divisor, self.rest = divisors(unit.dtypes.wire, comm.ranks)
+        self._divisor_before, self.divisor_after = divisors(unit.dtypes.wire, comm.averaged_ranks)
         self.all_reduces = reduce_with == "all_reduce"
-        self.is_alone = comm.size == 1
+        self.is_local = comm.size == 1
         self.expected: set[int] = set()
         self.arrived: set[int] = set()
         self.filled: set[Piece] = set()
@@ -100,14 +102,14 @@ class GradientBucket:
     # -- the same in all stages -----------------------------------------------------------------------------
 
     @property
-    def is_full(self) -> bool:
+    def has_all_gradients(self) -> bool:
         """True if every expected gradient has come."""
         return self.arrived >= self.expected
 
     def fill(self, piece: Piece, gradient: torch.Tensor) -> None:
         """Divides a gradient, (piece.numel,), into its piece, or adds it to what waits there (tied, micro-batches)."""
         assert self.full is not None
-        view, scale = self.full.narrow(0, piece.offset, piece.numel), 1 / self._divisor
+        view, scale = self.full.narrow(0, piece.offset, piece.numel), 1 / self._divisor_before
         if piece in self.filled:
             view.add_(gradient, alpha=scale)
         elif view.dtype == gradient.dtype:
@@ -153,7 +155,7 @@ class GradientBucket:
         """The tier of the gradient of element `offset` of the shard."""
         return labels.DEVICE
 
-    def settle(self) -> None:
+    def wait_for_copies(self) -> None:
         """Waits until all reduced gradients are where `segment` looks, including copies to other tiers."""
         if self.sink is not None:
             self.sink.settle()
