@@ -214,7 +214,7 @@ def test_sizes_that_do_not_divide_differ_by_one_and_bad_ones_are_refused() -> No
     tiled = TiledLinear(10, 7, in_splits=3, out_splits=2)
     assert [tuple(tile.weight.shape) for tile in tiled.tiles] == [(4, 4), (4, 3), (4, 3), (3, 4), (3, 3), (3, 3)]
     assert [tile.bias is not None for tile in tiled.tiles] == [True, False, False] * 2
-    with pytest.raises(ValueError, match="out_splits: 8 cannot be; use 1 to 7, the number of features"):
+    with pytest.raises(ValueError, match="out_splits: 8 is invalid; use 1 to 7, the number of features"):
         TiledLinear(10, 7, out_splits=8)
 
 

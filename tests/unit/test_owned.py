@@ -81,7 +81,7 @@ def test_theory_lays_out_the_same_shards(ranks: int) -> None:
         ([], "the list of parameters for AdamW is empty"),
         (["not_2d", "layers.0.weigth"], "did you mean layers.0.weight?"),
         (["nobody*"], "is no trainable parameter of Tiny"),
-        (["embeddings"], "layers.0.bias has 1 dimensions, and Muon takes matrices alone; add not_2d"),
+        (["embeddings"], "layers.0.bias has 1 dimensions, and Muon takes only matrices; add not_2d"),
         (["*"], "leaves no matrix for Muon; use adamw"),
     ],
 )

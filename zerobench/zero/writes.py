@@ -4,7 +4,7 @@
     version      p.mul_(), nn.init, load_state_dict          masters are updated
                  tensors of optimizer.param_groups           an error at the next forward or step
     value        p.data.mul_(), NumPy: in a forward          kept when the unit is resharded; if that is impossible, an
-                                                             error at the step; lost on a GPU beside masters alone
+                                                             error at the step; lost on a GPU if only masters are kept
                  the same between steps                      looked for at a step and before a checkpoint: masters are
                                                              updated; on a GPU by the update's kernel, if there is one:
                                                              an error at the next step
@@ -71,7 +71,7 @@ HOST_MAY_COMPARE = {"cpu": True}
 """Device type -> True if the host may ask for the result of a comparison, since it need not wait for the device."""
 
 UNSENT = (
-    "optimizer: a tensor of its param_groups was written to outside of a step; it is this rank's part alone, and the"
+    "optimizer: a tensor of its param_groups was written to outside of a step; it is only this rank's part, and the"
     " parameters do not follow by themselves: call engine.sync_parameters() on every rank after such writes"
     " (optimizer.eval(), optimizer.train(), decay by hand), or write to the parameters in place"
 )

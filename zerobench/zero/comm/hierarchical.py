@@ -9,7 +9,7 @@ Z slices in place, without a permutation::
     all_gather        between nodes   block l, by the ranks of local rank l   each sends its slice to Z-1 others
                       within a node   the L blocks                            each sends its block to L-1 others
     reduce_scatter    within a node   own block := sum over the node
-                      between nodes   own slice := sum over the nodes
+                      between nodes   this rank's slice := sum over the nodes
 
 A node thus sends (Z-1)/Z of the buffer to the other nodes, the lower bound; a flat collective sends more.
 
@@ -178,7 +178,7 @@ class ShardGroup(WrappedComm):
         return self._shards.all_gather(full, unit)
 
     def sum(self, values: torch.Tensor) -> None:
-        """Sums over the shard group alone: every replica has the same values."""
+        """Sums only over the shard group: every replica has the same values."""
         self._shards.sum(values)
 
 
@@ -210,7 +210,7 @@ def check_groups(ranks: int, node_size: int | None, shard_group: int | None) -> 
     """Raises ValueError for sizes that do not fit together."""
     for name, size, least in (("node_size", node_size, 1), ("shard_group", shard_group, 2)):
         if size is not None and (size < least or ranks % size) and ranks > 1:
-            raise ValueError(f"{name}: {size} cannot be; use a divisor of the {ranks} ranks, and at least {least}")
+            raise ValueError(f"{name}: {size} is invalid; use a divisor of the {ranks} ranks, and at least {least}")
     if node_size is not None and shard_group is not None and node_size != shard_group:
         raise ValueError(
             f"shard_group: {shard_group} ranks with nodes of {node_size}; a group must be a node, so use {node_size}"
@@ -239,7 +239,7 @@ _cpu_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDi
 
 
 def new_cpu_group(comm: Comm) -> dist.ProcessGroup:
-    """Returns a new gloo group of the same ranks, which these create alone; collective over them.
+    """Returns a new gloo group of the same ranks, which only these create; collective over them.
 
     torch names such a group after its ranks and the number of groups that each is in (torch-private, tested). If these
     numbers differ, the ranks would wait for each other under different names: groups of one rank make them equal.

@@ -56,19 +56,19 @@ class Offload:
     def check(self, strategy: str, leaves: Collection[str]) -> None:
         """Raises ValueError for invalid options. `leaves`: states that may leave the device under `strategy`."""
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"offload.fraction: {self.fraction!r} cannot be; use a part of 1 above 0")
+            raise ValueError(f"offload.fraction: {self.fraction!r} is invalid; use a number in (0, 1]")
         if not (self.optimizer or self.gradients or self.parameters):
-            raise ValueError("offload: nothing is to leave; name optimizer, gradients or parameters")
+            raise ValueError("offload: nothing is selected; choose optimizer, gradients or parameters")
         if self.fraction < 1 and not self.optimizer:
-            raise ValueError(f"offload.fraction: {self.fraction!r} is a part of the optimizer; let the optimizer leave")
+            raise ValueError(f"offload.fraction: {self.fraction!r} applies to the optimizer; offload the optimizer too")
         if not leaves:
             raise ValueError(f"offload: {strategy} does not offload; use zero1, zero2 or zero3")
         if self.parameters and "parameters" not in leaves:
             raise ValueError(f"offload.parameters: {strategy} has whole parameters on every rank; use zero3")
         if self.delayed_after is not None and not (self.optimizer and self.gradients and self.fraction == 1):
             raise ValueError(
-                "offload.delayed_after: an update can run behind a forward only if it runs on the host alone; let"
-                " optimizer and gradients leave, with fraction=1"
+                "offload.delayed_after: an update can run during a forward only if all of it runs on the host; offload"
+                " optimizer and gradients, with fraction=1"
             )
 
     def part_of(self, shard_numel: int, align: int) -> int:
@@ -99,15 +99,15 @@ class NvmeOffload(Offload):
         if not self.path:
             raise ValueError("offload.path: name the folder for files")
         if self.gradients and not self.optimizer:
-            raise ValueError("offload.gradients: in files they need an optimizer there; let the optimizer leave, too")
+            raise ValueError("offload.gradients: in files they need an optimizer there; offload the optimizer too")
         if self.delayed_after is not None:
             raise ValueError("offload.delayed_after: an update over files is not delayed; use offload=cpu")
         if self.buffers < LEAST_BUFFERS:
             raise ValueError(f"offload.buffers: {self.buffers} are too few; use at least {LEAST_BUFFERS}")
         if self.depth < 1:
-            raise ValueError(f"offload.depth: {self.depth} cannot be; use at least 1")
+            raise ValueError(f"offload.depth: {self.depth} is invalid; use at least 1")
         if self.block_bytes < 4096 or self.block_bytes % 4096:
-            raise ValueError(f"offload.block_bytes: {self.block_bytes} cannot be; use a multiple of 4096")
+            raise ValueError(f"offload.block_bytes: {self.block_bytes} is invalid; use a multiple of 4096")
 
 
 # -- where the states are ------------------------------------------------------------------------------------------
@@ -415,9 +415,8 @@ class Placement:
             self.put(unit, 0, values)
             return
         max_numel = COMPARED.get(values.device.type, COMPARED["cuda"])
-        for part, written in zip(
-            unit.parameter_shard[: values.numel()].split(max_numel), values.split(max_numel), strict=True
-        ):
+        shard = unit.parameter_shard[: values.numel()]
+        for part, written in zip(shard.split(max_numel), values.split(max_numel), strict=True):
             follow_written(part, written)
         for segment in unit.layout.segments(unit.rank) if loaded else ():
             if segment.parameter in loaded:

@@ -66,7 +66,8 @@ class OptimizerSegment(Share):
     """A segment as the optimizer sees it: `tensor` is a view of the master of a range of its unit's shard.
 
     It has `ndim` dimensions, all of size 1 except the last, for rules such as "decay if p.ndim >= 2"; an owned
-    parameter, whose segment is the whole parameter, has the shape and strides of its `order`.
+    parameter, whose segment is the whole parameter, has the shape and strides of its `order`. `span`: where it is, in
+    the parameter and in the shard.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ def check_type(optimizer: object) -> None:
     what = f"it is a {type(optimizer).__name__}; give one torch.optim optimizer over model.parameters()"
     if optimizer is None:
         what = (
-            "it is None; for inference alone freeze the model (`model.requires_grad_(False)`), and give an optimizer"
+            "it is None; for inference only, freeze the model (`model.requires_grad_(False)`), and give an optimizer"
             " over its parameters all the same, such as torch.optim.SGD(model.parameters())"
         )
     elif isinstance(optimizer, type):

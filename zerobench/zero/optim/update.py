@@ -6,7 +6,7 @@
     update    torch's optimizer, over the segments of the shards   by one kernel, or tile by tile (step_by_tiles.py)
 
 None of these steps waits for a GPU: flags are sent between the hosts if the process group can (backend
-"cpu:gloo,cuda:nccl"; with "nccl" alone the host waits once per step), norms stay on the device, and so does the
+"cpu:gloo,cuda:nccl"; with only "nccl" the host waits once per step), norms stay on the device, and so does the
 information that gradients overflowed if the optimizer accepts it there (precision.GradientScaling).
 
 The optimizer holds segments (optim/segments.py), each a view of parameter ∩ shard, in tiles (precision.py).
@@ -40,8 +40,10 @@ class Update:
     `used`        parameters, by number, with a gradient on this rank; after `agree`, on any rank
     `one_pass`    the update by one kernel; None: by tiles
     `waiting`     the frozen parameters of the optimizer's groups, for which it has nothing yet
-    `is_running`  True while the optimizer runs, in any thread; `is_stepping`: in `step`, not behind a forward
-    `fault`       returns the number of what keeps this rank from an update, or None; `raise_fault` raises its error
+    `is_running`  True while the optimizer runs, in any thread
+    `is_stepping`  True only inside `step`, not while a delayed update runs in its thread during a forward
+    `fault`       returns None, or a number for a lost write (Writes.take_lost) that must stop the update;
+                  `raise_fault` raises the error for it
     """
 
     fault: Callable[[], int | None]
@@ -165,6 +167,8 @@ class Update:
                     if self.one_pass is not None:
                         hooks_wrote = self.one_pass.step(factor)
                     else:
+                        # all ranges of a tile share a `group`: its first range opens it for all; a range with I/O of
+                        # its own is its own group, and so its own tile
                         hooks_wrote = update_tiles(
                             self.optimizer, self.tiles, factor, self.buffers,
                             visit=lambda tile: tile[0].shard_range.visit(tile),
@@ -188,7 +192,7 @@ class Update:
         if self._ids_in_groups() != self._group_ids:
             raise RuntimeError(
                 "optimizer: its param_groups hold other tensors than the engine put there, so that some parameters"
-                " would not be trained; change options (lr, weight_decay, ...) alone, freeze a parameter by"
+                " would not be trained; change only options (lr, weight_decay, ...), freeze a parameter by"
                 " requires_grad_(False), and add groups with add_param_group"
             )
 
