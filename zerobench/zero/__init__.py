@@ -1,4 +1,4 @@
-"""The engine: ZeRO stages 1, 2 and 3 on plain nn.Modules. Depends on torch alone.
+"""The engine: ZeRO stages 1, 2 and 3 on plain nn.Modules. Depends only on torch.
 
     engine = zerobench.initialize(model, torch.optim.AdamW(model.parameters(), fused=True), strategy="zero2")
     for inputs in data:

@@ -91,7 +91,7 @@ class ModuleMixin(ShardedEngine):
 
     @property
     def join_hook(self) -> NoReturn:
-        """Raises AttributeError: torch's Join asks for it, and an engine cannot step on some ranks alone."""
+        """Raises AttributeError: torch's Join asks for it, and an engine cannot step on only some ranks."""
         raise AttributeError(
             "join_hook: torch's Join is for unequal numbers of batches, but every rank takes part in every step of an"
             " engine; give all ranks as many batches (drop_last=True of DistributedSampler or DataLoader)"

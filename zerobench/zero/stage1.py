@@ -2,12 +2,12 @@
 
 Parameters are contiguous in buckets, and so are their gradients; each rank owns 1/N of every bucket::
 
-    reduce    own slice of a bucket's gradients := mean over the ranks        ψ sent, as it fills
-    update    the optimizer sees only the own slices                          optimizer states: 1/N
+    reduce    this rank's slice of a bucket's gradients := mean over ranks    ψ sent, as it fills
+    update    the optimizer sees only this rank's slices                      optimizer states: 1/N
     gather    the slices of the updated parameters are sent to all            ψ sent
 
-In fp32: 4ψ parameters + 4ψ gradients + 8ψ/N optimizer states for Adam.
-In half precision with fp32 masters: 2ψ + 2ψ + 12ψ/N.
+In bytes per rank (ψ: number of parameters; sent volumes are in elements), in fp32: 4ψ parameters + 4ψ gradients +
+8ψ/N optimizer states for Adam. In half precision with fp32 masters: 2ψ + 2ψ + 12ψ/N.
 A bucket's gradients have memory from the first gradient to the update, and none in the forward.
 """
 
@@ -38,10 +38,10 @@ MEGATRON: dict[str, Any] = {
 
 
 class WholeBucket(GradientBucket):
-    """Gradients that are whole from the first one to the update: the reduction writes to the own slice.
+    """Gradients that are whole from the first one to the update: the reduction writes to this rank's slice.
 
-    `full` is one permanent tensor, whose memory is allocated and freed, and `shard` is a view of it. `main`: a part of
-    a permanent buffer, (padded_numel,), in its place.
+    `full` is one tensor object for life, whose storage is resized to nothing after each update; `shard` is a view of
+    it. With `main`, a (padded_numel,) part of a larger buffer, `full` is that part, and is never freed.
     """
 
     _carried: torch.Tensor | None = None  # the sum of earlier micro-batches, while a further one is reduced
@@ -136,7 +136,8 @@ class OverlappedParamGathers:
         self._parameters: dict[Unit, list[nn.Parameter]] = {}
         self._units: dict[nn.Parameter, list[Unit]] = {}  # a large one is cut into several
         self._hiding = Hiding(self.bring)
-        self._hidden: dict[nn.Parameter, torch.Tensor] = {}  # what a parameter is a view of while it is a NaN
+        # hidden parameter -> its real data; `.data` itself is the NaN placeholder meanwhile
+        self._hidden: dict[nn.Parameter, torch.Tensor] = {}
         self._holes: dict[nn.Parameter, torch.Tensor] = {}
         self.add(root, units)
 
@@ -148,7 +149,8 @@ class OverlappedParamGathers:
             for parameter in parameters:
                 self._units.setdefault(parameter, []).append(unit)
         if self._overlap and self._comm.size > 1:
-            # here, not at the first launch: a watch would count the NaN of an earlier engine, and not its own
+            # created now, not at the first launch: their memory is made once per process, and a zerobench.watch that
+            # starts in between would count it for the first engine only
             with torch.inference_mode(False):  # an engine may be made in that mode, and trained outside of it
                 self._holes |= {p: placeholder(p) for parameters in new.values() for p in parameters}
         for module, read in waiting_modules(root) if self._overlap else ():

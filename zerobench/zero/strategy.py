@@ -89,6 +89,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
         )  # fmt: skip
         self.schedule = UpdateSchedule(self.update, self.placement, options.delayed_after)
         self.writes = Writes(self)
+        # a lost write stops the update on all ranks
         self.update.fault, self.update.raise_fault = self.writes.take_lost, self.writes.raise_lost
         take_loads(self, self.writes)
         module.register_forward_hook(Hook(self._after_forward))
@@ -147,7 +148,9 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
         self.gradients.hook_output(output)
 
     def _before_forward(self) -> None:
-        torch.clear_autocast_cache()  # casts from before an update, or whose gradients autograd would hand over last
+        # autocast's cached copies may predate an update; and one shared by several forwards would get its gradient only
+        # after all of them
+        torch.clear_autocast_cache()
         with as_they_are():
             self.writes.check_addresses()
             self.writes.follow()
@@ -158,6 +161,8 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
             with torch.no_grad():
                 for buffer in self.module.buffers():
                     self.comm.broadcast(buffer)
+        # training: the pending delayed update starts now; in evaluation, and under temporary weights, only wait for
+        # transfers
         if torch.is_grad_enabled() and self.placement.masters_follow:
             self.schedule.launch()
         else:
@@ -189,7 +194,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
             self.writes.start()
 
     def _check_unfrozen(self) -> None:
-        """Raises ValueError for a gradient of a parameter that was frozen when the forward ran, for the engine."""
+        """Raises ValueError if a parameter that the engine took for frozen when the forward ran has a gradient."""
         unfrozen = next((p for p in self.frozen if p.requires_grad and p.grad is not None), None)
         if unfrozen is not None:
             name = next(name for name, p in self.module.named_parameters() if p is unfrozen)
@@ -209,7 +214,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
         """
         # 1 gradients that the caller has dropped since the last backward go first: new ones are not added to them
         self.begin_backward()
-        # 2 autograd: gradients come into buckets, and full buckets are sent meanwhile
+        # 2 autograd: gradients come into buckets, and complete buckets are sent meanwhile
         with self.gradients.in_engine_backward():
             self.update.scaling.scaler.scaled(loss).backward(retain_graph=retain_graph)
         # 3 the rest is sent, and each rank has its shard of the mean

@@ -398,7 +398,7 @@ def _can_replace(saved: Any, own: Any) -> bool:
         return isinstance(saved, dict) and all(_can_replace(saved[key], own[key]) for key in own.keys() & saved.keys())
     if own is None or saved is None:
         return True
-    if isinstance(own, list | tuple):  # JSON has lists alone
+    if isinstance(own, list | tuple):  # JSON has only lists
         return isinstance(saved, list | tuple) and all(map(_can_replace, saved, own))
     if isinstance(own, bool) or isinstance(saved, bool):  # a bool is an int in Python
         return isinstance(own, bool) and isinstance(saved, bool)

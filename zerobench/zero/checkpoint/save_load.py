@@ -6,7 +6,7 @@ flight.
 
 `export_safetensors` writes the plain module's state as one safetensors file, on rank 0, unit by unit.
 
-[Note: weights alone]
+[Note: only weights]
 `load_weights` loads weights, such as pretrained ones, into an existing engine. Each rank reads its own elements, in the
 file's dtype, into its masters and its parts of frozen parameters; then parameters are refreshed from the masters, as
 after `load`. Optimizer states, options and loss scale are unchanged; a delayed update (optim/delayed_update.py) is
@@ -251,7 +251,7 @@ def _check(engine: ShardedEngine, folder: Path, strict: bool) -> contents.Checkp
         return contents.CheckpointLoad(engine, saved)
 
 
-# -- weights alone ---------------------------------------------------------------------------------------
+# -- only weights ----------------------------------------------------------------------------------------
 
 READ = (
     "weights are read from a .safetensors file, an index of such files, a folder of either, or a checkpoint that"

@@ -3,11 +3,14 @@
 A full buffer has `N · shard_numel` elements; slice j belongs to rank j. With `sizes` slice j has sizes[j] elements,
 possibly none. The collectives work in place:
 
-    reduce_scatter(full)   own slice := sum over ranks of that slice      (other slices: unchanged; with `into` the sum
-                           goes there, and the content of the own slice is undefined)
-    all_gather(full)       slice j := rank j's slice j, for every j       (own slice: must be filled before)
+    reduce_scatter(full)   this rank's slice := sum over ranks of it      (other slices: unchanged; with `into` the sum
+                           goes there, and the content of this rank's slice is undefined)
+    all_gather(full)       slice j := rank j's slice j, for every j       (this rank's slice: must be filled before)
     all_reduce(full)       every slice := sum over ranks of that slice
     all_to_all(to, here)   slice j of `here` := rank j's slice for this rank, for every other j
+
+Collectives *pair* when the backend matches one rank's launch with another's. NCCL matches by order; a backend with
+`pairs_by_unit` matches reductions and gathers by the name of their unit.
 
 The backends: comm/backends.py. Groups of ranks: comm/hierarchical.py. Ranks that launch different collectives:
 comm/out_of_step.py.
@@ -42,7 +45,7 @@ that wait for one another, and its broadcast a tree.
 """
 
 FAULT = 2**30
-"""Larger than each flag of an agreement with its checksum."""
+"""A first flag at or above this is a fault; every flag with its checksum is below."""
 
 
 class Handle:
@@ -83,8 +86,9 @@ class NamedEngine(Protocol):
 
 
 class Launches:
-    """The collectives that an engine's stages launch, and the agreement before an update. Here no rank can launch other
-    ones: in a world of one rank, and in a simulated world.
+    """Counts the collectives that an engine launches, and compares them across ranks before an update. This base class
+    does neither: it is for a world of one rank and for a simulated world, in which no rank can launch different ones.
+    ComparedLaunches (out_of_step.py) does.
     """
 
     def register(self, engine: NamedEngine) -> None:
@@ -143,7 +147,7 @@ class Comm:
         return Handle([])
 
     def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
-        """Sends slice j of `to` to rank j and receives slice j of `here` from it, both (N · m,), except the own slice.
+        """Sends slice j of `to` to rank j and receives slice j of `here` from it, both (N · m,), except this rank's.
 
         `name`: the logical collective.
         """
@@ -309,7 +313,7 @@ class Source:
         self._comm, self._sizes = comm, sizes
 
     def launch(self, full: torch.Tensor, unit: str) -> Handle:
-        """Starts filling `full`, (N · shard_numel,), whose own slice is already filled."""
+        """Starts filling `full`, (N · shard_numel,), of which this rank's slice is already filled."""
         return self._comm.all_gather(full, unit, self._sizes)
 
     def before_release(self, full: torch.Tensor, unit: str) -> None:

@@ -11,7 +11,7 @@ order of the sum to the ring. Here the ranks exchange slices and each sums its o
 
     sum := ((rank 0's + rank 1's) + rank 2's) + ...          the same bits for every stage and every run
 
-The sum is written directly to its destination, the rank's own slice or another tensor, so that no copy is needed.
+The sum is written directly to its destination, this rank's slice or another tensor, so that no copy is needed.
 
 Received pieces wait in at most SLOTS slots of one piece each until they are summed, however large the buffer is. A slot
 is reused only after its piece has been summed. A thread sends, receives and sums while backward runs. (Doing this in
@@ -104,7 +104,7 @@ class GlooComm(GroupComm):
                 )
                 self._thread.start()
                 _comms.add(self)
-                weakref.finalize(self, self._queue.put, None)  # the thread holds the queue alone, and ends with None
+                weakref.finalize(self, self._queue.put, None)  # the thread holds only the queue, and ends with None
             self._queue.put(reduction)
             if labels.observed():
                 reduction.wait_until(reduction.is_sent)

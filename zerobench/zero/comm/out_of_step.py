@@ -4,7 +4,7 @@
     2. agree      the agreement before an update compares a checksum of the launches, at no cost in bytes
     3. publish    a wait longer than PATIENCE_S is published in the process group's store, as a Position
     4. compare    a thread reads the other ranks' positions; a slow rank is waited for until the group's timeout
-    5. settle     in a cycle of waits the ranks agree on one message, break the connection, and all raise it
+    5. break      in a cycle of waits the ranks agree on one message, break the connection, and all raise it
 
 A connection that breaks because a rank has ended is reported in the same way: which rank, and where the others were.
 
@@ -183,9 +183,8 @@ class HangWatch:
             left = f"{named(gone)} ended, or did not answer, while " if gone else "the connection broke while "
             # gloo's message without the source line at its front and the advice at its end
             reason = str(error).split("] ", 1)[-1].split(". This is typically")[0]
-            message = (
-                self._message() or f"{left}{describe(positions)}: {reason}"
-            )  # another rank may have set it meanwhile
+            # another rank may have set it meanwhile
+            message = self._message() or f"{left}{describe(positions)}: {reason}"
         return RuntimeError(self._agree_and_break(message))
 
     def differ(self, what: str, launched: dict[str, int]) -> RuntimeError:
@@ -204,7 +203,7 @@ class HangWatch:
         return f" ({', '.join(names[:MOST_PARAMETERS_NAMED])}{more})" if names else ""
 
     def look(self) -> None:
-        """Publishes a long wait, once, and settles the message if that wait closes a cycle; runs in the thread."""
+        """Publishes a long wait, once, and breaks the connections if that wait closes a cycle; runs in the thread."""
         wait = self.wait
         patience = PATIENCE_S + self.size / RANKS_A_SECOND
         if wait is None or self.verdict is not None or time.monotonic() - wait[0] < patience:
@@ -238,7 +237,7 @@ class HangWatch:
         return positions or [own]
 
     def _message(self) -> str | None:
-        """Returns the message that the ranks have settled on, or None."""
+        """Returns the message that the ranks have agreed on, or None."""
         return self._ask(lambda store: store.get("message").decode() if store.check(["message"]) else None)
 
     def _agree_and_break(self, message: str) -> str:
@@ -312,8 +311,9 @@ AGREEMENT = "agreement"
 
 
 class Wait:
-    """A collective that this rank launches, counted, and the context of every call that may block until `peers` have
-    launched it too. There RuntimeError is raised, with the same message on all ranks, if they never will.
+    """Counts one launch of a collective, and is the context manager around each call that may block on it: entered once
+    for the launch, and again by `Handle.wait`, if there is a handle. If `peers` will never launch it too, leaving the
+    context raises RuntimeError, with the same message on all ranks.
 
     `channel`: all that must be equal on the ranks. `describe`: takes its number in the step, for messages.
     """
@@ -428,7 +428,7 @@ def watched(comm: Comm, whole: dist.ProcessGroup | None = None) -> Comm:
 
 
 MASK = 2**29 - 1
-"""The bits of a checksum in an int32 flag, besides the flag's own."""
+"""The bits of a checksum: it shares an int32 with a flag, which is bit 0."""
 
 
 class ComparedLaunches(Launches):
@@ -457,6 +457,8 @@ class ComparedLaunches(Launches):
         self.orders[kind] = zlib.crc32(f"{unit};".encode(), self.orders.get(kind, 0))
 
     def agree(self, comm: Comm, flags: torch.Tensor, sent: torch.Tensor, what: str) -> list[int]:
+        # needs two flags: the code goes into the first, its complement into the last; with a single flag the launches
+        # are not compared
         if len(flags) > 1:
             # The agreement is a maximum: over the code and over its complement it gives the largest and the smallest
             # code of all ranks, which are equal only if all codes are. Bit 0 stays the flag's own.

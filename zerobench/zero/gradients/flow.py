@@ -158,7 +158,7 @@ class StandIns:
         with as_they_are():
             for i, stand_in in self._put.items():
                 engine.trainable[i].grad = stand_in
-        if not engine.update.is_running:  # behind a forward, in a thread, with gradients of its own
+        if not engine.update.is_running:  # during a forward, in a thread, with gradients of its own
             for segment in engine.update.segments[:1]:
                 if self._of_optimizer is None:
                     self._of_optimizer = StandIn.of(segment.tensor, "optimizer", set())
@@ -238,7 +238,9 @@ class PlainBackward:
         self._engine.begin_backward()
         end = partial(self._finish)
         self._end = weakref.ref(end, self._abandon)
-        torch.autograd.Variable._execution_engine.queue_callback(end)  # keeps it alone
+        # autograd now holds the only strong reference to `end`: if the graph task dies without calling it, the
+        # weakref's callback runs `_abandon`
+        torch.autograd.Variable._execution_engine.queue_callback(end)
 
     def _finish(self) -> None:
         self._end = None
@@ -294,13 +296,13 @@ class GradientFlow:
     `plain`          the backward that the program has started itself, if one runs
     """
 
-    _last_sender: Callable[[], GradientFlow | None] = staticmethod(
-        lambda: None
-    )  # of all engines, the last that has sent
+    # weakly: the flow, of any engine, that launched last
+    _last_sender: Callable[[], GradientFlow | None] = staticmethod(lambda: None)
 
     def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
-        self._in_flight: deque[tuple[GradientBucket, Handle, torch.Tensor]] = deque()  # the last: its mean
+        # (bucket, its handle, where its mean lands)
+        self._in_flight: deque[tuple[GradientBucket, Handle, torch.Tensor]] = deque()
         self.stand_ins = StandIns(engine, self.drop)
         self.plain = PlainBackward(engine)
         self._in_engine_backward = False  # `engine.backward` runs
@@ -436,9 +438,8 @@ class GradientFlow:
             if last is not None and last is not self:
                 last.wait_all()
             GradientFlow._last_sender = weakref.ref(self)
-            while (
-                not bucket.reduces_in_place and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT
-            ):  # before this one takes memory
+            # before this one takes memory
+            while not bucket.reduces_in_place and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:
                 self._wait_oldest()
             # a bucket without gradients is sent as zeros: all ranks send the same buckets
             full, into = bucket.prepare()
@@ -483,7 +484,8 @@ class GradientFlow:
         for number in numbers:
             for unit, piece in self.pieces[number]:
                 unit.gradients.filled.discard(piece)
-        # those not yet reduced are left out when their bucket is sent (`filled`, above); the rest is zeroed in place
+        # not reduced yet: left out when the bucket is sent, since `filled` lacks them. Reduced: zeroed in the shard.
+        # `used` is set meanwhile, because a file tier makes only used ranges readable
         update = self._engine.update
         dropped = {s for s in update.segments if s.span.parameter in numbers and s.bucket.is_reduced}
         for segment in dropped:

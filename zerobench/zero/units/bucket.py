@@ -33,14 +33,15 @@ from ..offload.placement import GradientSink
 from ..unit_tensors import UnitTensors
 
 
-def divisors(wire: torch.dtype, ranks: int) -> tuple[float, float]:
-    """Returns the divisors before and after a sum over `ranks`. In fp16 both are about √N, so that neither small
-    gradients vanish nor sums overflow, as in FSDP2; the first is a power of two, which rounds nothing.
+def divisors(wire: torch.dtype, count: int) -> tuple[float, float]:
+    """Returns the divisors (before, after) a sum over `count` ranks, whose product is `count`: (count, 1), but in fp16
+    both about √count, so that small gradients do not vanish and sums do not overflow, as in FSDP2. There `before` is a
+    power of two, so dividing by it is exact unless it underflows.
     """
-    before = 1.0 if wire == torch.float16 else float(ranks)
-    while before * before < ranks and ranks % before == 0:
+    before = 1.0 if wire == torch.float16 else float(count)
+    while before * before < count and count % before == 0:
         before *= 2
-    return before, ranks / before
+    return before, count / before
 
 
 class GradientBucket:
@@ -53,7 +54,7 @@ class GradientBucket:
     `is_in_flight` True if its reduction was launched and not waited for
     `is_reduced`  True if the shard holds a mean that `step` has not consumed
     `all_reduces` True if every rank gets the whole sum, not only its own slice
-    `rest`        the divisor of a sum over the ranks, 1 except in fp16
+    `divisor_after` the divisor of a sum over the ranks, 1 except in fp16
     `sink`        the destination of the shard's first elements, if they leave the device
     """
 
@@ -84,13 +85,14 @@ class GradientBucket:
         raise NotImplementedError
 
     def prepare(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """open, or released -> ready to be sent. Returns what is sent, (padded_numel,), in the wire's dtype, and the
-        tensor that the reduction writes the mean to, (shard_numel,); None: this rank's slice of what is sent.
+        """open -> ready to send; if no gradient has come since it was released or reduced, it opens first and sends
+        zeros. Returns (sent, into): `sent`, (padded_numel,), in the wire's dtype; `into`, (shard_numel,), receives the
+        mean, or None if it goes to this rank's slice of `sent`.
         """
         raise NotImplementedError
 
     def store(self, mean: torch.Tensor) -> None:
-        """in flight -> reduced. `mean`: (shard_numel,), where `prepare` said."""
+        """in flight -> reduced. `mean`: (shard_numel,), the tensor that `prepare` chose."""
         raise NotImplementedError
 
     def release(self) -> None:
@@ -107,19 +109,23 @@ class GradientBucket:
         return self.arrived >= self.expected
 
     def fill(self, piece: Piece, gradient: torch.Tensor) -> None:
-        """Divides a gradient, (piece.numel,), into its piece, or adds it to what waits there (tied, micro-batches)."""
+        """Scales a gradient, (piece.numel,), by 1/`_divisor_before` and writes it to its piece of `full`, or adds it to
+        the gradient already there (tied parameters, micro-batches).
+        """
         assert self.full is not None
         view, scale = self.full.narrow(0, piece.offset, piece.numel), 1 / self._divisor_before
         if piece in self.filled:
             view.add_(gradient, alpha=scale)
         elif view.dtype == gradient.dtype:
             torch.mul(gradient, scale, out=view)  # in one pass, without a copy of the gradient
-        else:  # round once, to the wider dtype
+        else:  # into a wider dtype this rounds once; into a narrower one twice, unless the divisor is a power of two
             view.copy_(gradient).mul_(scale)
         self.filled.add(piece)
 
     def zero_missing(self) -> None:
-        """Zeroes padding and pieces without a gradient, which are sent too, with the memory's previous content."""
+        """Zeroes the padding and the pieces without a gradient: they are sent too, and would otherwise hold whatever
+        was in the memory.
+        """
         assert self.full is not None
         for piece in self.unit.layout.pieces:
             if piece not in self.filled:

@@ -77,7 +77,7 @@ class GatheredUnit(Unit):
     is_whole = True
     is_from_source = False  # False for the model's own values, and for an exact gather
     held = 0
-    _gathered: torch.Tensor | None = None  # the fingerprint of the own slice as it was gathered
+    _gathered: torch.Tensor | None = None  # the fingerprint of this rank's slice as it was gathered
     _lost: torch.Tensor | None = None  # 0-dim: something was written to a slice that is not kept
 
     def __init__(
@@ -229,9 +229,8 @@ class GatheredUnit(Unit):
         elif self._gathered is not None:  # the flag is read at the step, for the host would wait for it
             differs = self._gathered != fingerprint(own)
             self._lost = differs if self._lost is None else self._lost | differs
-        elif (
-            self.placement.host_may_compare or not self.dtypes.keeps_masters
-        ):  # else it is lost: a comparison would cost too much
+        # else the write is lost: a comparison would cost too much
+        elif self.placement.host_may_compare or not self.dtypes.keeps_masters:
             self.placement.keep(self, own.narrow(0, 0, self.layout.filled_numel(self.rank)))  # without the padding
 
     @property
