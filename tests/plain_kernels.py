@@ -50,5 +50,5 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def acts_as_gpu(kernels: Callable[[torch.device], Kernels] = PlainKernels) -> Iterator[None]:
     """Updates on the CPU are made by `kernels`, and the host asks for no results of comparisons."""
-    with mock.patch.dict(writes.ASKS, {"cpu": False}), mock.patch.dict(one_pass.KERNELS, {"cpu": kernels}):
+    with mock.patch.dict(writes.HOST_MAY_COMPARE, {"cpu": False}), mock.patch.dict(one_pass.KERNELS, {"cpu": kernels}):
         yield

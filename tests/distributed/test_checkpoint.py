@@ -55,9 +55,9 @@ def steps(engine: Any, numbers: range) -> list[float]:
 
 
 def gathered(engine: Any, value: Any) -> list[Any]:
-    if engine.comm.ranks == 1:
+    if engine.comm.averaged_ranks == 1:
         return [value]
-    values = [None] * engine.comm.ranks
+    values = [None] * engine.comm.averaged_ranks
     dist.all_gather_object(values, value, group=engine.comm.group)
     return values
 

@@ -93,7 +93,7 @@ def all_reduce_and_control(rank: int, n: int) -> None:
 
 
 def agreement_of_hosts(rank: int, n: int) -> None:
-    """Flags of a group without a CPU's backend, in a ring and by rank 0; each group of hosts is made once."""
+    """Flags of a group without a CPU's backend, in a ring and by rank 0; each CPU group is made once."""
     world = dist.group.WORLD
     assert world is not None
     with (
@@ -102,8 +102,8 @@ def agreement_of_hosts(rank: int, n: int) -> None:
     ):
         comm, other = (hierarchical.connect_groups(None, torch.device("cpu"), None, None) for _ in range(2))
         assert comm.flags_device == other.flags_device == torch.device("cpu")
-        assert len(hierarchical._hosts) == 1
-        assert {world, hierarchical._hosts[world]} <= {*watch_of(world).groups}
+        assert len(hierarchical._cpu_groups) == 1
+        assert {world, hierarchical._cpu_groups[world]} <= {*watch_of(world).groups}
         for tree_from in (n, n + 1):
             with mock.patch.object(base, "TREE_FROM", tree_from):
                 flags = torch.tensor([rank, -rank, 7], dtype=torch.int32)

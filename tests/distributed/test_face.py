@@ -167,7 +167,7 @@ def test_options_are_words_as_on_the_command_line() -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"offload": "nvme"}, r"pass zerobench\.zero\.NvmeOffload\(path="),
         ({"offload": "gpu"}, "offload: 'gpu' is unknown; use one of none, cpu"),
-        ({"offload": True}, "offload: True cannot be; use 'none', 'cpu' or a zerobench.zero.Offload"),
+        ({"offload": True}, "offload: True is invalid; use 'none', 'cpu' or a zerobench.zero.Offload"),
         ({"zeropp": "qwx"}, "zeropp: 'qwx' is unknown; use one of none, qwz, hpz, qgz, all"),
         ({"wire_dtype": "int8"}, "wire_dtype: 'int8' is unknown; use one of fp32, bf16, fp16"),
     ]

@@ -123,7 +123,7 @@ def zip_masters(engine: Any, before: list[torch.Tensor]) -> Any:
     if engine.schedule.pending_gradients():
         engine.settle()
     for segment, old, new in zip(engine.segments, before, masters(engine), strict=True):
-        yield engine.names[segment.segment.parameter], old, new, segment.segment.start, segment.segment.stop
+        yield engine.names[segment.span.parameter], old, new, segment.span.start, segment.span.stop
 
 
 def check_refusals(engine: Any) -> None:

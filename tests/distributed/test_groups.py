@@ -37,7 +37,7 @@ def hops(rank: int, n: int, node_size: int) -> int:
     """Two-hop collectives by value, several in flight at once and waited for in another order on each rank."""
     gloo.GATHER_PIECE_BYTES = gloo.REDUCE_PIECE_BYTES = 512
     comm = connect_groups(None, CPU, node_size, None)
-    assert (comm.size, comm.ranks, comm.replica) == (n, n, 0)
+    assert (comm.size, comm.averaged_ranks, comm.replica) == (n, n, 0)
     own = slice(comm.rank * NUMEL, (comm.rank + 1) * NUMEL)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
         whole = total(n, dtype)
@@ -71,7 +71,7 @@ def gathered(mine: int, n: int) -> list[int]:
 def replicas(rank: int, n: int, k: int) -> tuple[int, int, torch.Tensor]:
     """(slice, replica, its sum over everybody)."""
     comm = connect_groups(None, CPU, None, k)
-    assert (comm.size, comm.ranks, comm.rank, comm.replica) == (k, n, rank % k, rank // k)
+    assert (comm.size, comm.averaged_ranks, comm.rank, comm.replica) == (k, n, rank % k, rank // k)
     full = random_full(rank, n, torch.float32)
     handles = [comm.reduce_scatter(full, "u"), comm.all_gather(torch.zeros(16 * k), "u")]
     for handle in handles[::-1] if rank % 2 else handles:

@@ -18,7 +18,7 @@ from tests.ranks import run_ranks
 from zerobench import initialize
 from zerobench.zero import Zeropp
 from zerobench.zero.comm import out_of_step
-from zerobench.zero.comm.out_of_step import Position, circle
+from zerobench.zero.comm.out_of_step import Position, wait_cycle
 
 SOON_S, GROUP_S = 30.0, 60.0
 """For all that a case does, on a machine that is busy, and the group's timeout, after which gloo alone would raise."""
@@ -318,14 +318,14 @@ def waits(rank: int, channel: str, **launched: int) -> Position:
 
 def test_ranks_that_wait_in_a_circle_are_told_from_slow_ones() -> None:
     a, b = waits(0, "a", a=2, b=1), waits(1, "b", a=1, b=2)
-    assert circle([a, b]) == [a, b]
-    assert circle([a]) == [], "rank 1 computes"
-    assert circle([a, waits(1, "b", a=2, b=2)]) == [], "rank 0's wait is about to end"
-    assert circle([a, Position(1, "", {"a": 1})]) == [], "rank 1 does not wait"
+    assert wait_cycle([a, b]) == [a, b]
+    assert wait_cycle([a]) == [], "rank 1 computes"
+    assert wait_cycle([a, waits(1, "b", a=2, b=2)]) == [], "rank 0's wait is about to end"
+    assert wait_cycle([a, Position(1, "", {"a": 1})]) == [], "rank 1 does not wait"
     c = waits(2, "a", a=2, b=2)
-    assert circle([a, b, c]) == [a, b, c], "rank 2 waits for rank 1, which will never come"
+    assert wait_cycle([a, b, c]) == [a, b, c], "rank 2 waits for rank 1, which will never come"
     apart = Position(2, "", {"a": 2, "b": 2, "c": 1}, "c", 1, [2])
-    assert circle([a, b, apart]) == [a, b], "nobody else is to launch it"
+    assert wait_cycle([a, b, apart]) == [a, b], "nobody else is to launch it"
     assert out_of_step.out_of_step([b, a, c]).startswith(
         "the ranks are out of step: ranks 0 and 2 are at a, rank 1 is at b; every"
     )

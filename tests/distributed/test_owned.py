@@ -144,7 +144,7 @@ def train(rank: int, n: int, case: Case) -> Outcome:
     if case.strategy == "ddp":
         state = {name: value.detach().clone() for name, value in engine.module.state_dict().items()}
         return Outcome(losses, state, calls, {})
-    kept = {engine.names[s.segment.parameter]: sorted(engine.optimizer.state[s.tensor]) for s in engine.segments}
+    kept = {engine.names[s.span.parameter]: sorted(engine.optimizer.state[s.tensor]) for s in engine.segments}
     return Outcome(losses, engine.full_state_dict(), calls, kept)
 
 
@@ -200,7 +200,7 @@ def load(rank: int, n: int, strategy: str, folder: str) -> tuple[dict[str, torch
 def momenta(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
     for one in engine.segments:
         if "momentum_buffer" in (state := engine.optimizer.state[one.tensor]):
-            yield engine.names[one.segment.parameter], state["momentum_buffer"].clone()
+            yield engine.names[one.span.parameter], state["momentum_buffer"].clone()
 
 
 HOST = (("offload", Offload()),)

@@ -132,8 +132,8 @@ def of_another_model(rank: int, strategy: str, folder: str) -> None:
 
 
 def _states(engine: Any) -> dict[str, torch.Tensor]:
-    names = ((engine.names[one.segment.parameter], one) for one in engine.segments)
-    return {f"{name} {one.segment.start}": engine.optimizer.state[one.tensor]["exp_avg"] for name, one in names}
+    names = ((engine.names[one.span.parameter], one) for one in engine.segments)
+    return {f"{name} {one.span.start}": engine.optimizer.state[one.tensor]["exp_avg"] for name, one in names}
 
 
 def each(rank: int, n: int, folder: str) -> None:

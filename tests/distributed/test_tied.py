@@ -338,13 +338,13 @@ def test_torch_has_the_private_names_of_hooks() -> None:
     parameter = nn.Parameter(torch.ones(2))
     called: list[str] = []
     hook = ArrivalHook(parameter, lambda p: called.append("engine"))
-    assert hook.is_alone
+    assert hook.is_only_hook
     first = parameter.register_hook(lambda g: called.append("gradient"))
-    assert not hook.is_alone
+    assert not hook.is_only_hook
     first.remove()
-    assert hook.is_alone
+    assert hook.is_only_hook
     parameter.register_post_accumulate_grad_hook(lambda p: called.append("user"))
-    assert not hook.is_alone
+    assert not hook.is_only_hook
     hook.go_last()
     parameter.sum().backward()
     assert called == ["user", "engine"]

@@ -198,7 +198,7 @@ def weights_from_disk(rank: int, n: int, folder: str) -> None:
         case = f"{stage} {name} {dtype} {options} {path}"
         with engine.placement.in_memory(write_back=False):
             for segment in engine.segments:
-                where = segment.segment
+                where = segment.span
                 expected = state[engine.names[where.parameter]].reshape(-1)[where.start : where.stop]
                 assert torch.equal(segment.tensor.detach(), expected), case
         found = engine.full_state_dict()

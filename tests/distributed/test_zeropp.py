@@ -112,11 +112,11 @@ def differences_arrive(rank: int, n: int) -> None:
         off = (full - weights).abs()
         assert (off <= bound * (step in (1, 2))).all()
         assert off.max() > 0 or step in (0, 3)
-        source.released(full.view(-1), "u")
+        source.before_release(full.view(-1), "u")
         change = 1e-2 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(step))
         weights = weights + change
         bound = (weights - full).abs().max() / (2 * LEVELS[4]) * SLACK + 1e-6
-        source.updated()
+        source.after_update()
         if step == 2:
             comm.forget()
 
@@ -143,7 +143,7 @@ def mean_gradients(rank: int, n: int, policy: Zeropp | None, dtype: torch.dtype,
     found = {}
     for segment in engine.segments:
         gradient = segment.gradient()
-        found[engine.names[segment.segment.parameter], segment.segment.start] = (
+        found[engine.names[segment.span.parameter], segment.span.start] = (
             None if gradient is None else gradient.detach().float().clone()
         )
     return found

@@ -91,8 +91,8 @@ def test_the_engine_refuses_what_the_config_refuses_and_no_more(tmp_path: Path) 
 
 
 ODD: list[tuple[str, dict[str, Any], str]] = [
-    ("zero2", {"offload": CpuOffload(optimizer=False, gradients=False)}, "nothing is to leave"),
-    ("zero2", {"offload": CpuOffload(optimizer=False, fraction=0.5)}, "offload.fraction: 0.5 is a part of the optimiz"),
+    ("zero2", {"offload": CpuOffload(optimizer=False, gradients=False)}, "nothing is selected"),
+    ("zero2", {"offload": CpuOffload(optimizer=False, fraction=0.5)}, "offload.fraction: 0.5 applies to the optimizer"),
     ("zero2", {"offload": CpuOffload(fraction=0.0)}, "offload.fraction=0.0: must be at least 1e-09"),
     ("zero2", {"offload": CpuOffload(delayed=True, fraction=0.5)}, "offload.delayed_after"),
     ("zero2", {"offload": CpuOffload(delayed=True), "precision": Fp16()}, "use bf16 or fp32"),

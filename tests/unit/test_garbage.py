@@ -53,7 +53,7 @@ def test_looking_at_a_model_leaves_no_circle_that_keeps_its_parameters() -> None
     model = Tied()
     left = [weakref.ref(parameter) for parameter in model.parameters()]
     gc.collect()
-    gc.disable()  # a circle would be collected some time, and count in the memory of a run until then
+    gc.disable()  # a cycle would be collected some time, and count in the memory of a run until then
     try:
         assert len(shapes_of(model)) == len(left)
         del model

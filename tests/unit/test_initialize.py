@@ -31,7 +31,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
         (lambda m: torch.optim.SparseAdam(list(m.parameters())), "SparseAdam cannot be sharded: it takes sparse"),
         (lambda m: torch.optim.Muon([m.weight]), "Muon cannot be sharded: it orthogonalizes"),
         (lambda m: torch.optim.SGD([*m.parameters(), nn.Parameter(torch.ones(2))], lr=0.1), "1 trainable tensors"),
-        (lambda m: None, r"^optimizer: it is None; for inference alone freeze the model .* such as torch\.optim\.SGD"),
+        (lambda m: None, r"^optimizer: it is None; for inference only, freeze the model .* such as torch\.optim\.SGD"),
         (lambda m: [adam(m)], "^optimizer: it is a list; give one torch.optim optimizer .* with a parameter group for"),
         (lambda m: torch.optim.AdamW, r"^optimizer: it is a class; give an optimizer of it, such as AdamW\(model\.par"),
         (lambda m: torch.optim.lr_scheduler.ConstantLR(adam(m)), "^optimizer: it is a ConstantLR; give one torch.opt"),
@@ -57,13 +57,13 @@ def test_module_without_trainable_parameters_takes_an_optimizer_over_frozen_ones
     [
         ("zero4", {}, "'zero4' is unknown; did you mean zero"),
         ("zero2", {"bucket_byte": 5}, "bucket_byte: no such option; did you mean bucket_bytes"),
-        ("zero2", {"bucket_bytes": 5}, "bucket_bytes: 5 cannot be"),
-        ("zero3", {"prefetch": -1}, "prefetch: -1 cannot be"),
-        ("zero2", {"bucket_bytes": 25e6}, "bucket_bytes: 25000000.0 cannot be"),
+        ("zero2", {"bucket_bytes": 5}, "bucket_bytes: 5 is invalid"),
+        ("zero3", {"prefetch": -1}, "prefetch: -1 is invalid"),
+        ("zero2", {"bucket_bytes": 25e6}, "bucket_bytes: 25000000.0 is invalid"),
         ("zero3", {"units": (nn.Linear(1, 1),)}, "Linear is not a submodule"),
-        ("zero3", {"reshard_after_forward": 2}, 'after_forward: 2 cannot be; .* zeropp="hpz" with node_size=2'),
-        ("zero3", {"reshard_after_forward": None}, "after_forward: None cannot be; use True or False$"),
-        ("zero2", {"broadcast_buffers": "no"}, "broadcast_buffers: 'no' cannot be; use True or False$"),
+        ("zero3", {"reshard_after_forward": 2}, 'after_forward: 2 is invalid; .* zeropp="hpz" with node_size=2'),
+        ("zero3", {"reshard_after_forward": None}, "after_forward: None is invalid; use True or False$"),
+        ("zero2", {"broadcast_buffers": "no"}, "broadcast_buffers: 'no' is invalid; use True or False$"),
     ],
 )
 def test_options(strategy: str, options: dict, words: str) -> None:

@@ -45,8 +45,8 @@ def test_a_bucket_holds_whole_parameters_and_a_larger_parameter_is_cut_evenly() 
 
 def test_segments_are_cut_where_asked_and_the_tail_is_kept_free() -> None:
     layout = one_unit([(0, 100), (1, 300)], 1, align=16)
-    assert [s.numel for s in layout.segments(0, most=128)] == [100, 128, 128, 44]
-    assert [s.offset for s in layout.segments(0, most=128)] == [0, 112, 240, 368]
+    assert [s.numel for s in layout.segments(0, max_numel=128)] == [100, 128, 128, 44]
+    assert [s.offset for s in layout.segments(0, max_numel=128)] == [0, 112, 240, 368]
     assert one_unit([(0, 64)], 2, align=16, tail=8).padded_numel == 96
 
 
@@ -80,7 +80,7 @@ def test_theory_lays_out_as_the_engine_does(world_size: int, bucket_bytes: int |
 def test_theory_and_the_engine_mean_the_same_buckets(numel: int, ranks: int) -> None:
     """And a number, or a strategy without buckets, is left alone."""
     parameter, frozen = torch.empty(numel, device="meta"), ParameterShape(999, 4, False, "")
-    engine = Options().settled([torch.nn.Parameter(parameter)], ranks)
+    engine = Options().resolved([torch.nn.Parameter(parameter)], ranks)
     shapes = [ParameterShape(numel, 4, True, ""), frozen]
     settled = settle(StrategyShape(ZERO2, bucket_bytes="auto"), shapes, ranks)
     assert settled == StrategyShape(ZERO2, bucket_bytes=engine.bucket_bytes)
@@ -92,8 +92,8 @@ def test_theory_and_the_engine_mean_the_same_buckets(numel: int, ranks: int) -> 
 def test_ranks_do_not_multiply_buckets() -> None:
     """Each collective costs its latency: of 200 MB in shards of 49 kB there are as many buckets as of 3 MB shards."""
     parameter = torch.nn.Parameter(torch.empty(50_000_000, device="meta"))
-    assert Options().settled([parameter], 4096) == Options().settled([parameter], 64)
-    assert 200e6 / Options().settled([parameter], 4096).bucket_bytes < 65
+    assert Options().resolved([parameter], 4096) == Options().resolved([parameter], 64)
+    assert 200e6 / Options().resolved([parameter], 4096).bucket_bytes < 65
 
 
 def test_theory_and_the_exchange_mean_the_same_slots() -> None:
@@ -214,7 +214,7 @@ def test_sizes_that_do_not_divide_differ_by_one_and_bad_ones_are_refused() -> No
     tiled = TiledLinear(10, 7, in_splits=3, out_splits=2)
     assert [tuple(tile.weight.shape) for tile in tiled.tiles] == [(4, 4), (4, 3), (4, 3), (3, 4), (3, 3), (3, 3)]
     assert [tile.bias is not None for tile in tiled.tiles] == [True, False, False] * 2
-    with pytest.raises(ValueError, match="out_splits: 8 cannot be; use 1 to 7, the number of features"):
+    with pytest.raises(ValueError, match="out_splits: 8 is invalid; use 1 to 7, the number of features"):
         TiledLinear(10, 7, out_splits=8)
 
 

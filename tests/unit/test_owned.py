@@ -45,7 +45,7 @@ def test_the_costliest_matrix_goes_first_to_the_rank_with_least() -> None:
 def test_shards_of_owned_matrices_hold_them_whole_and_may_be_empty() -> None:
     unit = one_unit([(0, 100), (1, 30), (2, 50)], 3, align=16, tail=8, owners={0: 2, 1: 0, 2: 2})
     assert unit.sizes == (32, 0, 112 + 64 + 16), "the tail begins at a multiple of align"
-    assert [(s.parameter, s.start, s.stop, s.offset) for s in unit.segments(2, most=16)] == [
+    assert [(s.parameter, s.start, s.stop, s.offset) for s in unit.segments(2, max_numel=16)] == [
         (0, 0, 100, 0),
         (2, 0, 50, 112),
     ], "a matrix is never cut"
@@ -81,7 +81,7 @@ def test_theory_lays_out_the_same_shards(ranks: int) -> None:
         ([], "the list of parameters for AdamW is empty"),
         (["not_2d", "layers.0.weigth"], "did you mean layers.0.weight?"),
         (["nobody*"], "is no trainable parameter of Tiny"),
-        (["embeddings"], "layers.0.bias has 1 dimensions, and Muon takes matrices alone; add not_2d"),
+        (["embeddings"], "layers.0.bias has 1 dimensions, and Muon takes only matrices; add not_2d"),
         (["*"], "leaves no matrix for Muon; use adamw"),
     ],
 )

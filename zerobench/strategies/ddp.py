@@ -116,11 +116,11 @@ class ParameterShare(Share):
         super().__init__(order.view(master) if is_whole else master[segment.start : segment.stop])
         self.parameter = parameter
         self.order = order
-        self.segment = segment
+        self.span = segment
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns these elements, (numel,), of a tensor of the parameter's shape; a view if it is dense."""
-        return self.order.flatten(whole)[self.segment.start : self.segment.stop]
+        return self.order.flatten(whole)[self.span.start : self.span.stop]
 
     @property
     def rounded(self) -> torch.Tensor | None:
@@ -149,29 +149,31 @@ class MasterDdpEngine(DdpEngine):
         device = self._parameters[0].device
         in_one_pass, tile_bytes = tile_bytes == ONE_PASS, tile_bytes or TILE_BYTES[device.type]
         align = align_numel(optimizer, 4)  # so that shares are updated as the whole is (zero/layout.py says why)
-        most = max(tile_bytes // 4 // align, 1) * align
+        max_numel = max(tile_bytes // 4 // align, 1) * align
         owned = owners_of(owned_by(optimizer), self._parameters, 1)
         shares = [
             share
             for i, p in enumerate(self._parameters)
-            for share in self._shares_of(i, None if p in owned else self._masters[i].numel() if in_one_pass else most)
+            for share in self._shares_of(
+                i, None if p in owned else self._masters[i].numel() if in_one_pass else max_numel
+            )
         ]
         index = {p: i for i, p in enumerate(self._parameters)}
         segments: Any = shares  # of one rank
         swap_parameters(optimizer, set_aside(optimizer, optimizer.param_groups), index, segments, self._orders)
-        self._tiles = tiles_of(shares, most)
+        self._tiles = tiles_of(shares, max_numel)
         self._buffers = TileBuffers(self._tiles)
         self._one_pass = OnePass.of(optimizer, shares, device) if in_one_pass else None
 
-    def _shares_of(self, i: int, most: int | None) -> Iterator[ParameterShare]:
-        """Yields a parameter's shares; with `most` None one share, whole, in the parameter's shape."""
+    def _shares_of(self, i: int, max_numel: int | None) -> Iterator[ParameterShare]:
+        """Yields a parameter's shares; with `max_numel` None one share, whole, in the parameter's shape."""
         parameter, master = self._parameters[i], self._masters[i]
-        if most is None:
+        if max_numel is None:
             segment = Segment(i, 0, master.numel(), 0)
             yield ParameterShare(parameter, self._orders[parameter], master, segment, is_whole=True)
             return
-        for start in range(0, master.numel(), most):
-            stop = min(start + most, master.numel())
+        for start in range(0, master.numel(), max_numel):
+            stop = min(start + max_numel, master.numel())
             yield ParameterShare(parameter, self._orders[parameter], master, Segment(i, start, stop, start))
 
     def backward(self, loss: torch.Tensor) -> None:

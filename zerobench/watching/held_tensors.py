@@ -230,7 +230,7 @@ def is_ours(engine: Any) -> bool:
 def parts_of_engine(engine: Any) -> Iterator[UpdatedPart]:
     """Yields the segments that one of our engines updates on this rank and has in memory."""
     for updated in (segment for tile in engine.update.tiles for segment in tile):
-        segment, parameter = updated.segment, engine.trainable[updated.segment.parameter]
+        segment, parameter = updated.span, engine.trainable[updated.span.parameter]
         if updated.tensor.untyped_storage().nbytes():
             cut = partial(_segment_of, engine.orders[parameter], segment.start, segment.stop)
             name = plain_name(engine.names[segment.parameter])
@@ -246,9 +246,9 @@ def gradients_of_engine(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
     def names() -> Iterator[str]:
         for updated in (segment for tile in engine.update.tiles for segment in tile):
-            is_used = updated.segment.parameter in engine.update.used
-            if is_used if updated.bucket.is_alone else updated.bucket.is_reduced:
-                yield plain_name(engine.names[updated.segment.parameter])
+            is_used = updated.span.parameter in engine.update.used
+            if is_used if updated.bucket.is_local else updated.bucket.is_reduced:
+                yield plain_name(engine.names[updated.span.parameter])
 
     for gradient, name in zip(engine.reduced_gradients(), names(), strict=True):
         yield name, gradient

@@ -1,4 +1,4 @@
-"""The engine: ZeRO stages 1, 2 and 3 on plain nn.Modules. Depends on torch alone.
+"""The engine: ZeRO stages 1, 2 and 3 on plain nn.Modules. Depends only on torch.
 
     engine = zerobench.initialize(model, torch.optim.AdamW(model.parameters(), fused=True), strategy="zero2")
     for inputs in data:
@@ -105,7 +105,7 @@ def initialize(
     kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
     engine = kinds[strategy](model, optimizer, comm, chosen)
     engine.name = strategy
-    comm.launches.serves(engine)
+    comm.launches.register(engine)
     mark(engine.orders, strategy, moves_frozen)
     return engine
 

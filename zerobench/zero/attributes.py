@@ -21,7 +21,7 @@ SHOWN = {
 """Category of an engine's tensors -> its name in the engine's description."""
 
 
-class ModuleFace(ShardedEngine):
+class ModuleMixin(ShardedEngine):
     """The methods of `Strategy` that mirror nn.Module's. `name`: the strategy's name in `initialize`."""
 
     name = ""
@@ -91,7 +91,7 @@ class ModuleFace(ShardedEngine):
 
     @property
     def join_hook(self) -> NoReturn:
-        """Raises AttributeError: torch's Join asks for it, and an engine cannot step on some ranks alone."""
+        """Raises AttributeError: torch's Join asks for it, and an engine cannot step on only some ranks."""
         raise AttributeError(
             "join_hook: torch's Join is for unequal numbers of batches, but every rank takes part in every step of an"
             " engine; give all ranks as many batches (drop_last=True of DistributedSampler or DataLoader)"

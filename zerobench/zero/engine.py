@@ -91,7 +91,7 @@ class ShardedEngine:
     def forget(self) -> None:
         """Called when gradients are dropped: clears the stage's own state about them."""
 
-    def holders(self) -> list[Unit]:
+    def gathered_units(self) -> list[Unit]:
         """Returns the units whose parameters must be made whole before they can be read."""
         return []
 
@@ -130,7 +130,7 @@ class ShardedEngine:
 
     def parameters_by_unit(self) -> list[tuple[Unit, list[nn.Parameter]]]:
         """Returns all units with their parameters, including frozen ones if the stage shards them."""
-        return [(unit, self.parameters_of(unit)) for unit in self.holders() or self.units]
+        return [(unit, self.parameters_of(unit)) for unit in self.gathered_units() or self.units]
 
     @property
     def segments(self) -> list[OptimizerSegment]:

@@ -118,16 +118,16 @@ class Layout:
         starts = [*(piece.offset for piece in self.pieces), self.padded_numel]
         return tuple((end, start - end) for end, start in zip(ends, starts, strict=True) if start > end)
 
-    def segments(self, rank: int, most: int | None = None) -> Iterator[Segment]:
-        """Yields the segments of `rank`'s shard, in the order of the pieces; those larger than `most` elements are
+    def segments(self, rank: int, max_numel: int | None = None) -> Iterator[Segment]:
+        """Yields the segments of `rank`'s shard, in the order of the pieces; those larger than `max_numel` elements are
         split, unless owned.
         """
         low, high = self.bounds(rank)
-        most = most if self.sizes is None else None
+        max_numel = max_numel if self.sizes is None else None
         for piece in self.pieces:
             first, last = max(piece.offset, low), min(piece.offset + piece.numel, high)
             shift = piece.start - piece.offset
-            step = most or max(1, last - first)
+            step = max_numel or max(1, last - first)
             for start in range(first, last, step):
                 yield Segment(piece.parameter, start + shift, min(start + step, last) + shift, start - low)
 

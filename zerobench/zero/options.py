@@ -88,7 +88,7 @@ class Options:
     `keep_root`          stage 3: the root unit stays from forward to backward; "auto": it is also freed while backward
                          is at other units (units/root.py)
     `reshard_after_forward`  stage 3: False keeps every unit from forward to backward, sending 2ψ instead of 3ψ
-    `shards`             stage 3, half precision without offload: a rank keeps its part of the masters alone, and
+    `shards`             stage 3, half precision without offload: a rank keeps only its part of the masters, and
                          rounds it for each gather, or keeps its part of the parameters beside them ("parameters")
     `overlap_gather`     stages 1 and 2: updated parameters are gathered while the next forward runs; False: the step
                          waits for them
@@ -137,7 +137,7 @@ class Options:
     zeropp: Zeropp | None = None
     ignored_parameters: tuple[nn.Parameter, ...] = field(default=(), compare=False)
 
-    def settled(self, trainable: Iterable[nn.Parameter], ranks: int) -> Options:
+    def resolved(self, trainable: Iterable[nn.Parameter], ranks: int) -> Options:
         """Returns the options for a model of these parameters on `ranks` ranks, with automatic ones resolved."""
         if self.bucket_bytes != AUTO:
             return self
@@ -167,7 +167,7 @@ class Options:
             if (name, value) in (("tile_bytes", None), ("tile_bytes", ONE_PASS), ("bucket_bytes", AUTO)):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}: {value!r} cannot be; use a whole number of at least {least}")
+                raise ValueError(f"{name}: {value!r} is invalid; use a whole number of at least {least}")
         if self.offload is not None and self.offload.delayed_after is not None and self.loss_scaling is not None:
             raise ValueError(
                 "offload.delayed_after: loss scaling must judge an update before the next; use bf16 or fp32"
@@ -176,9 +176,9 @@ class Options:
             if not isinstance(value := getattr(self, name), bool):
                 is_size = name == "reshard_after_forward" and isinstance(value, int)
                 groups = IN_GROUPS.format(value) if is_size else ""
-                raise ValueError(f"{name}: {value!r} cannot be; use True or False{groups}")
+                raise ValueError(f"{name}: {value!r} is invalid; use True or False{groups}")
         if not isinstance(self.keep_root, bool) and self.keep_root != AUTO:
-            raise ValueError(f"keep_root: {self.keep_root!r} cannot be; use True, False or {AUTO!r}")
+            raise ValueError(f"keep_root: {self.keep_root!r} is invalid; use True, False or {AUTO!r}")
         if self.reduce_with not in REDUCE_WITH:
             raise ValueError(f"reduce_with: {self.reduce_with!r} is unknown; use one of {', '.join(REDUCE_WITH)}")
         if self.shards not in (None, *SHARDS):
@@ -188,7 +188,7 @@ class Options:
                 f"gradient_dtype: {self.gradient_dtype} cannot hold gradients; use torch.float32 or a half"
             )
         if self.wire_dtype not in (None, *DTYPES.values()):
-            raise ValueError(f"wire_dtype: {self.wire_dtype} cannot travel; use torch.float32 or a half")
+            raise ValueError(f"wire_dtype: {self.wire_dtype} cannot be sent; use torch.float32 or a half")
 
 
 def check_owned(optimizer: optim.Optimizer, options: Options) -> None:
@@ -244,5 +244,5 @@ def spelled_out(options: dict[str, Any]) -> dict[str, Any]:
             values[name] = SHORT[name][given]
         elif kind is not None and given is not None and not isinstance(given, kind):
             short = ", ".join(map(repr, SHORT[name]))
-            raise ValueError(f"{name}: {given!r} cannot be; use {short} or a zerobench.zero.{kind.__name__}")
+            raise ValueError(f"{name}: {given!r} is invalid; use {short} or a zerobench.zero.{kind.__name__}")
     return values

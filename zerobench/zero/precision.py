@@ -7,7 +7,7 @@
     wire         dtype that a reduction sends                      default: the gradients'
     master       dtype of the optimizer's copy                     fp32 if the parameter is half
     shard        dtype of a rank's part of the parameters          the parameter's; the master's if a unit of stage 3
-                                                                   keeps masters alone, which a gather rounds
+                                                                   keeps only masters, which a gather rounds
 
 Half precision with Adam: 2ψ parameters + 2ψ gradients + Kψ, K = 12: fp32 master, momentum, variance
 (ZeRO, arXiv 1910.02054, section 3.1; Micikevicius et al., arXiv 1710.03740).
@@ -71,7 +71,7 @@ class Dtypes:
 
     @property
     def keeps_masters(self) -> bool:
-        """True if a rank's part of the parameters is the master alone."""
+        """True if a rank keeps only the master of its part of the parameters."""
         return self.shard != self.parameters
 
     @property
@@ -258,7 +258,8 @@ _foreach_supported_types.append(Counted)  # torch chooses its foreach kernels by
 
 
 class Share:
-    """A segment of one parameter as the optimizer sees it.
+    """The interface that an update needs of a piece of a parameter: its tensor, its gradient, its tier. Subclasses
+    implement it, such as OptimizerSegment and PendingShare.
 
     `tensor`     (numel,) view of the master: the optimizer's parameter
     `tier`       the tier of `tensor`

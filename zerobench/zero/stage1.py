@@ -2,12 +2,12 @@
 
 Parameters are contiguous in buckets, and so are their gradients; each rank owns 1/N of every bucket::
 
-    reduce    own slice of a bucket's gradients := mean over the ranks        ψ sent, as it fills
-    update    the optimizer sees only the own slices                          optimizer states: 1/N
+    reduce    this rank's slice of a bucket's gradients := mean over ranks    ψ sent, as it fills
+    update    the optimizer sees only this rank's slices                      optimizer states: 1/N
     gather    the slices of the updated parameters are sent to all            ψ sent
 
-In fp32: 4ψ parameters + 4ψ gradients + 8ψ/N optimizer states for Adam.
-In half precision with fp32 masters: 2ψ + 2ψ + 12ψ/N.
+In bytes per rank (ψ: number of parameters; sent volumes are in elements), in fp32: 4ψ parameters + 4ψ gradients +
+8ψ/N optimizer states for Adam. In half precision with fp32 masters: 2ψ + 2ψ + 12ψ/N.
 A bucket's gradients have memory from the first gradient to the update, and none in the forward.
 """
 
@@ -38,10 +38,10 @@ MEGATRON: dict[str, Any] = {
 
 
 class WholeBucket(GradientBucket):
-    """Gradients that are whole from the first one to the update: the reduction writes to the own slice.
+    """Gradients that are whole from the first one to the update: the reduction writes to this rank's slice.
 
-    `full` is one permanent tensor, whose memory is allocated and freed, and `shard` is a view of it. `main`: a part of
-    a permanent buffer, (padded_numel,), in its place.
+    `full` is one tensor object for life, whose storage is resized to nothing after each update; `shard` is a view of
+    it. With `main`, a (padded_numel,) part of a larger buffer, `full` is that part, and is never freed.
     """
 
     _carried: torch.Tensor | None = None  # the sum of earlier micro-batches, while a further one is reduced
@@ -49,17 +49,17 @@ class WholeBucket(GradientBucket):
 
     def __init__(self, unit: Unit, comm: Comm, reduce_with: str, main: torch.Tensor | None = None) -> None:
         super().__init__(unit, comm, reduce_with)
-        self._is_permanent = main is not None
+        self._keeps_memory = main is not None
         if main is None:
             main = torch.empty(unit.layout.padded_numel, dtype=unit.dtypes.gradients, device=unit.device)
         self.full: torch.Tensor = main
         self.shard = unit.own_slice(main)
-        # a reduction on a stream that needs no other memory need not wait for another: nothing is freed after it
-        self.stays = comm.on_streams and unit.dtypes.wire == unit.dtypes.gradients
+        # reduced in place on a stream: no buffer is taken or freed, so it need not wait for another reduction
+        self.reduces_in_place = comm.on_streams and unit.dtypes.wire == unit.dtypes.gradients
         self.release()
 
     def open(self, sends: bool) -> None:
-        if not self._is_permanent:
+        if not self._keeps_memory:
             self.unit.heap.restore(self.full)
         if self.is_reduced:  # a further micro-batch will be reduced into the slice where the sum so far lies
             self._carried = labels.label(self.shard.clone(), labels.GRADIENTS, self.unit.name)
@@ -88,7 +88,7 @@ class WholeBucket(GradientBucket):
     def release(self) -> None:
         super().release()
         self._carried = self._cast = None
-        if not self._is_permanent:  # the forward, and the start of backward, where memory is scarcest, need none
+        if not self._keeps_memory:  # the forward, and the start of backward, where memory is scarcest, need none
             self.unit.heap.release(self.full)
 
 
@@ -136,7 +136,8 @@ class OverlappedParamGathers:
         self._parameters: dict[Unit, list[nn.Parameter]] = {}
         self._units: dict[nn.Parameter, list[Unit]] = {}  # a large one is cut into several
         self._hiding = Hiding(self.bring)
-        self._hidden: dict[nn.Parameter, torch.Tensor] = {}  # what a parameter is a view of while it is a NaN
+        # hidden parameter -> its real data; `.data` itself is the NaN placeholder meanwhile
+        self._hidden: dict[nn.Parameter, torch.Tensor] = {}
         self._holes: dict[nn.Parameter, torch.Tensor] = {}
         self.add(root, units)
 
@@ -148,7 +149,8 @@ class OverlappedParamGathers:
             for parameter in parameters:
                 self._units.setdefault(parameter, []).append(unit)
         if self._overlap and self._comm.size > 1:
-            # here, not at the first launch: a watch would count the NaN of an earlier engine, and not its own
+            # created now, not at the first launch: their memory is made once per process, and a zerobench.watch that
+            # starts in between would count it for the first engine only
             with torch.inference_mode(False):  # an engine may be made in that mode, and trained outside of it
                 self._holes |= {p: placeholder(p) for parameters in new.values() for p in parameters}
         for module, read in waiting_modules(root) if self._overlap else ():
@@ -212,7 +214,7 @@ class Stage1(Strategy):
             if parameter.stride() != order.strides:  # a placeholder gets memory
                 parameter.data = order.view(order.flatten(parameter.data).clone())
             flat = order.flatten(parameter.data)
-            self.share(flat if flat.dtype in TRAINED else flat.view(torch.uint8))
+            self.broadcast_initial(flat if flat.dtype in TRAINED else flat.view(torch.uint8))
         self.adopt_trainable(range(len(self.trainable)))
 
     def adopt_trainable(self, numbers: Sequence[int]) -> None:
@@ -230,11 +232,11 @@ class Stage1(Strategy):
             numels = [(i, self.trainable[i].numel()) for i in indices]
             owners = {i: self.owners[self.trainable[i]] for i in indices} if like in self.owners else None
             runs += [(layouts, like) for layouts in buckets(numels, bucket_numel, self.comm.size, align, owners)]
-        # buckets are sent in this order, and one is full when the gradient of its first parameter has come
+        # buckets are sent in this order, and one is complete when the gradient of its first parameter has come
         runs.sort(key=lambda run: -min(piece.parameter for layout in run[0] for piece in layout.pieces))
         for layouts, like in runs:
             flat = like.new_zeros(sum(layout.padded_numel for layout in layouts))
-            dtypes = self.options.dtypes_of(like.dtype, self.comm.ranks)
+            dtypes = self.options.dtypes_of(like.dtype, self.comm.averaged_ranks)
             start = 0
             for layout in layouts:
                 unit = Unit(f"bucket {len(self.units)}", layout, self.comm, dtypes, self.placement)
@@ -251,7 +253,7 @@ class Stage1(Strategy):
                         view.copy_(parameter.detach())
                         parameter.data = view
                 start += layout.padded_numel
-            self.share(flat)
+            self.broadcast_initial(flat)
         self.allocate_gradients(self.units[first:])
 
     def adopt_unfrozen(self, numbers: Sequence[int]) -> None:
@@ -277,9 +279,9 @@ class Stage1(Strategy):
     # -- buckets are sent in one order on all ranks, as they fill --------------------------------------
 
     def due(self, unit: Unit) -> Iterable[Unit]:
-        # a full bucket waits for those before it: ranks whose gradients come in another order would pair different
+        # a complete bucket waits for those before it: ranks whose gradients come in another order would pair different
         # buckets
-        while self._next < len(self.units) and self.units[self._next].gradients.is_full:
+        while self._next < len(self.units) and self.units[self._next].gradients.has_all_gradients:
             yield self.units[self._next]
             self._next += 1
 

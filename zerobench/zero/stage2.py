@@ -7,7 +7,8 @@ rank's own shard of the mean remains until the update::
     update    as in stage 1
     gather    as in stage 1                                                   ψ sent
 
-In fp32: 4ψ parameters + 4ψ/N gradients + 8ψ/N optimizer states for Adam, and two buckets in flight.
+In bytes per rank, in fp32: 4ψ parameters + 4ψ/N gradients + 8ψ/N optimizer states for Adam, and two full buckets: one
+being reduced, one being filled.
 In half precision with fp32 masters: 2ψ + 2ψ/N + 12ψ/N.
 """
 
@@ -34,7 +35,7 @@ class ShardedBucket(GradientBucket):
     def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None) -> None:
         super().__init__(unit, comm, reduce_with)
         self.sink = sink
-        self.is_alone = self.is_alone and sink is None
+        self.is_local = self.is_local and sink is None
         self._offloaded_numel = 0 if sink is None else sink.numel
         kept_numel, dtypes = unit.shard_numel - self._offloaded_numel, unit.dtypes
         self.shard = torch.zeros(kept_numel, dtype=dtypes.gradients, device=unit.device)
@@ -44,14 +45,14 @@ class ShardedBucket(GradientBucket):
     def open(self, sends: bool) -> None:
         if self.full is not None:  # a sum that no_sync has kept
             return
-        if self.is_alone:
+        if self.is_local:
             self.unit.heap.restore(self.shard)
             self.full = self.shard
             return
         # a gradient that is sent next is made in the wire's dtype, which saves a copy; a sum keeps its own until sent
         dtypes = self.unit.dtypes
-        travels, kept = (dtypes.wire, labels.COMMUNICATION), (dtypes.gradients, labels.GRADIENTS)
-        self.full = self.take_memory(*(travels if sends else kept))
+        if_sent, if_kept = (dtypes.wire, labels.COMMUNICATION), (dtypes.gradients, labels.GRADIENTS)
+        self.full = self.take_memory(*(if_sent if sends else if_kept))
 
     def prepare(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not self.filled:
@@ -63,7 +64,9 @@ class ShardedBucket(GradientBucket):
             self.full = self.take_memory(self.unit.dtypes.wire, labels.COMMUNICATION).copy_(full)
             self.unit.heap.give_back(full)  # before memory for the mean is allocated
             full = self.full
-        if self.is_reduced or not self._lands_in_shard:  # the mean of a further micro-batch is added
+        # a further micro-batch's mean is added later; or it cannot be written to the shard directly (sink, dtype,
+        # all-reduce)
+        if self.is_reduced or not self._lands_in_shard:
             return full, None
         self.unit.heap.restore(self.shard)
         return full, self.shard
@@ -82,21 +85,24 @@ class ShardedBucket(GradientBucket):
         self.end_round()
 
     def _release_full(self) -> None:
-        """Frees the memory of the full gradients now, even if a gloo thread still references them."""
+        """Frees the memory of the full gradients even if a gloo thread still references the tensor: now, or with a
+        sink, once the copy to the other tier has read it.
+        """
         full, self.full = self.full, None
         if full is not None and self.sink is None:
             self.unit.heap.give_back(full)
-        elif full is not None and self.sink is not None:  # once a copy to another tier has read from it
+        elif full is not None and self.sink is not None:
             self.sink.release(partial(self.unit.heap.give_back, full))
 
     def release(self) -> None:
         super().release()
-        if self.is_alone:
-            self.full = None
+        if self.is_local:
+            self.full = None  # it is the shard itself, which is freed below, not a buffer of the heap
         self._release_full()
         self.unit.heap.release(self.shard)
 
     def segment(self, offset: int, numel: int) -> torch.Tensor:
+        # no segment crosses `_offloaded_numel`: a range of the placement ends there, or all of the shard is offloaded
         if self.sink is not None and offset < self._offloaded_numel:
             return self.sink.view(offset, numel)
         return self.shard.narrow(0, offset - self._offloaded_numel, numel)

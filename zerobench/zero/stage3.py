@@ -10,9 +10,9 @@ keeps 1/N of every unit; the full parameters exist only while they are read::
     update             the optimizer sees the shards; nothing to gather
 
 The root unit is in use at both ends of forward and backward, and stays between them: 3ψ minus its size.
-16ψ/N for Adam in fp32. In half precision, with masters as the only shards, 14ψ/N: 12ψ/N at the start of backward, and
-a gather reads 4 bytes per element of a shard and writes 2; with parameters beside the masters 16ψ/N, as in the paper.
-In flight: two adjacent units, the root, a unit's gradients.
+In bytes per rank, for Adam: 16ψ/N in fp32. In half precision, with masters as the only shards, 14ψ/N: 12ψ/N at the
+start of backward, and a gather reads 4 bytes per element of a shard and writes 2; with parameters beside the masters
+16ψ/N, as in the paper. In flight: two adjacent units, the root, a unit's gradients.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Stage3(Stage2):
         self._is_second_order = False  # autograd.grad with create_graph has gone through an open forward
         self._all_units: list[GatheredUnit] = []
         self._units_at: dict[nn.Module, list[GatheredUnit]] = {}
-        self._alone: list[GatheredUnit] = []  # gathered by the present backward for a call by itself
+        self._standalone: list[GatheredUnit] = []  # gathered by the present backward for a standalone call
         self._followed = Hiding(None, lets_write=True, lets_detach=True, answered=self._follow_read)  # all are whole
         self._follows = False
         self.hiding = Hiding(self.refuse, lets_write=True)
@@ -134,14 +134,14 @@ class Stage3(Stage2):
             dtype = stored_dtype(members[0])
             numels = [(index.get(p, -1), p.numel() * p.element_size() // dtype.itemsize) for p in members]
             layout = one_unit(numels, self.comm.size, align_numel(self.optimizer, dtype.itemsize), TAIL_NUMEL, owners)
-            dtypes = self.options.dtypes_of(dtype, self.comm.ranks)
+            dtypes = self.options.dtypes_of(dtype, self.comm.averaged_ranks)
             keeps_masters = self.options.shards == MASTERS and not (stays or self.placement.is_tiered)
             if keeps_masters and not index.keys().isdisjoint(members):
                 dtypes = replace(dtypes, shard=dtypes.master)
             unit_name = name if number == 1 else f"{name} part {number}"
             orders = {p: self.orders[p] for p in members}
             unit = GatheredUnit(
-                unit_name, layout, self.comm, dtypes, self.placement, orders, stays, self.share, self.hiding
+                unit_name, layout, self.comm, dtypes, self.placement, orders, stays, self.broadcast_initial, self.hiding
             )
             if unit.trainable:
                 unit.gradients = self.new_bucket(unit)
@@ -184,7 +184,7 @@ class Stage3(Stage2):
         def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if absent:
                 self.after_forward(absent, output, list(module.modules()))
-            self._follow_alone(whole, output)  # whole for an outer forward, or since one
+            self._hook_standalone(whole, output)  # whole for an outer forward, or since one
 
         return _run_between(lambda *_: self.before_forward(absent), after, run)
 
@@ -214,7 +214,7 @@ class Stage3(Stage2):
 
     # -- queries ----------------------------------------------------------------------------------------
 
-    def holders(self) -> list[Unit]:
+    def gathered_units(self) -> list[Unit]:
         return list(self._all_units)
 
     def parameters_of(self, unit: Unit) -> list[nn.Parameter]:
@@ -258,7 +258,7 @@ class Stage3(Stage2):
 
         if torch.is_grad_enabled():
             result = pytree.tree_map(apart, result)
-            self._follow_alone(units, result)
+            self._hook_standalone(units, result)
         return result
 
     # -- the events -------------------------------------------------------------------------------------
@@ -282,8 +282,8 @@ class Stage3(Stage2):
         if not torch.is_grad_enabled():
             return
         if not (recomputed or self._recording):
-            self._follow_alone(units, (output, tensors_left_in(inner)))
-        if not self._recording and (not recomputed or units[0] in self._alone):
+            self._hook_standalone(units, (output, tensors_left_in(inner)))
+        if not self._recording and (not recomputed or units[0] in self._standalone):
             return
         use = self._order.only_use(units[0]) if recomputed else self._order.end - 1
         tensors = list(tensors_that_require_grad((output, tensors_left_in(inner))))
@@ -329,7 +329,7 @@ class Stage3(Stage2):
         self._check_age(forward, gradient)
         self.gradients.begin_plain()
         self._ahead.launch()
-        self._leave_alone(units)
+        self._end_standalone(units)
         self._finish(self._order.passed(use))
         self._root.give_back()
         for unit in units:
@@ -353,14 +353,14 @@ class Stage3(Stage2):
         self.gradients.begin_plain()
         self._ahead.launch()
 
-    def _follow_alone(self, units: list[GatheredUnit], output: Any) -> None:
+    def _hook_standalone(self, units: list[GatheredUnit], output: Any) -> None:
         """Hooks backward to gather `units`, which were read outside of the engine's forward, or without a hook."""
         tensors = [t for t in tensors_that_require_grad(output) if t.grad_fn is not None] if units else []
         if tensors and torch.is_grad_enabled():
-            register_multi_grad_hook(tensors, partial(self._before_alone, [*units]), mode="any")
+            register_multi_grad_hook(tensors, partial(self._before_standalone_backward, [*units]), mode="any")
 
-    def _before_alone(self, units: list[GatheredUnit], _gradient: torch.Tensor) -> None:
-        """Called when backward comes to a call of `units` by itself."""
+    def _before_standalone_backward(self, units: list[GatheredUnit], _gradient: torch.Tensor) -> None:
+        """Called when backward comes to a standalone call of `units`."""
         freed = next((unit.name for unit in units if not (unit.stays or unit.held)), None)
         if torch.is_grad_enabled() and freed is not None:
             raise RuntimeError(f"{freed}: backward {SECOND_ORDER}")
@@ -371,17 +371,17 @@ class Stage3(Stage2):
             )
         self.gradients.begin_plain()
         self._ahead.launch()
-        self._leave_alone(units)
-        self._alone = units
+        self._end_standalone(units)
+        self._standalone = units
         for unit in units:
             unit.unshard()
         self._done.difference_update(units)
 
-    def _leave_alone(self, units: list[GatheredUnit]) -> None:
-        """Called when backward comes to `units`: it is done with calls by themselves of others, unless their gradients
-        continue in an open forward.
+    def _end_standalone(self, units: list[GatheredUnit]) -> None:
+        """Called when backward reaches `units`: ends the standalone calls of all other units. One that an open
+        forward used too is resharded, but not reduced yet: its gradients continue into that forward.
         """
-        left, self._alone = [u for u in self._alone if u not in units], []
+        left, self._standalone = [u for u in self._standalone if u not in units], []
         for unit in left:
             if unit in self._root.units:  # whose modules may still be read
                 continue
@@ -429,9 +429,9 @@ class Stage3(Stage2):
 
     def left_over(self) -> Iterable[Unit]:
         self._reshard_all()  # backward is over: the last gradients need not lie beside parameters
-        only_alone = not self._order.is_reached and any(unit.gradients.filled for unit in self.units)
+        only_standalone = not self._order.is_reached and any(unit.gradients.filled for unit in self.units)
         kept = (u for u in self._all_units if u.stays)
-        for unit in () if only_alone else dict.fromkeys([*reversed(self._order.uses), *kept]):
+        for unit in () if only_standalone else dict.fromkeys([*reversed(self._order.uses), *kept]):
             if unit.trainable and unit not in self._done:
                 yield unit
         for late in self.units:
@@ -448,7 +448,7 @@ class Stage3(Stage2):
         """Closes the forwards that the backward has reached, or all."""
         self._done.clear()
         self._ahead.forget()
-        self._alone = []
+        self._standalone = []
         self._is_second_order = False
         self._order.end_backward(closes_all)
 

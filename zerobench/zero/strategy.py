@@ -29,10 +29,10 @@ from torch import nn, optim
 
 from . import labels
 from .arena import Arena, Heap
-from .attributes import ModuleFace
-from .checkpoint.state_dict import StateFace
+from .attributes import ModuleMixin
+from .checkpoint.state_dict import StateMixin
 from .comm.base import Comm
-from .gradients.access import GradientFace
+from .gradients.access import GradientMixin
 from .gradients.flow import GradientFlow
 from .modules.wrapping import Hook, in_normal_mode
 from .offload import placement_for
@@ -47,7 +47,7 @@ from .units.unit import Unit
 from .writes import Writes, take_loads
 
 
-class Strategy(GradientFace, StateFace, ModuleFace):
+class Strategy(GradientMixin, StateMixin, ModuleMixin):
     """A model and its optimizer under one ZeRO stage. Created by `zerobench.initialize`."""
 
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer, comm: Comm, options: Options) -> None:
@@ -59,7 +59,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.names = [name for p, name in named.items() if p.requires_grad]
         self.trainable = [p for p in named if p.requires_grad]
         self.frozen = [p for p in named if not p.requires_grad]
-        self.options = options = options.settled(self.trainable, comm.size)
+        self.options = options = options.resolved(self.trainable, comm.size)
         self.units: list[Unit] = []
         self.steps = 0
         self.running = 0  # forwards of the model that are running, and methods in their place
@@ -71,7 +71,8 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         on_meta = meta_init.on_meta(module)
         if on_meta:
             meta_init.use_placeholders(module, options.device or torch.device("cpu"))
-        self.share = (lambda tensor: None) if on_meta else comm.broadcast  # values come from rank 0, or from a replay
+        # of a model on the meta device no values are sent: meta_init.fill draws the same ones on every rank
+        self.broadcast_initial = (lambda tensor: None) if on_meta else comm.broadcast
         with torch.no_grad():
             self.adopt()
             if on_meta:
@@ -88,6 +89,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         )  # fmt: skip
         self.schedule = UpdateSchedule(self.update, self.placement, options.delayed_after)
         self.writes = Writes(self)
+        # a lost write stops the update on all ranks
         self.update.fault, self.update.raise_fault = self.writes.take_lost, self.writes.raise_lost
         take_loads(self, self.writes)
         module.register_forward_hook(Hook(self._after_forward))
@@ -146,7 +148,9 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.gradients.hook_output(output)
 
     def _before_forward(self) -> None:
-        torch.clear_autocast_cache()  # casts from before an update, or whose gradients autograd would hand over last
+        # autocast's cached copies may predate an update; and one shared by several forwards would get its gradient only
+        # after all of them
+        torch.clear_autocast_cache()
         with as_they_are():
             self.writes.check_addresses()
             self.writes.follow()
@@ -157,6 +161,8 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             with torch.no_grad():
                 for buffer in self.module.buffers():
                     self.comm.broadcast(buffer)
+        # training: the pending delayed update starts now; in evaluation, and under temporary weights, only wait for
+        # transfers
         if torch.is_grad_enabled() and self.placement.masters_follow:
             self.schedule.launch()
         else:
@@ -188,7 +194,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             self.writes.start()
 
     def _check_unfrozen(self) -> None:
-        """Raises ValueError for a gradient of a parameter that was frozen when the forward ran, for the engine."""
+        """Raises ValueError if a parameter that the engine took for frozen when the forward ran has a gradient."""
         unfrozen = next((p for p in self.frozen if p.requires_grad and p.grad is not None), None)
         if unfrozen is not None:
             name = next(name for name, p in self.module.named_parameters() if p is unfrozen)
@@ -208,8 +214,8 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         """
         # 1 gradients that the caller has dropped since the last backward go first: new ones are not added to them
         self.begin_backward()
-        # 2 autograd: gradients come into buckets, and full buckets are sent meanwhile
-        with self.gradients.called():
+        # 2 autograd: gradients come into buckets, and complete buckets are sent meanwhile
+        with self.gradients.in_engine_backward():
             self.update.scaling.scaler.scaled(loss).backward(retain_graph=retain_graph)
         # 3 the rest is sent, and each rank has its shard of the mean
         self.finish_backward()
@@ -299,12 +305,12 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             self.gradients.synchronizing = before
 
     def held_tensors(self) -> Iterator[labels.Held]:
-        for parameter in [] if self.holders() else self.frozen:  # that no unit holds
+        for parameter in [] if self.gathered_units() else self.frozen:  # that no unit holds
             yield labels.Held(parameter.data, labels.PARAMETERS, "frozen")
         for segment, gradient in self.schedule.pending_gradients():
-            name = f"{self.names[segment.segment.parameter]} pending"
+            name = f"{self.names[segment.span.parameter]} pending"
             yield labels.Held(gradient, labels.GRADIENTS, name, segment.tier)
-        for unit in self.holders() or self.units:
+        for unit in self.gathered_units() or self.units:
             yield from unit.held_tensors()
         yield from self.placement.held_tensors()
 

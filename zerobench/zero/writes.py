@@ -4,7 +4,7 @@
     version      p.mul_(), nn.init, load_state_dict          masters are updated
                  tensors of optimizer.param_groups           an error at the next forward or step
     value        p.data.mul_(), NumPy: in a forward          kept when the unit is resharded; if that is impossible, an
-                                                             error at the step; lost on a GPU beside masters alone
+                                                             error at the step; lost on a GPU if only masters are kept
                  the same between steps                      looked for at a step and before a checkpoint: masters are
                                                              updated; on a GPU by the update's kernel, if there is one:
                                                              an error at the next step
@@ -67,11 +67,11 @@ HOW = (
 
 WRITTEN = f"it was written to while this rank held a part of it only; {HOW}"
 
-ASKS = {"cpu": True}
+HOST_MAY_COMPARE = {"cpu": True}
 """Device type -> True if the host may ask for the result of a comparison, since it need not wait for the device."""
 
 UNSENT = (
-    "optimizer: a tensor of its param_groups was written to outside of a step; it is this rank's part alone, and the"
+    "optimizer: a tensor of its param_groups was written to outside of a step; it is only this rank's part, and the"
     " parameters do not follow by themselves: call engine.sync_parameters() on every rank after such writes"
     " (optimizer.eval(), optimizer.train(), decay by hand), or write to the parameters in place"
 )
@@ -95,7 +95,7 @@ class Writes:
     def start(self) -> None:
         """Looks at the engine's units, which are new, or others than before."""
         engine, placement, one_pass = self._engine, self._engine.placement, self._engine.update.one_pass
-        self._gathered = [unit for unit in engine.holders() if isinstance(unit, GatheredUnit)]
+        self._gathered = [unit for unit in engine.gathered_units() if isinstance(unit, GatheredUnit)]
         self.unit_of.clear()
         self.unit_of.update({p: unit for unit in self._gathered for p in unit.parameters})
         self._names = {p: name for name, p in engine.module.named_parameters()}
@@ -113,10 +113,16 @@ class Writes:
         # the units with masters beside the parameters, by which writes to these are found
         ranges = {unit: placement.ranges.get(unit, []) for unit in self._units}
         self._compared = [unit for unit in self._units if not all(part.is_parameters for part in ranges[unit])]
-        self._asks = not engine.comm.on_streams and all(ASKS.get(p.device.type, False) for p in engine.trainable)
-        placement.asks = self._asks or placement.is_tiered
-        if one_pass is not None and not placement.asks and any(s.rounded is not None for s in engine.segments):
-            numbers = [segment.segment.parameter for segment in engine.segments]
+        self._host_may_compare = not engine.comm.on_streams and all(
+            HOST_MAY_COMPARE.get(p.device.type, False) for p in engine.trainable
+        )
+        placement.host_may_compare = self._host_may_compare or placement.is_tiered
+        if (
+            one_pass is not None
+            and not placement.host_may_compare
+            and any(s.rounded is not None for s in engine.segments)
+        ):
+            numbers = [segment.span.parameter for segment in engine.segments]
             placement.unseen = UnseenWrites(numbers, engine.names, engine.trainable[0].device)
             one_pass.flags = placement.unseen.flags
         self.note()
@@ -188,10 +194,10 @@ class Writes:
         self.follow()
         for gathered in self._gathered:
             gathered.keep_written()
-        for unit in self._compared if self._engine.placement.asks or not updates else ():
+        for unit in self._compared if self._engine.placement.host_may_compare or not updates else ():
             if unit.placement.may_be_written(unit):
                 self._engine.schedule.check_writable(unit.name)
-                unit.placement.follow(unit, (), self._asks)
+                unit.placement.follow(unit, (), self._host_may_compare)
 
     def drop_unsent(self) -> None:
         """Forgets writes to the optimizer's tensors, which have raised an error."""

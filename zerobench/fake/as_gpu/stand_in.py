@@ -70,7 +70,7 @@ ROWS: dict[str, dict[Any, Any]] = {
     "copies to host memory": {"table": host_memory.STREAMS, "cpu": NullCuda},
     "blocks of quantization": {"table": quantize.CHUNKS, "cpu": 2**62},
     "words of a fingerprint": {"table": access.CHUNKS, "cpu": access.LARGE_CHUNK},
-    "results of comparisons": {"table": writes.ASKS, "cpu": False},
+    "results of comparisons": {"table": writes.HOST_MAY_COMPARE, "cpu": False},
     "masters compared with parameters": {"table": placement.COMPARED, "cpu": placement.COMPARED["cuda"]},
     "decoded states of 8 bits": {"table": low_bit.CHUNK_NUMEL, "cpu": low_bit.CHUNK_NUMEL["cuda"]},
     "tiles of an update": {"table": step_by_tiles.TILE_BYTES, "cpu": step_by_tiles.TILE_BYTES["cuda"]},

@@ -59,7 +59,7 @@ Saved = Callable[[], torch.Tensor]
 """The object that autograd keeps instead of a tensor; called in backward, it rebuilds the tensor."""
 
 PLAIN = {torch.Tensor, nn.Parameter}
-"""Types of tensors that consist of their storage alone."""
+"""Types of tensors that consist only of their storage."""
 
 WRITTEN = "backward: {} was written to in place after the forward had saved it; write to a copy of it"
 

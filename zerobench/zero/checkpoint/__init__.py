@@ -6,7 +6,7 @@
     handle.wait()                                                     raises that thread's error
     user_state = engine.load("runs/step-1000")                        another engine, of any stage and N
     engine.export_safetensors("model.safetensors")                    the plain module's state, from rank 0
-    engine.load_weights("pretrained/")                                weights alone: safetensors, or a checkpoint
+    engine.load_weights("pretrained/")                                only weights: safetensors, or a checkpoint
 
 All are collective, and the folder must be visible to all ranks. contents.py lists the saved tensors and the JSON next
 to them, storage.py defines the files on disk and why an interrupted save harms nothing. save_load.py has both on one

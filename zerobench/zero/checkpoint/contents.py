@@ -48,7 +48,7 @@ from ..engine import ShardedEngine
 from ..layout import MemoryOrder
 from ..low_bit import block_numel, block_of
 from ..optim.segments import ELEMENTWISE, OptimizerSegment
-from ..optim.step_by_tiles import raw_step, stand_in
+from ..optim.step_by_tiles import optimizer_over, raw_step
 from ..precision import flat_of
 from .storage import (
     DTYPES,
@@ -88,7 +88,7 @@ def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) 
         for part in _state_parts(engine, segment, engine.optimizer.state.get(segment.tensor, {})):
             add(part.name, part.start, part.tensor)
     for segment, gradient in engine.schedule.pending_gradients():
-        add(f"pending.{engine.names[segment.segment.parameter]}", segment.segment.start, gradient)
+        add(f"pending.{engine.names[segment.span.parameter]}", segment.span.start, gradient)
     if engine.comm.rank == 0:
         for name, buffer in buffers_of(engine.module).items():
             add(f"buffer.{name}", 0, buffer.reshape(-1).contiguous())
@@ -110,12 +110,12 @@ class Part(NamedTuple):
 def parts_of(engine: ShardedEngine) -> Iterator[Part]:
     """Yields this rank's parts of all parameters: masters, frozen ones that the stage shards, frozen whole ones."""
     for segment in engine.segments:
-        name, parameter = engine.names[segment.segment.parameter], engine.trainable[segment.segment.parameter]
-        order, start = engine.orders[parameter], segment.segment.start
+        name, parameter = engine.names[segment.span.parameter], engine.trainable[segment.span.parameter]
+        order, start = engine.orders[parameter], segment.span.start
         yield Part(f"master.{name}", parameter, order, start, flat_of(segment.tensor))
     names = {p: name for name, p in engine.module.named_parameters()}
     frozen = set(engine.frozen)
-    for unit in engine.holders():
+    for unit in engine.gathered_units():
         low = unit.start
         for piece, parameter in zip(unit.layout.pieces, engine.parameters_of(unit), strict=True):
             first, last = max(piece.offset, low), min(piece.offset + piece.numel, low + unit.shard_numel)
@@ -130,8 +130,8 @@ def parts_of(engine: ShardedEngine) -> Iterator[Part]:
 
 def _state_parts(engine: ShardedEngine, segment: OptimizerSegment, state: Mapping[str, Any]) -> Iterator[Part]:
     """Yields the parts of a segment's states that have an element for each of the parameter, or for each block."""
-    name, parameter = engine.names[segment.segment.parameter], engine.trainable[segment.segment.parameter]
-    order, start = engine.orders[parameter], segment.segment.start
+    name, parameter = engine.names[segment.span.parameter], engine.trainable[segment.span.parameter]
+    order, start = engine.orders[parameter], segment.span.start
     for key, value in state.items():
         block = block_of(engine.optimizer, key)
         if block > 1:
@@ -148,7 +148,7 @@ def tensors_in(module: nn.Module) -> int:
 
 def whole_frozen(engine: ShardedEngine) -> dict[str, nn.Parameter]:
     """Returns the frozen parameters that every rank holds whole, by name."""
-    held = {p for unit in engine.holders() for p in engine.parameters_of(unit)}
+    held = {p for unit in engine.gathered_units() for p in engine.parameters_of(unit)}
     frozen = set(engine.frozen) - held
     return {name: p for name, p in engine.module.named_parameters() if p in frozen}
 
@@ -178,7 +178,7 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any], exclude_frozen: boo
     groups: dict[str, int] = {}
     states: dict[str, Any] = {}
     for segment in engine.segments:
-        name = engine.names[segment.segment.parameter]
+        name = engine.names[segment.span.parameter]
         _add(groups, name, number_of.get(id(segment.tensor)), "its group")
         _add(states, name, states_of(name, segment, engine.optimizer), "its state")
     trainable = set(engine.trainable)
@@ -360,10 +360,10 @@ def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mappin
         if name in common and saved["groups"].get(name) != number:
             yield f"optimizer: {name} is in group {saved['groups'].get(name)} in the checkpoint, in group {number} here"
     for segment in engine.segments:
-        name = engine.names[segment.segment.parameter]
+        name = engine.names[segment.span.parameter]
         if name not in common:
             continue
-        agrees = engine.orders[engine.trainable[segment.segment.parameter]].agrees(saved_order(facts, name))
+        agrees = engine.orders[engine.trainable[segment.span.parameter]].agrees(saved_order(facts, name))
         for key, state in saved["states"].get(name, {}).items():
             if is_blocks(state) and state["block"] != (block := block_numel(engine.optimizer)):
                 blocks = f"{state['block']} elements in the checkpoint, of {block} here"
@@ -398,7 +398,7 @@ def _can_replace(saved: Any, own: Any) -> bool:
         return isinstance(saved, dict) and all(_can_replace(saved[key], own[key]) for key in own.keys() & saved.keys())
     if own is None or saved is None:
         return True
-    if isinstance(own, list | tuple):  # JSON has lists alone
+    if isinstance(own, list | tuple):  # JSON has only lists
         return isinstance(saved, list | tuple) and all(map(_can_replace, saved, own))
     if isinstance(own, bool) or isinstance(saved, bool):  # a bool is an int in Python
         return isinstance(own, bool) and isinstance(saved, bool)
@@ -432,7 +432,7 @@ def _problems_with(engine: ShardedEngine, states: Mapping[str, Any], options: Se
     optimizer, tried = engine.optimizer, set[str]()
     group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
     for segment in engine.segments:
-        name, number = engine.names[segment.segment.parameter], group_of.get(id(segment.tensor))
+        name, number = engine.names[segment.span.parameter], group_of.get(id(segment.tensor))
         state = states.get(name, {})
         if number is None or (key := json.dumps([number, str(segment.tensor.dtype), state])) in tried:
             continue
@@ -466,7 +466,7 @@ def _step(
     tensor = torch.zeros(1, dtype=dtype)
     tensor.grad = torch.zeros(1, dtype=dtype)
     options = {key: value.cpu().clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
-    copy = stand_in(optimizer, [options | {"params": [tensor], "capturable": False}])
+    copy = optimizer_over(optimizer, [options | {"params": [tensor], "capturable": False}])
     copy.state = defaultdict(dict, {tensor: dict(state)} if state else {})
     raw_step(copy)
     return copy.state[tensor]
@@ -482,7 +482,7 @@ class CheckpointLoad:
         """Allocates the tensors that the engine does not have yet."""
         self._engine, self._saved, self.files = engine, saved, saved.files
         listed = saved.facts["parameters"]  # others keep their values and states
-        self._segments = [s for s in engine.segments if engine.names[s.segment.parameter] in listed]
+        self._segments = [s for s in engine.segments if engine.names[s.span.parameter] in listed]
         self._pending: dict[OptimizerSegment, torch.Tensor] = {}
         self._states = [self._new_state(segment) for segment in self._segments]
         self._options = [
@@ -491,7 +491,7 @@ class CheckpointLoad:
         ]
 
     def _new_state(self, segment: OptimizerSegment) -> dict[str, Any]:
-        name = self._engine.names[segment.segment.parameter]
+        name = self._engine.names[segment.span.parameter]
         old = self._engine.optimizer.state.get(segment.tensor, {})
         new: dict[str, Any] = {}
         for key, value in self._saved.facts["optimizer"]["states"].get(name, {}).items():
@@ -507,7 +507,7 @@ class CheckpointLoad:
             labels.label(new[key], labels.OPTIMIZER, f"{name} {key}", tier=segment.tier)
         if f"pending.{name}" in self._saved.tensors:
             dtype = self._saved.tensors[f"pending.{name}"].dtype
-            gradient = torch.empty(segment.segment.numel, dtype=dtype, device=segment.tensor.device)
+            gradient = torch.empty(segment.span.numel, dtype=dtype, device=segment.tensor.device)
             self._pending[segment] = labels.label(gradient, labels.GRADIENTS, f"{name} pending", tier=segment.tier)
         return new
 
@@ -520,9 +520,9 @@ class CheckpointLoad:
             for part in _state_parts(engine, segment, state):
                 self._read(part.name, part.order, part.start, part.tensor)
             if segment in self._pending:
-                number = segment.segment.parameter
+                number = segment.span.parameter
                 order = engine.orders[engine.trainable[number]]
-                self._read(f"pending.{engine.names[number]}", order, segment.segment.start, self._pending[segment])
+                self._read(f"pending.{engine.names[number]}", order, segment.span.start, self._pending[segment])
         for name, buffer in buffers_of(engine.module).items():
             self._read(f"buffer.{name}", row_major(buffer.shape), 0, buffer.detach())
 

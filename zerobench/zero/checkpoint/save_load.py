@@ -6,7 +6,7 @@ flight.
 
 `export_safetensors` writes the plain module's state as one safetensors file, on rank 0, unit by unit.
 
-[Note: weights alone]
+[Note: only weights]
 `load_weights` loads weights, such as pretrained ones, into an existing engine. Each rank reads its own elements, in the
 file's dtype, into its masters and its parts of frozen parameters; then parameters are refreshed from the masters, as
 after `load`. Optimizer states, options and loss scale are unchanged; a delayed update (optim/delayed_update.py) is
@@ -44,7 +44,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .. import labels
-from ..comm.hierarchical import new_group_of_hosts
+from ..comm.hierarchical import new_cpu_group
 from ..engine import ShardedEngine
 from . import contents, storage
 from .storage import FLOATS, INDEX, Chunks, StoredTensor, bytes_of, layout, read_checkpoint, read_header
@@ -92,9 +92,9 @@ class Ranks:
         self._comm = comm = engine.comm
         if comm.group is not None and comm.group not in _groups:
             comm.meet("first checkpoint")
-            _groups[comm.group] = new_group_of_hosts(comm)
+            _groups[comm.group] = new_cpu_group(comm)
         self.group = None if comm.group is None else _groups[comm.group]
-        self.rank, self.size = (0, 1) if self.group is None else (dist.get_rank(self.group), comm.ranks)
+        self.rank, self.size = (0, 1) if self.group is None else (dist.get_rank(self.group), comm.averaged_ranks)
 
     def agree(self, what: Callable[[], T], files: Callable[[T], Sequence[str]] = lambda value: ()) -> T:
         """Runs `what` on each rank. If it raises on one, all raise its message, as RuntimeError or ValueError.
@@ -155,7 +155,7 @@ class Ranks:
 
 _ranks: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 _groups: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
-"""An engine's group -> the same ranks' group of hosts for checkpoints."""
+"""An engine's group -> the same ranks' CPU group for checkpoints."""
 
 
 def ranks_of(engine: ShardedEngine) -> Ranks:
@@ -251,7 +251,7 @@ def _check(engine: ShardedEngine, folder: Path, strict: bool) -> contents.Checkp
         return contents.CheckpointLoad(engine, saved)
 
 
-# -- weights alone ---------------------------------------------------------------------------------------
+# -- only weights ----------------------------------------------------------------------------------------
 
 READ = (
     "weights are read from a .safetensors file, an index of such files, a folder of either, or a checkpoint that"
@@ -401,7 +401,7 @@ def export_safetensors(engine: ShardedEngine, path: str | os.PathLike[str]) -> N
     ranks, target = ranks_of(engine), Path(path).absolute()
     file = ranks.agree(lambda: _ExportFile(engine.module, target) if ranks.rank == 0 else None)
     with torch.no_grad():
-        for unit in engine.holders():
+        for unit in engine.gathered_units():
             with engine.whole(unit):
                 if file is not None:
                     file.put(engine.parameters_of(unit))

@@ -36,7 +36,7 @@ from .save_load import SaveHandle, ranks_of
 from .storage import DTYPES, is_elements
 
 
-class StateFace(ShardedEngine):
+class StateMixin(ShardedEngine):
     """The methods of `Strategy` that save, load and convert its state."""
 
     gradients: GradientFlow
@@ -54,7 +54,7 @@ class StateFace(ShardedEngine):
         keep = self.comm.is_first or not rank0_only
         gathered: dict[torch.Tensor, torch.Tensor] = {}
         with torch.no_grad():
-            for unit in self.holders():
+            for unit in self.gathered_units():
                 with self.whole(unit):
                     if keep:
                         gathered |= {p: p.detach().clone() for p in self.parameters_of(unit)}
@@ -153,7 +153,7 @@ class StateFace(ShardedEngine):
         """
         self.settle()
         self.writes.check()
-        units = self.holders() or self.units
+        units = self.gathered_units() or self.units
         with ExitStack() as stack:
             for unit in units:
                 stack.enter_context(self.whole(unit))
@@ -277,7 +277,7 @@ class StateFace(ShardedEngine):
 def _whole_state(engine: ShardedEngine, number: int) -> dict[str, Any]:
     """Returns the optimizer's whole state of a parameter, equal on all ranks; collective."""
     name, parameter, optimizer = engine.names[number], engine.trainable[number], engine.optimizer
-    segments = [segment for segment in engine.segments if segment.segment.parameter == number]
+    segments = [segment for segment in engine.segments if segment.span.parameter == number]
     engine.comm.meet(f"full_optimizer_state, {name}")
     with labels.collective("control"):
         facts_of_ranks = ranks_of(engine).each(lambda: states_of(name, segments[0], optimizer) if segments else {})
@@ -289,7 +289,7 @@ def _whole_state(engine: ShardedEngine, number: int) -> dict[str, Any]:
         block = fact.get("block", 1)
         flat = torch.zeros(-(-parameter.numel() // block), dtype=DTYPES[fact["elements"]], device=parameter.device)
         for segment in segments:
-            part, start = flat_of(optimizer.state[segment.tensor][key]), segment.segment.start // block
+            part, start = flat_of(optimizer.state[segment.tensor][key]), segment.span.start // block
             flat[start : start + part.numel()].copy_(part)
         engine.comm.sum(flat.view(torch.uint8))  # all other ranks' bytes are zero
         state[key] = flat if block > 1 else engine.orders[parameter].view(flat)
@@ -298,11 +298,11 @@ def _whole_state(engine: ShardedEngine, number: int) -> dict[str, Any]:
 
 def _own_tensors(engine: ShardedEngine) -> dict[str, torch.Tensor]:
     """Returns this rank's live tensors that training continues from, by name; sharded frozen ones are in units."""
-    shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
+    shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.gathered_units()}
     for piece in engine.placement.all_ranges():
         # the first range has its unit's name: the unit's parameter shard is the range's rounded values
         shards[f"unit {piece.unit.name}" + (f" from {piece.start}" if piece.start else "")] = piece.master
-    frozen = {} if engine.holders() else whole_frozen(engine)
+    frozen = {} if engine.gathered_units() else whole_frozen(engine)
     return {**shards, **frozen, **dict(engine.module.named_buffers())}
 
 
@@ -338,7 +338,7 @@ class TemporaryWeights:
         engine = self._engine
         engine.placement.wait()
         engine.close_forwards()
-        for unit in engine.holders() or engine.units:
+        for unit in engine.gathered_units() or engine.units:
             if unit in engine.placement.ranges or self._parameters.keys() & {*engine.parameters_of(unit)}:
                 self._put_back.append(unit.put_aside())
         sites = [(module._buffers, dict(module._buffers)) for module in engine.module.modules()]

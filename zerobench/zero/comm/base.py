@@ -3,11 +3,14 @@
 A full buffer has `N · shard_numel` elements; slice j belongs to rank j. With `sizes` slice j has sizes[j] elements,
 possibly none. The collectives work in place:
 
-    reduce_scatter(full)   own slice := sum over ranks of that slice      (other slices: unchanged; with `into` the sum
-                           goes there, and the content of the own slice is undefined)
-    all_gather(full)       slice j := rank j's slice j, for every j       (own slice: must be filled before)
+    reduce_scatter(full)   this rank's slice := sum over ranks of it      (other slices: unchanged; with `into` the sum
+                           goes there, and the content of this rank's slice is undefined)
+    all_gather(full)       slice j := rank j's slice j, for every j       (this rank's slice: must be filled before)
     all_reduce(full)       every slice := sum over ranks of that slice
     all_to_all(to, here)   slice j of `here` := rank j's slice for this rank, for every other j
+
+Collectives *pair* when the backend matches one rank's launch with another's. NCCL matches by order; a backend with
+`pairs_by_unit` matches reductions and gathers by the name of their unit.
 
 The backends: comm/backends.py. Groups of ranks: comm/hierarchical.py. Ranks that launch different collectives:
 comm/out_of_step.py.
@@ -42,7 +45,7 @@ that wait for one another, and its broadcast a tree.
 """
 
 FAULT = 2**30
-"""Larger than each flag of an agreement with its checksum."""
+"""A first flag at or above this is a fault; every flag with its checksum is below."""
 
 
 class Handle:
@@ -73,8 +76,8 @@ class Handle:
                 labels.waited(operation)
 
 
-class ServedEngine(Protocol):
-    """An engine as messages about its collectives name it."""
+class NamedEngine(Protocol):
+    """What error messages about collectives need to know of an engine."""
 
     steps: int
 
@@ -83,11 +86,12 @@ class ServedEngine(Protocol):
 
 
 class Launches:
-    """The collectives that an engine's stages launch, and the agreement before an update. Here no rank can launch other
-    ones: in a world of one rank, and in a simulated world.
+    """Counts the collectives that an engine launches, and compares them across ranks before an update. This base class
+    does neither: it is for a world of one rank and for a simulated world, in which no rank can launch different ones.
+    ComparedLaunches (out_of_step.py) does.
     """
 
-    def serves(self, engine: ServedEngine) -> None:
+    def register(self, engine: NamedEngine) -> None:
         """Registers the engine, so that error messages can name its units and steps."""
 
     def add(self, kind: str, unit: str) -> None:
@@ -113,9 +117,9 @@ class Comm:
 
     rank = 0
     size = 1
-    """Ranks of the shard group, over which a buffer is partitioned; this one owns slice number `rank`."""
-    ranks = 1
-    """Ranks that gradients are averaged over: more than `size` if shard groups are replicas of each other."""
+    """Number of ranks in the shard group; a buffer has this many slices, of which this rank owns number `rank`."""
+    averaged_ranks = 1
+    """Number of ranks that gradients are averaged over: more than `size` if shard groups are replicas of each other."""
     replica = 0
     """Number of the replica that this rank's slices belong to."""
     group: dist.ProcessGroup | None = None
@@ -143,7 +147,7 @@ class Comm:
         return Handle([])
 
     def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
-        """Sends slice j of `to` to rank j and receives slice j of `here` from it, both (N · m,), except the own slice.
+        """Sends slice j of `to` to rank j and receives slice j of `here` from it, both (N · m,), except this rank's.
 
         `name`: the logical collective.
         """
@@ -201,8 +205,8 @@ class GroupComm(Comm):
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.rank = dist.get_rank(group)
-        self.size = self.ranks = dist.get_world_size(group)
-        self._hosts = group  # for flags
+        self.size = self.averaged_ranks = dist.get_world_size(group)
+        self._cpu_group = group  # for flags
         self._reductions: Threads | CommStream = Threads()
         self._gathers: Threads | CommStream = Threads()
         self._sent: torch.Tensor | None = None
@@ -231,12 +235,12 @@ class GroupComm(Comm):
         if dense is not tensor:
             tensor.copy_(dense)
 
-    def agree_by(self, hosts: dist.ProcessGroup) -> None:
-        """Sends flags over `hosts`, a group of the same ranks with a backend for the CPU."""
-        self._hosts, self.flags_device = hosts, torch.device("cpu")
+    def use_cpu_group(self, group: dist.ProcessGroup) -> None:
+        """Sends flags over `group`, which has the same ranks and a CPU backend."""
+        self._cpu_group, self.flags_device = group, torch.device("cpu")
 
     def maximum(self, flags: torch.Tensor) -> None:
-        group = self.group if flags.is_cuda else self._hosts
+        group = self.group if flags.is_cuda else self._cpu_group
         with labels.collective("control"):
             if self.size >= TREE_FROM and backend_for(flags.device.type, group) == "gloo":
                 rows = flags.new_empty(self.size, *flags.shape)
@@ -260,7 +264,8 @@ class WrappedComm(Comm):
     def __init__(self, below: Comm) -> None:
         self._below = below
         self.rank, self.size = below.rank, below.size
-        self.ranks, self.replica, self.pairs_by_unit = below.ranks, below.replica, below.pairs_by_unit
+        self.averaged_ranks, self.replica = below.averaged_ranks, below.replica
+        self.pairs_by_unit = below.pairs_by_unit
         self.group, self.flags_device, self.on_streams = below.group, below.flags_device, below.on_streams
 
     def reduce_scatter(
@@ -308,21 +313,21 @@ class Source:
         self._comm, self._sizes = comm, sizes
 
     def launch(self, full: torch.Tensor, unit: str) -> Handle:
-        """Starts filling `full`, (N · shard_numel,), whose own slice is already filled."""
+        """Starts filling `full`, (N · shard_numel,), of which this rank's slice is already filled."""
         return self._comm.all_gather(full, unit, self._sizes)
 
-    def released(self, full: torch.Tensor, unit: str) -> None:
+    def before_release(self, full: torch.Tensor, unit: str) -> None:
         """`full` is about to lose its memory: a source that keeps a copy takes it now."""
 
     def held_tensors(self, unit: str) -> Iterator[labels.Held]:
         """Yields the tensors that it keeps for `unit`."""
         return iter(())
 
-    def updated(self) -> None:
+    def after_update(self) -> None:
         """Some rank's shard has been updated."""
-        self.stale()
+        self.invalidate()
 
-    def stale(self) -> None:
+    def invalidate(self) -> None:
         """Some rank's shard has changed: a kept copy is invalid."""
 
 

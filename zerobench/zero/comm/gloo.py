@@ -11,7 +11,7 @@ order of the sum to the ring. Here the ranks exchange slices and each sums its o
 
     sum := ((rank 0's + rank 1's) + rank 2's) + ...          the same bits for every stage and every run
 
-The sum is written directly to its destination, the rank's own slice or another tensor, so that no copy is needed.
+The sum is written directly to its destination, this rank's slice or another tensor, so that no copy is needed.
 
 Received pieces wait in at most SLOTS slots of one piece each until they are summed, however large the buffer is. A slot
 is reused only after its piece has been summed. A thread sends, receives and sums while backward runs. (Doing this in
@@ -104,7 +104,7 @@ class GlooComm(GroupComm):
                 )
                 self._thread.start()
                 _comms.add(self)
-                weakref.finalize(self, self._queue.put, None)  # the thread holds the queue alone, and ends with None
+                weakref.finalize(self, self._queue.put, None)  # the thread holds only the queue, and ends with None
             self._queue.put(reduction)
             if labels.observed():
                 reduction.wait_until(reduction.is_sent)
@@ -319,8 +319,8 @@ def pieces_of(full: torch.Tensor, ranks: int, sizes: Sizes, most_bytes: int) -> 
     """Splits each rank's slice of `full` into the pieces in which it is sent, of at most `most_bytes` each; an empty
     slice has none.
     """
-    most = max(1, most_bytes // full.element_size())
-    return [part.split(most) if part.numel() else () for part in slices_of(full, ranks, sizes)]
+    max_numel = max(1, most_bytes // full.element_size())
+    return [part.split(max_numel) if part.numel() else () for part in slices_of(full, ranks, sizes)]
 
 
 def _run_all(queue: SimpleQueue[PairwiseReduction | None]) -> None:

@@ -9,7 +9,7 @@ Z slices in place, without a permutation::
     all_gather        between nodes   block l, by the ranks of local rank l   each sends its slice to Z-1 others
                       within a node   the L blocks                            each sends its block to L-1 others
     reduce_scatter    within a node   own block := sum over the node
-                      between nodes   own slice := sum over the nodes
+                      between nodes   this rank's slice := sum over the nodes
 
 A node thus sends (Z-1)/Z of the buffer to the other nodes, the lower bound; a flat collective sends more.
 
@@ -92,7 +92,7 @@ class Hops:
 
     A later hop is launched once the hop before it is done and the program waits for this collective or for a later one.
     So the hops are launched in the same order on all ranks too, and a rank that waits for a collective has launched all
-    hops of the collectives before it: no circle of waits can form.
+    hops of the collectives before it: no cycle of waits can form.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class ShardGroup(WrappedComm):
         return self._shards.all_gather(full, unit)
 
     def sum(self, values: torch.Tensor) -> None:
-        """Sums over the shard group alone: every replica has the same values."""
+        """Sums only over the shard group: every replica has the same values."""
         self._shards.sum(values)
 
 
@@ -191,11 +191,11 @@ def connect_groups(
     """
     all_ranks = connect(group, device)
     if isinstance(all_ranks, GroupComm) and all_ranks.flags_device is None and all_ranks.on_streams:
-        if all_ranks.group not in _hosts:
-            _hosts[all_ranks.group] = new_group_of_hosts(all_ranks)
-        hosts = _hosts[all_ranks.group]  # for flags
-        all_ranks.agree_by(hosts)
-        watch_of(all_ranks.group).groups.add(hosts)  # its waits end with the others
+        if all_ranks.group not in _cpu_groups:
+            _cpu_groups[all_ranks.group] = new_cpu_group(all_ranks)
+        cpu_group = _cpu_groups[all_ranks.group]  # for flags
+        all_ranks.use_cpu_group(cpu_group)
+        watch_of(all_ranks.group).groups.add(cpu_group)  # its waits end with the others
     all_ranks = watched(all_ranks)
     check_groups(all_ranks.size, node_size, shard_group)
     if all(size in (None, all_ranks.size) for size in (node_size, shard_group)):
@@ -210,7 +210,7 @@ def check_groups(ranks: int, node_size: int | None, shard_group: int | None) -> 
     """Raises ValueError for sizes that do not fit together."""
     for name, size, least in (("node_size", node_size, 1), ("shard_group", shard_group, 2)):
         if size is not None and (size < least or ranks % size) and ranks > 1:
-            raise ValueError(f"{name}: {size} cannot be; use a divisor of the {ranks} ranks, and at least {least}")
+            raise ValueError(f"{name}: {size} is invalid; use a divisor of the {ranks} ranks, and at least {least}")
     if node_size is not None and shard_group is not None and node_size != shard_group:
         raise ValueError(
             f"shard_group: {shard_group} ranks with nodes of {node_size}; a group must be a node, so use {node_size}"
@@ -235,11 +235,11 @@ def nodes_of(all_ranks: Comm, device: torch.device, node_size: int) -> Nodes:
 
 _created: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
 
-_hosts: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+_cpu_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
 
-def new_group_of_hosts(comm: Comm) -> dist.ProcessGroup:
-    """Returns a new gloo group of the same ranks, which these create alone; collective over them.
+def new_cpu_group(comm: Comm) -> dist.ProcessGroup:
+    """Returns a new gloo group of the same ranks, which only these create; collective over them.
 
     torch names such a group after its ranks and the number of groups that each is in (torch-private, tested). If these
     numbers differ, the ranks would wait for each other under different names: groups of one rank make them equal.

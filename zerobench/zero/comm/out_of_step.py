@@ -4,11 +4,11 @@
     2. agree      the agreement before an update compares a checksum of the launches, at no cost in bytes
     3. publish    a wait longer than PATIENCE_S is published in the process group's store, as a Position
     4. compare    a thread reads the other ranks' positions; a slow rank is waited for until the group's timeout
-    5. settle     in a circle of waits the ranks agree on one message, break the connection, and all raise it
+    5. break      in a cycle of waits the ranks agree on one message, break the connection, and all raise it
 
 A connection that breaks because a rank has ended is reported in the same way: which rank, and where the others were.
 
-[Note: a circle of waiting ranks]
+[Note: wait cycles]
 A rank *lacks* a collective that another rank waits for if it has launched that channel fewer times. A rank that lacks
 it while it computes, or writes a file for minutes, is only slow. But if it is itself waiting for a collective that the
 other rank lacks, neither can ever proceed. So
@@ -16,7 +16,7 @@ other rank lacks, neither can ever proceed. So
     a fault := a set of ranks that all wait, each for a collective that another rank of the set lacks
 
 Counts only grow, and a waiting rank launches nothing. Positions that were published at different times, or are out of
-date, therefore show no false circle: for the first rank to leave it, another rank would have had to leave before.
+date, therefore show no false cycle: for the first rank to leave it, another rank would have had to leave before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import FAKE, FAULT, Comm, Handle, Launches, ServedEngine, Sizes, WrappedComm
+from .base import FAKE, FAULT, Comm, Handle, Launches, NamedEngine, Sizes, WrappedComm
 
 RULE = (
     "every rank must make the same calls of the engine, run the same modules in the same order and have as many"
@@ -98,8 +98,8 @@ class Position:
         return self.rank in other.peers and self.launched.get(other.channel, 0) < other.number
 
 
-def circle(positions: Iterable[Position]) -> list[Position]:
-    """Returns the positions of ranks in a deadlock, or an empty list. [Note: a circle of waiting ranks]"""
+def wait_cycle(positions: Iterable[Position]) -> list[Position]:
+    """Returns the positions of ranks in a deadlock, or an empty list. [Note: wait cycles]"""
     waiting = [position for position in positions if position.number]
     while True:  # drop ranks that can proceed, until the set no longer shrinks: the rest wait for each other
         held_up = [position for position in waiting if any(other.lacks(position) for other in waiting)]
@@ -147,7 +147,7 @@ class HangWatch:
 
     `launched`  number of collectives by channel
     `before`    the same, at the start of the current step
-    `settled`   the message that all ranks raise from now on
+    `verdict`   the message that all ranks raise from now on
 
     Positions go through the group's store, not through its collectives. If the store does not answer, for example
     because its owner has ended, a rank knows only its own position.
@@ -157,9 +157,9 @@ class HangWatch:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.launched: dict[str, int] = {}
         self.before: dict[str, int] = {}
-        self.settled: str | None = None
+        self.verdict: str | None = None
         self.groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
-        self.engines: weakref.WeakSet[ServedEngine] = weakref.WeakSet()
+        self.engines: weakref.WeakSet[NamedEngine] = weakref.WeakSet()
         self._store: dist.Store | None = dist.PrefixStore("watch", group.get_group_store())
         self.wait: tuple[float, Wait] | None = None  # its start, and for what
         self._published: tuple[float, Wait] | None = None
@@ -169,27 +169,28 @@ class HangWatch:
 
     def launch(self, channel: str) -> int:
         """Counts a collective of `channel` and returns its number, from 1. Raises RuntimeError after a fault."""
-        if self.settled is not None:
-            raise RuntimeError(self.settled)
+        if self.verdict is not None:
+            raise RuntimeError(self.verdict)
         number = self.launched[channel] = self.launched.get(channel, 0) + 1
         return number
 
     def end(self, own: Position, error: RuntimeError) -> RuntimeError:
         """Returns the error, with the same message on all ranks, of a wait that another error has ended."""
-        message = self.settled or self._message()
+        message = self.verdict or self._message()
         if message is None:  # the connection broke
             positions = self._exchange("broken", own)
             gone = sorted(set(range(self.size)) - {position.rank for position in positions})
             left = f"{named(gone)} ended, or did not answer, while " if gone else "the connection broke while "
             # gloo's message without the source line at its front and the advice at its end
             reason = str(error).split("] ", 1)[-1].split(". This is typically")[0]
-            message = self._message() or f"{left}{describe(positions)}: {reason}"  # it may be settled meanwhile
-        return RuntimeError(self._settle(message))
+            # another rank may have set it meanwhile
+            message = self._message() or f"{left}{describe(positions)}: {reason}"
+        return RuntimeError(self._agree_and_break(message))
 
     def differ(self, what: str, launched: dict[str, int]) -> RuntimeError:
         """Returns the error for ranks whose checksums differ; it names each rank's position."""
         own = Position(self.rank, f"calling {what}(){self.step()}", launched)
-        return RuntimeError(self._settle(out_of_step(self._exchange("differs", own))))
+        return RuntimeError(self._agree_and_break(out_of_step(self._exchange("differs", own))))
 
     def step(self) -> str:
         """Names the engine's step; empty if there are several engines."""
@@ -202,19 +203,19 @@ class HangWatch:
         return f" ({', '.join(names[:MOST_PARAMETERS_NAMED])}{more})" if names else ""
 
     def look(self) -> None:
-        """Publishes a long wait, once, and settles the message if that wait closes a circle; runs in the thread."""
+        """Publishes a long wait, once, and breaks the connections if that wait closes a cycle; runs in the thread."""
         wait = self.wait
         patience = PATIENCE_S + self.size / RANKS_A_SECOND
-        if wait is None or self.settled is not None or time.monotonic() - wait[0] < patience:
+        if wait is None or self.verdict is not None or time.monotonic() - wait[0] < patience:
             return
         if wait is not self._published:
             self._published = wait
             self._publish("waits", wait[1].position())
-            if ring := circle(self._read("waits")):
-                self._settle(out_of_step(ring))
+            if cycle := wait_cycle(self._read("waits")):
+                self._agree_and_break(out_of_step(cycle))
                 return
         if (message := self._message()) is not None:
-            self._settle(message)
+            self._agree_and_break(message)
 
     # -- positions and the message, in the store ------------------------------------------------------------------
 
@@ -236,17 +237,17 @@ class HangWatch:
         return positions or [own]
 
     def _message(self) -> str | None:
-        """Returns the message that the ranks have settled on, or None."""
+        """Returns the message that the ranks have agreed on, or None."""
         return self._ask(lambda store: store.get("message").decode() if store.check(["message"]) else None)
 
-    def _settle(self, message: str) -> str:
+    def _agree_and_break(self, message: str) -> str:
         """Returns the message of the first rank that called this method, which all ranks raise. Ends all waits of this
         rank and for this rank; the groups are unusable afterwards.
         """
-        self.settled = self._ask(lambda store: store.compare_set("message", "", message).decode()) or message
+        self.verdict = self._ask(lambda store: store.compare_set("message", "", message).decode()) or message
         for group in list(self.groups):
             break_connections(group)
-        return self.settled
+        return self.verdict
 
     def _ask(self, request: Callable[[dist.Store], T]) -> T | None:
         try:
@@ -310,8 +311,9 @@ AGREEMENT = "agreement"
 
 
 class Wait:
-    """A collective that this rank launches, counted, and the context of every call that may block until `peers` have
-    launched it too. There RuntimeError is raised, with the same message on all ranks, if they never will.
+    """Counts one launch of a collective, and is the context manager around each call that may block on it: entered once
+    for the launch, and again by `Handle.wait`, if there is a handle. If `peers` will never launch it too, leaving the
+    context raises RuntimeError, with the same message on all ranks.
 
     `channel`: all that must be equal on the ranks. `describe`: takes its number in the step, for messages.
     """
@@ -426,7 +428,7 @@ def watched(comm: Comm, whole: dist.ProcessGroup | None = None) -> Comm:
 
 
 MASK = 2**29 - 1
-"""The bits of a checksum in an int32 flag, besides the flag's own."""
+"""The bits of a checksum: it shares an int32 with a flag, which is bit 0."""
 
 
 class ComparedLaunches(Launches):
@@ -446,7 +448,7 @@ class ComparedLaunches(Launches):
         self.counts: dict[str, int] = {}
         self.orders: dict[str, int] = {}
 
-    def serves(self, engine: ServedEngine) -> None:
+    def register(self, engine: NamedEngine) -> None:
         self._watch.engines.add(engine)
 
     def add(self, kind: str, unit: str) -> None:
@@ -455,6 +457,8 @@ class ComparedLaunches(Launches):
         self.orders[kind] = zlib.crc32(f"{unit};".encode(), self.orders.get(kind, 0))
 
     def agree(self, comm: Comm, flags: torch.Tensor, sent: torch.Tensor, what: str) -> list[int]:
+        # needs two flags: the code goes into the first, its complement into the last; with a single flag the launches
+        # are not compared
         if len(flags) > 1:
             # The agreement is a maximum: over the code and over its complement it gives the largest and the smallest
             # code of all ranks, which are equal only if all codes are. Bit 0 stays the flag's own.

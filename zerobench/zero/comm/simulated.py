@@ -3,7 +3,7 @@
 The engine runs as in a real world, with the same layouts, buffers and operations, so memory and traffic equal a real
 rank's. Data from the other ranks is zero, so that numbers stay finite and runs repeat:
 
-    reduce_scatter              own slice := this rank's own part of the mean
+    reduce_scatter              this rank's slice := its own part of the mean
     all_gather                  the others' slices := 0
     all_to_all                  the others' slices := 0
     all_reduce and the rest     as in a world of one rank

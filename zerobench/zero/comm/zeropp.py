@@ -102,7 +102,7 @@ class ZeroppComm(WrappedComm):
 
     def forget(self) -> None:
         for source in self._kept:
-            source.stale()
+            source.invalidate()
 
     def put_aside(self) -> Callable[[], None]:
         restore = [source.put_aside() for source in self._kept]
@@ -198,7 +198,7 @@ class SecondaryShard(Source):
         self._block(full).copy_(self._shard)
         return self._within.all_gather(full, unit)
 
-    def released(self, full: torch.Tensor, unit: str) -> None:
+    def before_release(self, full: torch.Tensor, unit: str) -> None:
         """Keeps a copy of this rank's block, unless one exists."""
         if self._shard is None:
             with torch.inference_mode(False), torch.no_grad():
@@ -209,7 +209,7 @@ class SecondaryShard(Source):
         if self._shard is not None:
             yield labels.Held(self._shard, labels.PARAMETERS, f"{unit} secondary")
 
-    def stale(self) -> None:
+    def invalidate(self) -> None:
         """Drops the copy."""
         self._shard = None
 
@@ -254,7 +254,7 @@ class DifferenceShard(SecondaryShard):
         """Moves the copy to host memory; returns the function that brings it back."""
         is_behind, device = self._is_behind, None if self._shard is None else self._shard.device
         aside = None if self._shard is None else self._shard.to("cpu", copy=True)
-        self.stale()
+        self.invalidate()
 
         def restore() -> None:
             shard = None if aside is None else aside.to(device, copy=True)
@@ -263,11 +263,11 @@ class DifferenceShard(SecondaryShard):
 
         return restore
 
-    def updated(self) -> None:
+    def after_update(self) -> None:
         """Keeps the copy: the next gather sends the difference. In a dtype that cannot be quantized, drops the copy."""
         self._is_behind = True
         if self._shard is not None and self._shard.dtype not in DTYPES:
-            self.stale()
+            self.invalidate()
 
 
 def new_payloads(codec: Codec, slices: torch.Tensor, unit: str) -> torch.Tensor:

@@ -46,7 +46,7 @@ class GradientSegment:
         return self._order.flatten(whole)[self.start : self.stop]
 
 
-class GradientFace(ShardedEngine):
+class GradientMixin(ShardedEngine):
     """The part of an engine's interface for its gradients."""
 
     gradients: GradientFlow
@@ -91,10 +91,10 @@ class GradientFace(ShardedEngine):
             parameter = self.trainable[number]
             dtype = self.gradients.pieces[number][0][0].dtypes.master if parameter.numel() else parameter.dtype
             flat = torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
-            for segment in self.update.visited(lambda segment: segment.segment.parameter == number):
+            for segment in self.update.visited(lambda segment: segment.span.parameter == number):
                 gradient = segment.gradient()
                 assert gradient is not None
-                flat[segment.segment.start : segment.segment.stop].copy_(gradient)
+                flat[segment.span.start : segment.span.stop].copy_(gradient)
             self.comm.sum(flat)
             return self.orders[parameter].view(flat.mul_(self.update.scaling.pending))
 
@@ -125,14 +125,14 @@ class GradientFace(ShardedEngine):
         Ranks of one shard group yield different parts; replicas yield the same (`gradient_holders`).
         """
         for bucket in self.gradients.buckets:
-            bucket.settle()
+            bucket.wait_for_copies()
         used = self.update.used
         for tile in filter(None, self.update.tiles):
             # reduced, or on a single rank, which sends nothing, written
             present = [
                 segment
                 for segment in tile
-                if (segment.segment.parameter in used if segment.bucket.is_alone else segment.bucket.is_reduced)
+                if (segment.span.parameter in used if segment.bucket.is_local else segment.bucket.is_reduced)
             ]
             before = [segment.used for segment in present]
             for segment in present:  # ranks agree on what was used in `step`; of a reduced unit all of it is present
@@ -150,7 +150,7 @@ class GradientFace(ShardedEngine):
     @property
     def gradient_holders(self) -> int:
         """Number of ranks with the same part of the gradients: replicas."""
-        return self.comm.ranks // self.comm.size
+        return self.comm.averaged_ranks // self.comm.size
 
     @in_normal_mode
     def gradient_norms(self, norm_type: float = 2.0) -> dict[str, torch.Tensor]:
@@ -164,7 +164,7 @@ class GradientFace(ShardedEngine):
             device = self.trainable[0].device if self.trainable else torch.device("cpu")
             totals = torch.zeros(len(self.trainable), dtype=torch.float64, device=device)
             for segment in self.update.visited(lambda segment: segment.used):
-                gradient, total = segment.gradient(), totals[segment.segment.parameter]
+                gradient, total = segment.gradient(), totals[segment.span.parameter]
                 assert gradient is not None
                 part = sum_of_powers([gradient], float(norm_type), gradient.device).to(device)
                 total.copy_(torch.maximum(total, part) if norm_type == math.inf else total + part)
@@ -173,7 +173,7 @@ class GradientFace(ShardedEngine):
             return {self.names[i]: norms[i] for i in sorted(self.update.used)}
 
 
-def _begin(engine: GradientFace, what: str, sums: str = "") -> None:
+def _begin(engine: GradientMixin, what: str, sums: str = "") -> None:
     """Checks that gradients are reduced, and agrees on them. `sums` names the next sum: gloo aborts if sizes differ."""
     engine.gradients.check_reduced(what)
     if sums:
@@ -193,12 +193,12 @@ def number_of(engine: ShardedEngine, name: str) -> int:
     raise ValueError(f"{name}: it was frozen when initialize() was called, and has no gradient")
 
 
-def _segments(engine: GradientFace, number: int | None = None) -> Iterator[GradientSegment]:
+def _segments(engine: GradientMixin, number: int | None = None) -> Iterator[GradientSegment]:
     """Yields the gradients of one parameter, or of all; a write is kept when the next gradient is asked for."""
     scale = engine.update.scaling.pending
-    wanted = engine.update.visited(lambda s: s.used and number in (None, s.segment.parameter), edits=True)
+    wanted = engine.update.visited(lambda s: s.used and number in (None, s.span.parameter), edits=True)
     for segment in wanted:
-        piece, gradient = segment.segment, segment.gradient()
+        piece, gradient = segment.span, segment.gradient()
         assert gradient is not None
         parameter, name = engine.trainable[piece.parameter], engine.names[piece.parameter]
         here = scale.to(gradient.device) if isinstance(scale, torch.Tensor) else scale

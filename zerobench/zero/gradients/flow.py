@@ -158,7 +158,7 @@ class StandIns:
         with as_they_are():
             for i, stand_in in self._put.items():
                 engine.trainable[i].grad = stand_in
-        if not engine.update.is_running:  # behind a forward, in a thread, with gradients of its own
+        if not engine.update.is_running:  # during a forward, in a thread, with gradients of its own
             for segment in engine.update.segments[:1]:
                 if self._of_optimizer is None:
                     self._of_optimizer = StandIn.of(segment.tensor, "optimizer", set())
@@ -205,17 +205,17 @@ class StandIns:
 class PlainBackward:
     """The backward that the program has started itself, if one runs.
 
-    `_end`     autograd's call at its end, which lives as long as the graph task; None if none runs
-    `_judged`  the last graph task that came to the engine's graph
+    `_end`        autograd's call at its end, which lives as long as the graph task; None if none runs
+    `_last_seen`  number of the last graph task for which `begin` ran, so that each is examined once
     """
 
-    called = 0
+    engine_backwards = 0
     """Running calls of `engine.backward`, of all engines."""
 
     def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
         self._end: weakref.ref[Callable[[], None]] | None = None
-        self._judged = NO_TASK
+        self._last_seen = NO_TASK
 
     @property
     def is_running(self) -> bool:
@@ -226,10 +226,10 @@ class PlainBackward:
         """Begins a backward, if the running graph task gives parameters their gradients. Raises RuntimeError for one
         that the engine cannot follow.
         """
-        task, self._judged = self._judged, graph_task()
-        if task == self._judged or not will_accumulate(self._engine.trainable):
+        previous, self._last_seen = self._last_seen, graph_task()
+        if previous == self._last_seen or not will_accumulate(self._engine.trainable):
             return
-        if self.called:
+        if self.engine_backwards:
             raise RuntimeError(OTHERS)
         if self._engine.update.scaling.scaler.policy is not None:
             raise RuntimeError(SCALED)
@@ -238,7 +238,9 @@ class PlainBackward:
         self._engine.begin_backward()
         end = partial(self._finish)
         self._end = weakref.ref(end, self._abandon)
-        torch.autograd.Variable._execution_engine.queue_callback(end)  # keeps it alone
+        # autograd now holds the only strong reference to `end`: if the graph task dies without calling it, the
+        # weakref's callback runs `_abandon`
+        torch.autograd.Variable._execution_engine.queue_callback(end)
 
     def _finish(self) -> None:
         self._end = None
@@ -274,7 +276,7 @@ class ArrivalHook:
         self._handle = parameter.register_post_accumulate_grad_hook(arrive)
 
     @property
-    def is_alone(self) -> bool:
+    def is_only_hook(self) -> bool:
         """True if only the engine uses the parameter's gradient."""
         hooks: Any = self._parameter._post_accumulate_grad_hooks
         return not self._parameter._backward_hooks and len(hooks) == 1
@@ -294,14 +296,16 @@ class GradientFlow:
     `plain`          the backward that the program has started itself, if one runs
     """
 
-    _last: Callable[[], GradientFlow | None] = staticmethod(lambda: None)  # of all engines, the last that has sent
+    # weakly: the flow, of any engine, that launched last
+    _last_sender: Callable[[], GradientFlow | None] = staticmethod(lambda: None)
 
     def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
-        self._in_flight: deque[tuple[GradientBucket, Handle, torch.Tensor]] = deque()  # the last: its mean
+        # (bucket, its handle, where its mean lands)
+        self._in_flight: deque[tuple[GradientBucket, Handle, torch.Tensor]] = deque()
         self.stand_ins = StandIns(engine, self.drop)
         self.plain = PlainBackward(engine)
-        self._is_called = False  # `engine.backward` runs
+        self._in_engine_backward = False  # `engine.backward` runs
         self.synchronizing = True
         self.buckets: list[GradientBucket] = []
         self.pieces: list[list[tuple[Unit, Piece]]] = []
@@ -332,18 +336,18 @@ class GradientFlow:
     @property
     def in_backward(self) -> bool:
         """True while this engine's backward runs, not another engine's or torch.autograd.grad."""
-        return self._is_called or self.plain.is_running
+        return self._in_engine_backward or self.plain.is_running
 
     @contextmanager
-    def called(self) -> Iterator[None]:
+    def in_engine_backward(self) -> Iterator[None]:
         """Around autograd's run in `engine.backward`."""
-        self._is_called = True
-        PlainBackward.called += 1
+        self._in_engine_backward = True
+        PlainBackward.engine_backwards += 1
         try:
             yield
         finally:
-            self._is_called = False
-            PlainBackward.called -= 1
+            self._in_engine_backward = False
+            PlainBackward.engine_backwards -= 1
 
     def begin_backward(self) -> None:
         """Makes way for new gradients: those that the caller has dropped go, and the engine's hooks run last."""
@@ -378,7 +382,7 @@ class GradientFlow:
             gradient = gradient.take_added()
         else:
             leaf.grad = None
-        if not self._is_called:
+        if not self._in_engine_backward:
             self.begin_plain()
         flat = None if gradient is None else self._accept(i, gradient)
         for unit, piece in self.pieces[i]:
@@ -394,7 +398,7 @@ class GradientFlow:
         if (self := flow()) is None:
             return gradient
         self.begin_plain()
-        if not (self.in_backward and self._hooks[i].is_alone and self._engine.trainable[i].requires_grad):
+        if not (self.in_backward and self._hooks[i].is_only_hook and self._engine.trainable[i].requires_grad):
             return gradient
         flat = self._accept(i, gradient)
         for unit, piece in self.pieces[i]:
@@ -427,14 +431,15 @@ class GradientFlow:
         comm = self._engine.comm
         for unit in units:
             bucket = unit.gradients
-            if bucket.is_alone:
+            if bucket.is_local:
                 continue
             # two engines may share a backward: their threads would pair messages of units of the same name and size
-            last = GradientFlow._last()
+            last = GradientFlow._last_sender()
             if last is not None and last is not self:
                 last.wait_all()
-            GradientFlow._last = weakref.ref(self)
-            while not bucket.stays and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:  # before this one takes memory
+            GradientFlow._last_sender = weakref.ref(self)
+            # before this one takes memory
+            while not bucket.reduces_in_place and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:
                 self._wait_oldest()
             # a bucket without gradients is sent as zeros: all ranks send the same buckets
             full, into = bucket.prepare()
@@ -461,8 +466,8 @@ class GradientFlow:
         """Waits in launch order, which is equal on all ranks."""
         bucket, handle, mean = self._in_flight.popleft()
         handle.wait()
-        if bucket.rest != 1:
-            mean.div_(bucket.rest)
+        if bucket.divisor_after != 1:
+            mean.div_(bucket.divisor_after)
         bucket.store(mean)
 
     # -- around a backward and a step -------------------------------------------------------------------------
@@ -479,13 +484,14 @@ class GradientFlow:
         for number in numbers:
             for unit, piece in self.pieces[number]:
                 unit.gradients.filled.discard(piece)
-        # those not yet reduced are left out when their bucket is sent (`filled`, above); the rest is zeroed in place
+        # not reduced yet: left out when the bucket is sent, since `filled` lacks them. Reduced: zeroed in the shard.
+        # `used` is set meanwhile, because a file tier makes only used ranges readable
         update = self._engine.update
-        dropped = {s for s in update.segments if s.segment.parameter in numbers and s.bucket.is_reduced}
+        dropped = {s for s in update.segments if s.span.parameter in numbers and s.bucket.is_reduced}
         for segment in dropped:
             segment.used = True
         for segment in update.visited(dropped.__contains__, edits=True):
-            segment.bucket.segment(segment.segment.offset, segment.segment.numel).zero_()
+            segment.bucket.segment(segment.span.offset, segment.span.numel).zero_()
         for segment in dropped:
             segment.used = False
         update.drop(numbers)
@@ -498,5 +504,5 @@ class GradientFlow:
     def check_reduced(self, what: str) -> None:
         """Raises RuntimeError if gradients were kept back by no_sync and never reduced."""
         self.stand_ins.follow_edits()
-        if any(bucket.filled and not bucket.is_alone for bucket in self.buckets):
+        if any(bucket.filled and not bucket.is_local for bucket in self.buckets):
             raise RuntimeError(f"{what}: the last backward was under no_sync; run one outside it before {what}()")

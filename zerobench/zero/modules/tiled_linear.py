@@ -9,7 +9,7 @@ A Linear of (out, in) is divided into out_splits × in_splits *tiles*, as evenly
 
 Under stage 3 each tile is a unit, gathered before and freed after it runs: that tile and the prefetched ones are whole
 in memory, not the layer. The output equals the whole Linear's except for rounding: in_splits sum in another order, and
-so do gradients of the input, over the rows of tiles; with out_splits alone matrix kernels may round differently, since
+so do gradients of the input, over the rows of tiles; with only out_splits, matrix kernels may round differently, since
 some processors choose kernels by the width.
 
 Initial values are drawn for the whole Linear and then divided, so that a seed gives the same model for every tiling.
@@ -42,7 +42,7 @@ class TiledLinear(nn.Module):
         super().__init__()
         for name, splits, size in (("in_splits", in_splits, in_features), ("out_splits", out_splits, out_features)):
             if not 1 <= splits <= size:
-                raise ValueError(f"{name}: {splits} cannot be; use 1 to {size}, the number of features")
+                raise ValueError(f"{name}: {splits} is invalid; use 1 to {size}, the number of features")
         self.in_features, self.out_features = in_features, out_features
         self._in_sizes = [part.stop - part.start for part in _slices(in_features, in_splits)]
         whole = nn.Linear(in_features, out_features, bias, device, dtype)

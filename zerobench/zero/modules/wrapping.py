@@ -108,7 +108,7 @@ def unit_of_parameters(root: nn.Module, units: list[tuple[str, nn.Module]]) -> d
     """Maps each unique parameter to its innermost unit, or to ROOT if it is in none or in several."""
     unit_names = {module: name for name, module in units}
     units_of: dict[nn.Parameter, set[str]] = {parameter: set() for parameter in root.parameters()}
-    pending = [(root, ROOT)]  # no recursive closure, whose circle would keep the parameters until the next collection
+    pending = [(root, ROOT)]  # no recursive closure, whose cycle would keep the parameters until the next gc
     while pending:
         module, outer = pending.pop()
         unit = unit_names.get(module, outer)

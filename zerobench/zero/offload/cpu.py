@@ -227,7 +227,7 @@ class HostRange(ShardRange):
             yield
         for share in tile:  # of several units
             parameters = share.shard_range.unit.parameter_shard
-            target = parameters.narrow(0, share.segment.offset, share.segment.numel)
+            target = parameters.narrow(0, share.span.offset, share.span.numel)
             self._upload.send(target, flat_of(share.tensor))
 
 
@@ -252,10 +252,10 @@ class TieredPlacement(Placement):
         return self._policy.part_of(unit.shard_numel, unit.layout.align)
 
     def new_ranges(self, unit: UnitTensors) -> list[ShardRange]:
-        stop, most = self.offloaded_numel(unit), unit.shard_numel
+        stop, numel = self.offloaded_numel(unit), unit.shard_numel
         if not self._policy.optimizer:
-            return [ShardRange(self, unit, 0, most)]
-        return self.offloaded_ranges(unit, stop) + [ShardRange(self, unit, stop, most)] * (stop < most)
+            return [ShardRange(self, unit, 0, numel)]
+        return self.offloaded_ranges(unit, stop) + [ShardRange(self, unit, stop, numel)] * (stop < numel)
 
     def offloaded_ranges(self, unit: UnitTensors, stop: int) -> list[ShardRange]:
         """Returns the ranges of the first `stop` elements of a unit's shard, which leave the device."""

@@ -225,11 +225,11 @@ class FileRange(ShardRange):
             self._placement.put_rounded(self, self.paged[MASTER].load(self.chunk))
             self.paged[MASTER].drop(self.chunk)
 
-    def follow_parameters(self, loaded: Sequence[tuple[int, int]] = (), asks: bool = False) -> None:
+    def follow_parameters(self, loaded: Sequence[tuple[int, int]] = (), host_may_compare: bool = False) -> None:
         if self._placement.is_in_memory:
-            self._follow(self.master, loaded, asks)
+            self._follow(self.master, loaded, host_may_compare)
         else:
-            self._follow(self.paged[MASTER].load(self.chunk), loaded, asks)
+            self._follow(self.paged[MASTER].load(self.chunk), loaded, host_may_compare)
             self.paged[MASTER].write_back(self.chunk)
 
     @contextmanager
@@ -298,7 +298,7 @@ class FileRange(ShardRange):
     def _point_to(self, tensors: dict[str, torch.Tensor]) -> None:
         """Makes the optimizer's tensors views of the chunk's `tensors`: master and states, by name."""
         for share in self.segments:
-            offset, numel, shape = share.segment.offset - self.start, share.segment.numel, share.tensor.shape
+            offset, numel, shape = share.span.offset - self.start, share.span.numel, share.tensor.shape
             share.tensor.data = tensors[MASTER].narrow(0, offset, numel).view(shape)
             state = self._placement.optimizer.state.get(share.tensor, {})
             state |= {key: tensors[key].narrow(0, offset, numel).view(shape) for key in state.keys() & tensors.keys()}
@@ -306,7 +306,7 @@ class FileRange(ShardRange):
     def _store_states(self, keep: bool = True) -> None:
         """Makes the optimizer's tensors absent; with `keep`, states that it made elsewhere first move to the pool."""
         for share in self.segments:
-            offset, numel, shape = share.segment.offset - self.start, share.segment.numel, share.tensor.shape
+            offset, numel, shape = share.span.offset - self.start, share.span.numel, share.tensor.shape
             state = self._placement.optimizer.state.get(share.tensor, {})
             for key, value in state.items():
                 if not isinstance(value, torch.Tensor) or value.shape != shape:

@@ -56,19 +56,19 @@ class Offload:
     def check(self, strategy: str, leaves: Collection[str]) -> None:
         """Raises ValueError for invalid options. `leaves`: states that may leave the device under `strategy`."""
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"offload.fraction: {self.fraction!r} cannot be; use a part of 1 above 0")
+            raise ValueError(f"offload.fraction: {self.fraction!r} is invalid; use a number in (0, 1]")
         if not (self.optimizer or self.gradients or self.parameters):
-            raise ValueError("offload: nothing is to leave; name optimizer, gradients or parameters")
+            raise ValueError("offload: nothing is selected; choose optimizer, gradients or parameters")
         if self.fraction < 1 and not self.optimizer:
-            raise ValueError(f"offload.fraction: {self.fraction!r} is a part of the optimizer; let the optimizer leave")
+            raise ValueError(f"offload.fraction: {self.fraction!r} applies to the optimizer; offload the optimizer too")
         if not leaves:
             raise ValueError(f"offload: {strategy} does not offload; use zero1, zero2 or zero3")
         if self.parameters and "parameters" not in leaves:
             raise ValueError(f"offload.parameters: {strategy} has whole parameters on every rank; use zero3")
         if self.delayed_after is not None and not (self.optimizer and self.gradients and self.fraction == 1):
             raise ValueError(
-                "offload.delayed_after: an update can run behind a forward only if it runs on the host alone; let"
-                " optimizer and gradients leave, with fraction=1"
+                "offload.delayed_after: an update can run during a forward only if all of it runs on the host; offload"
+                " optimizer and gradients, with fraction=1"
             )
 
     def part_of(self, shard_numel: int, align: int) -> int:
@@ -99,15 +99,15 @@ class NvmeOffload(Offload):
         if not self.path:
             raise ValueError("offload.path: name the folder for files")
         if self.gradients and not self.optimizer:
-            raise ValueError("offload.gradients: in files they need an optimizer there; let the optimizer leave, too")
+            raise ValueError("offload.gradients: in files they need an optimizer there; offload the optimizer too")
         if self.delayed_after is not None:
             raise ValueError("offload.delayed_after: an update over files is not delayed; use offload=cpu")
         if self.buffers < LEAST_BUFFERS:
             raise ValueError(f"offload.buffers: {self.buffers} are too few; use at least {LEAST_BUFFERS}")
         if self.depth < 1:
-            raise ValueError(f"offload.depth: {self.depth} cannot be; use at least 1")
+            raise ValueError(f"offload.depth: {self.depth} is invalid; use at least 1")
         if self.block_bytes < 4096 or self.block_bytes % 4096:
-            raise ValueError(f"offload.block_bytes: {self.block_bytes} cannot be; use a multiple of 4096")
+            raise ValueError(f"offload.block_bytes: {self.block_bytes} is invalid; use a multiple of 4096")
 
 
 # -- where the states are ------------------------------------------------------------------------------------------
@@ -197,22 +197,22 @@ class ShardRange:
         if not self.is_parameters:
             self._placement.put(self.unit, self.start, self.master)
 
-    def follow_parameters(self, loaded: Sequence[tuple[int, int]] = (), asks: bool = False) -> None:
+    def follow_parameters(self, loaded: Sequence[tuple[int, int]] = (), host_may_compare: bool = False) -> None:
         """Updates the master from the parameters: all elements in `loaded`, ranges [start, stop) of the shard; others
         only if the parameters differ from the rounded master. So unwritten elements keep bits that parameters cannot
         represent.
 
-        `asks`: the host may compare first, which is faster, but waits for a device.
+        `host_may_compare`: the host may compare first, which is faster, but waits for a device.
         """
         if not self.is_parameters:
-            self._follow(self.master, loaded, asks)
+            self._follow(self.master, loaded, host_may_compare)
 
-    def _follow(self, master: torch.Tensor, loaded: Sequence[tuple[int, int]], asks: bool) -> None:
-        most = COMPARED.get(master.device.type, COMPARED["cuda"])
-        for start in range(0, master.numel(), most):
-            part = master[start : start + most]
+    def _follow(self, master: torch.Tensor, loaded: Sequence[tuple[int, int]], host_may_compare: bool) -> None:
+        max_numel = COMPARED.get(master.device.type, COMPARED["cuda"])
+        for start in range(0, master.numel(), max_numel):
+            part = master[start : start + max_numel]
             written = self._written(start, part)
-            if not (asks and torch.equal(written, part.to(written.dtype))):
+            if not (host_may_compare and torch.equal(written, part.to(written.dtype))):
                 follow_written(part, written)
             for first, last in loaded:
                 overlap = slice(max(0, first - self.start - start), max(0, last - self.start - start))
@@ -257,7 +257,7 @@ class ShardRange:
             parts = self._parts[id(tile)] = []
             for shard_range, segments in groupby(tile, lambda segment: segment.shard_range):
                 if not shard_range.is_parameters:
-                    *_, last = segments_of_tile = [segment.segment for segment in segments]
+                    *_, last = segments_of_tile = [segment.span for segment in segments]
                     start = segments_of_tile[0].offset
                     stop = min(-(-(last.offset + last.numel) // 4) * 4, shard_range.stop)  # with the gap behind it
                     parts.append((shard_range.unit, start, shard_range.segment(start, stop - start)))
@@ -280,7 +280,7 @@ class PlacedSegment(Protocol):
     """A segment of the optimizer (optim/segments.py) as the tier of its range sees it."""
 
     shard_range: ShardRange
-    segment: Segment
+    span: Segment
     tensor: nn.Parameter
     used: bool
 
@@ -296,7 +296,7 @@ class Placement:
     """True if masters may be in another tier, so that comparing them with the parameters would cost a transfer."""
     masters_follow = True
     """False while the parameters are temporary, so that no master follows writes to them."""
-    asks = True
+    host_may_compare = True
     """False on a GPU: the host does not wait for a comparison of parameters with masters in training."""
     unseen: UnseenWrites | None = None
     """The writes that an update has found; None: updates look for none."""
@@ -355,9 +355,9 @@ class Placement:
         for shard_range in self.all_ranges():
             shard_range.round_master()
 
-    def follow(self, unit: UnitTensors, loaded: Collection[int], asks: bool = False) -> None:
+    def follow(self, unit: UnitTensors, loaded: Collection[int], host_may_compare: bool = False) -> None:
         """Updates a unit's masters after its parameter shard was written to. `loaded`: parameters, by number, whose
-        masters are replaced even if their rounded values are equal. `asks`: the host may wait for a comparison.
+        masters are replaced even if their rounded values are equal. `host_may_compare`: it may wait for a comparison.
         """
         if not self.masters_follow:
             return
@@ -366,7 +366,7 @@ class Placement:
         segments = unit.layout.segments(unit.rank)
         bounds = [(s.offset, s.offset + s.numel) for s in segments if s.parameter in loaded]
         for shard_range in self.ranges.get(unit, []):  # a frozen unit has no masters
-            shard_range.follow_parameters(bounds, asks)
+            shard_range.follow_parameters(bounds, host_may_compare)
             # else the next step finds this write again, perhaps while a delayed update runs
             shard_range.note_parameters()
 
@@ -414,8 +414,9 @@ class Placement:
         if not unit.dtypes.keeps_masters:
             self.put(unit, 0, values)
             return
-        most = COMPARED.get(values.device.type, COMPARED["cuda"])
-        for part, written in zip(unit.parameter_shard[: values.numel()].split(most), values.split(most), strict=True):
+        max_numel = COMPARED.get(values.device.type, COMPARED["cuda"])
+        shard = unit.parameter_shard[: values.numel()]
+        for part, written in zip(shard.split(max_numel), values.split(max_numel), strict=True):
             follow_written(part, written)
         for segment in unit.layout.segments(unit.rank) if loaded else ():
             if segment.parameter in loaded:

@@ -27,7 +27,7 @@ from ..offload.cpu import HostPlacement
 from ..offload.placement import Placement
 from ..precision import Share, shaped_as
 from .segments import OptimizerSegment
-from .step_by_tiles import Facts, facts_of, follow_facts, stand_in, step_without_update, update_silently
+from .step_by_tiles import Facts, facts_of, follow_facts, optimizer_over, step_without_update, update_silently
 from .update import Update
 
 Thread = labels.EngineThread
@@ -171,7 +171,7 @@ class UpdateSchedule:
         """Returns a pending update with these options and the optimizer's states; later changes do not affect it."""
         optimizer = self._update.optimizer
         groups = [group | saved for group, saved in zip(optimizer.param_groups, options, strict=True)]
-        then = stand_in(optimizer, groups)
+        then = optimizer_over(optimizer, groups)
         return Pending(tiles, coefficient, then, facts_of(then))
 
     # -- writes and checkpoints ----------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def split(model: nn.Module, rest: Sequence[str]) -> tuple[list[nn.Parameter], li
     if flat is not None:
         stacks = f"; {STACKS} in place of not_2d leaves Muon stacks of matrices" if named[flat].dim() == 3 else ""
         raise ValueError(
-            f"{flat} has {named[flat].dim()} dimensions, and Muon takes matrices alone; add not_2d, or it{stacks}"
+            f"{flat} has {named[flat].dim()} dimensions, and Muon takes only matrices; add not_2d, or it{stacks}"
         )
     if not matrices:
         raise ValueError(

@@ -66,7 +66,8 @@ class OptimizerSegment(Share):
     """A segment as the optimizer sees it: `tensor` is a view of the master of a range of its unit's shard.
 
     It has `ndim` dimensions, all of size 1 except the last, for rules such as "decay if p.ndim >= 2"; an owned
-    parameter, whose segment is the whole parameter, has the shape and strides of its `order`.
+    parameter, whose segment is the whole parameter, has the shape and strides of its `order`. `span`: where it is, in
+    the parameter and in the shard.
     """
 
     def __init__(
@@ -76,25 +77,25 @@ class OptimizerSegment(Share):
         is_owned = shard_range.unit.layout.sizes is not None
         super().__init__(order.view(flat) if is_owned else flat.view(*[1] * (ndim - 1), segment.numel))
         self.shard_range, self.unit, self.bucket = shard_range, shard_range.unit, bucket
-        self.segment = segment
+        self.span = segment
         self.tier = shard_range.tier
         self.used = False
         self._gradient: torch.Tensor | None = None  # a view of the bucket's shard, a permanent tensor without a sink
 
     def gradient(self) -> torch.Tensor | None:
         if self.used and (self._gradient is None or self.bucket.sink is not None):
-            self._gradient = self.bucket.segment(self.segment.offset, self.segment.numel)
+            self._gradient = self.bucket.segment(self.span.offset, self.span.numel)
         return self._gradient if self.used else None
 
     @property
     def rounded(self) -> torch.Tensor | None:
-        shard_range, numel = self.shard_range, self.segment.numel
-        return None if shard_range.is_parameters else self.unit.parameter_shard.narrow(0, self.segment.offset, numel)
+        shard_range, numel = self.shard_range, self.span.numel
+        return None if shard_range.is_parameters else self.unit.parameter_shard.narrow(0, self.span.offset, numel)
 
     @property
     def gradient_tier(self) -> str:
         """The tier of its gradient."""
-        return self.bucket.tier_of(self.segment.offset)
+        return self.bucket.tier_of(self.span.offset)
 
     @property
     def crosses(self) -> bool:
@@ -119,7 +120,7 @@ def check_type(optimizer: object) -> None:
     what = f"it is a {type(optimizer).__name__}; give one torch.optim optimizer over model.parameters()"
     if optimizer is None:
         what = (
-            "it is None; for inference alone freeze the model (`model.requires_grad_(False)`), and give an optimizer"
+            "it is None; for inference only, freeze the model (`model.requires_grad_(False)`), and give an optimizer"
             " over its parameters all the same, such as torch.optim.SGD(model.parameters())"
         )
     elif isinstance(optimizer, type):
@@ -213,7 +214,7 @@ def swap_parameters(
     """
     by_parameter: dict[int, list[OptimizerSegment]] = {}
     for segment in segments:
-        by_parameter.setdefault(segment.segment.parameter, []).append(segment)
+        by_parameter.setdefault(segment.span.parameter, []).append(segment)
     for parameter in [p for p in waiting if p in index]:
         group, whole = waiting.pop(parameter)
         for segment in by_parameter.get(index[parameter], []):
@@ -228,7 +229,7 @@ def _cut_state(
     segment: OptimizerSegment,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the segment's part of the `state` of a whole parameter, copied."""
-    own, start, stop = segment.tensor, segment.segment.start, segment.segment.stop
+    own, start, stop = segment.tensor, segment.span.start, segment.span.stop
 
     def cut(name: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -8,7 +8,8 @@ torch's own optimizers have no such facts. Gradients that need no cast and no co
 step only if there is one tile.
 
 [Note: facts]
-A fact is a number, a text, a tuple of them, or a tensor of one element, which stays the same tensor.
+A *fact* is an optimizer value that belongs to no single parameter: a number, a string or None, a tuple of these, or a
+one-element tensor, which is updated in place, never replaced.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def update_tiles(
     `coefficient` multiplies the gradients (unscaling, clipping). Raises RuntimeError if an optimizer's facts end
     differently after different tiles.
     """
-    done = Versions([share.tensor for tile in tiles[:-1] for share in tile])
-    with ExitStack() as last_tile:
+    finished_masters = Versions([share.tensor for tile in tiles[:-1] for share in tile])
+    with ExitStack() as open_until_the_end:
         if len(tiles) > 1:
             facts, update = FactsOfParts(optimizer), update_of(optimizer)
 
@@ -57,22 +58,23 @@ def update_tiles(
             # tiles; the others run right before it, after the hooks that may still change learning rates.
             def all_but_the_last() -> None:
                 facts.begin()
-                last_tile.enter_context(buffers.present())
+                open_until_the_end.enter_context(buffers.present())
                 for tile in tiles[:-1]:
                     with _with_gradients(tile, coefficient, buffers, visit):
                         update(tile)
                         facts.end_part()
-                last_tile.enter_context(_with_gradients(tiles[-1], coefficient, buffers, visit))
-                done.note()
+                open_until_the_end.enter_context(_with_gradients(tiles[-1], coefficient, buffers, visit))
+                finished_masters.note()
 
             step_with(optimizer, all_but_the_last)
             facts.end()
         else:
-            for tile in tiles:  # ready before the step, whose hooks so find the gradients
-                last_tile.enter_context(buffers.present())
-                last_tile.enter_context(_with_gradients(tile, coefficient, buffers, visit))
+            # at most one tile: its gradients are in place before the step, so that the user's pre-hooks find them
+            for tile in tiles:
+                open_until_the_end.enter_context(buffers.present())
+                open_until_the_end.enter_context(_with_gradients(tile, coefficient, buffers, visit))
             optimizer.step()
-    return done.have_moved
+    return finished_masters.have_moved
 
 
 def update_silently(
@@ -124,7 +126,7 @@ def step_with(optimizer: optim.Optimizer, before: Callable[[], None]) -> None:
 
 
 class _UpdateReplaced(Exception):
-    """Raised by a hook before a step, to leave the step before its update."""
+    """Raised by the last pre-hook to exit `step` before it updates anything."""
 
 
 def step_without_update(optimizer: optim.Optimizer, instead: Callable[[], None]) -> None:
@@ -132,7 +134,8 @@ def step_without_update(optimizer: optim.Optimizer, instead: Callable[[], None])
 
     def replace() -> None:
         instead()
-        raise _UpdateReplaced  # no other way is without effects: even without parameters a step may change facts
+        # the only way without side effects: even with no parameters, a step may change facts
+        raise _UpdateReplaced
 
     with suppress(_UpdateReplaced):
         step_with(optimizer, replace)
@@ -152,13 +155,13 @@ def raw_step(optimizer: optim.Optimizer) -> None:
         vars(optimizer).update(hooks)
 
 
-def stand_in(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> optim.Optimizer:
+def optimizer_over(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> optim.Optimizer:
     """Returns another optimizer of the same class, with the same states and attributes and its own parameter groups."""
     other: optim.Optimizer = object.__new__(type(optimizer))
     copied = {
         name: value.clone() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
         for name, value in vars(optimizer).items()
-        if name not in ("step", "zero_grad")  # bound to the other one
+        if name not in ("step", "zero_grad")  # instance attributes bound to the original
     }
     vars(other).update(copied, param_groups=groups)
     return other
@@ -168,7 +171,7 @@ def update_of(optimizer: optim.Optimizer) -> Callable[[Sequence[Share]], None]:
     """Returns a function that runs the optimizer's step, without hooks, over a tile.
 
     torch's optimizers go through all parameters of their groups, which over many tiles is quadratic: they get groups
-    with the tile's alone. Others keep their groups whole: they may have more values in the order of the parameters.
+    with only the tile's. Others keep their groups whole: they may have more values in the order of the parameters.
     """
     if not type(optimizer).__module__.startswith(("torch.optim.", f"{__package__}.muon")):
         return lambda _: raw_step(optimizer)
@@ -179,7 +182,7 @@ def update_of(optimizer: optim.Optimizer) -> Callable[[Sequence[Share]], None]:
         for share in tile:
             if (group := group_of.get(id(share.tensor))) is not None:
                 groups.setdefault(id(group), group | {"params": []})["params"].append(share.tensor)
-        raw_step(stand_in(optimizer, list(groups.values())))
+        raw_step(optimizer_over(optimizer, list(groups.values())))
 
     return update
 
@@ -187,18 +190,20 @@ def update_of(optimizer: optim.Optimizer) -> Callable[[Sequence[Share]], None]:
 class TileBuffers:
     """Gradients on their way to the optimizer: one buffer of the largest tile's size per tier and dtype.
 
-    A buffer is a permanent tensor with permanent views, and has memory during an update alone.
+    A buffer is a permanent tensor with permanent views, and has memory only during an update.
     """
 
     def __init__(self, tiles: Sequence[Sequence[Share]]) -> None:
-        self._most = max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0)
+        self._max_numel = max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0)
         self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._offsets: dict[tuple[str, torch.dtype], int] = {}
         self._views: dict[tuple[Share, torch.dtype, int], torch.Tensor] = {}
 
     @contextmanager
     def present(self) -> Iterator[None]:
-        """Frees the buffers' memory at the end; those that exist have memory inside."""
+        """Gives memory to the buffers that exist already (`ready` creates the others), and frees all of it at the
+        end.
+        """
         for (tier, _), buffer in self._buffers.items():
             Heap().restore(labels.label(buffer, labels.GRADIENTS, "tile", tier=tier))
         try:
@@ -208,7 +213,9 @@ class TileBuffers:
                 Heap().release(buffer)
 
     def ready(self, tile: Sequence[Share]) -> list[torch.Tensor | None]:
-        """Returns gradients of a tile's shares, in their masters' tier and dtype, in the memory of the last tile's."""
+        """Returns the gradients of a tile's shares, in their masters' tier and dtype. Those that are copied or cast
+        overwrite the previous tile's.
+        """
         self._offsets.clear()
         gradients = [share.gradient() for share in tile]
         casts, sources = list[torch.Tensor](), list[torch.Tensor]()
@@ -233,7 +240,7 @@ class TileBuffers:
         self._offsets[key] = start + numel
         if (view := self._views.get((share, dtype, start))) is None:
             if key not in self._buffers:
-                buffer = torch.empty(self._most, dtype=dtype, device=share.tensor.device, pin_memory=pinned)
+                buffer = torch.empty(self._max_numel, dtype=dtype, device=share.tensor.device, pin_memory=pinned)
                 self._buffers[key] = labels.label(buffer, labels.GRADIENTS, "tile", tier=share.tier)
             view = self._views[share, dtype, start] = self._buffers[key].narrow(0, start, numel)
         return view

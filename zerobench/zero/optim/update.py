@@ -6,7 +6,7 @@
     update    torch's optimizer, over the segments of the shards   by one kernel, or tile by tile (step_by_tiles.py)
 
 None of these steps waits for a GPU: flags are sent between the hosts if the process group can (backend
-"cpu:gloo,cuda:nccl"; with "nccl" alone the host waits once per step), norms stay on the device, and so does the
+"cpu:gloo,cuda:nccl"; with only "nccl" the host waits once per step), norms stay on the device, and so does the
 information that gradients overflowed if the optimizer accepts it there (precision.GradientScaling).
 
 The optimizer holds segments (optim/segments.py), each a view of parameter ∩ shard, in tiles (precision.py).
@@ -40,8 +40,10 @@ class Update:
     `used`        parameters, by number, with a gradient on this rank; after `agree`, on any rank
     `one_pass`    the update by one kernel; None: by tiles
     `waiting`     the frozen parameters of the optimizer's groups, for which it has nothing yet
-    `is_running`  True while the optimizer runs, in any thread; `is_stepping`: in `step`, not behind a forward
-    `fault`       returns the number of what keeps this rank from an update, or None; `raise_fault` raises its error
+    `is_running`  True while the optimizer runs, in any thread
+    `is_stepping`  True only inside `step`, not while a delayed update runs in its thread during a forward
+    `fault`       returns None, or a number for a lost write (Writes.take_lost) that must stop the update;
+                  `raise_fault` raises the error for it
     """
 
     fault: Callable[[], int | None]
@@ -81,23 +83,23 @@ class Update:
         device = self.comm.flags_device or self._device
         self._used_flags = torch.zeros(len(self.trainable), dtype=torch.int32, device=device)
         casts = any(unit.dtypes.casts for unit in self.units)
-        most = self._tile_numel(casts)
+        max_numel = self._tile_numel(casts)
         new = []
         for unit in units:
             for shard_range in self._placement.ranges[unit]:
-                for segment in _segments_of(shard_range, self.comm.rank, most):
+                for segment in _segments_of(shard_range, self.comm.rank, max_numel):
                     parameter = self.trainable[segment.parameter]
                     ndim, order = dimensions(self.optimizer, parameter), self._orders[parameter]
                     new.append(OptimizerSegment(shard_range, segment, unit.gradients, ndim, order))
         self.segments += new
-        self.tiles += _tiles(new, most)
+        self.tiles += _tiles(new, max_numel)
         self.buffers = TileBuffers(self.tiles)
         wanted = self._tile_bytes == ONE_PASS and casts  # without casts torch's own fused kernel is one pass
         self.one_pass = OnePass.of(self.optimizer, self.segments, self._device) if wanted else None
         self._index = {p: i for i, p in enumerate(self.trainable)}
         swap_parameters(self.optimizer, self.waiting, self._index, new, self._orders)
         self._placement.attach(self.optimizer, new)
-        self._held = self._held_now()
+        self._group_ids = self._ids_in_groups()
 
     def _tile_numel(self, casts: bool) -> int | None:
         """Returns the elements per tile, or None if one step over everything needs no memory besides the states."""
@@ -120,7 +122,7 @@ class Update:
             return
         self._agreed = True
         for unit in self.units:
-            unit.gradients.settle()
+            unit.gradients.wait_for_copies()
         fault = self.fault()
         if self.comm.size > 1:
             # flags are made on the host, and agreed upon there if the process group can: no wait for a device
@@ -135,7 +137,7 @@ class Update:
             self._agreed = False
             self.raise_fault(fault)
         for segment in self.segments:
-            segment.used = segment.segment.parameter in self.used
+            segment.used = segment.span.parameter in self.used
 
     def begin(self) -> None:
         """Discards facts about the gradients when a backward starts."""
@@ -165,6 +167,8 @@ class Update:
                     if self.one_pass is not None:
                         hooks_wrote = self.one_pass.step(factor)
                     else:
+                        # all ranges of a tile share a `group`: its first range opens it for all; a range with I/O of
+                        # its own is its own group, and so its own tile
                         hooks_wrote = update_tiles(
                             self.optimizer, self.tiles, factor, self.buffers,
                             visit=lambda tile: tile[0].shard_range.visit(tile),
@@ -185,10 +189,10 @@ class Update:
                 " with add_param_group, drop its gradient before the step (`p.grad = None`), or leave the parameter to"
                 " you by ignored_parameters= of initialize()"
             )
-        if self._held_now() != self._held:
+        if self._ids_in_groups() != self._group_ids:
             raise RuntimeError(
                 "optimizer: its param_groups hold other tensors than the engine put there, so that some parameters"
-                " would not be trained; change options (lr, weight_decay, ...) alone, freeze a parameter by"
+                " would not be trained; change only options (lr, weight_decay, ...), freeze a parameter by"
                 " requires_grad_(False), and add groups with add_param_group"
             )
 
@@ -265,15 +269,15 @@ class Update:
         self._unheld -= trained
         self.waiting |= set_aside(self.optimizer, self.optimizer.param_groups[-1:])
         swap_parameters(self.optimizer, self.waiting, self._index, self.segments, self._orders)
-        self._held = self._held_now()
+        self._group_ids = self._ids_in_groups()
 
-    def _held_now(self) -> list[int]:
+    def _ids_in_groups(self) -> list[int]:
         return [id(tensor) for group in self.optimizer.param_groups for tensor in group["params"]]
 
 
-def _segments_of(shard_range: ShardRange, rank: int, most: int | None) -> Iterator[Segment]:
-    """Yields the segments of a unit's shard, cut at the range's ends, with at most `most` elements."""
-    for segment in shard_range.unit.layout.segments(rank, most):
+def _segments_of(shard_range: ShardRange, rank: int, max_numel: int | None) -> Iterator[Segment]:
+    """Yields the segments of a unit's shard, cut at the range's ends, with at most `max_numel` elements."""
+    for segment in shard_range.unit.layout.segments(rank, max_numel):
         first = max(segment.offset, shard_range.start)
         last = min(segment.offset + segment.numel, shard_range.stop)
         if first < last:
@@ -281,7 +285,7 @@ def _segments_of(shard_range: ShardRange, rank: int, most: int | None) -> Iterat
             yield Segment(segment.parameter, start, start + last - first, first)
 
 
-def _tiles(segments: list[OptimizerSegment], most: int | None) -> list[list[OptimizerSegment]]:
+def _tiles(segments: list[OptimizerSegment], max_numel: int | None) -> list[list[OptimizerSegment]]:
     """Returns the segments that are updated together: those of one tier, or of one range that is its own group."""
     groups: dict[Any, list[OptimizerSegment]] = {}
     for segment in segments:
@@ -289,5 +293,5 @@ def _tiles(segments: list[OptimizerSegment], most: int | None) -> list[list[Opti
     return [
         tile
         for name, group in groups.items()
-        for tile in (tiles_of(group, most) if most and name is not group[0].shard_range else [group])
+        for tile in (tiles_of(group, max_numel) if max_numel and name is not group[0].shard_range else [group])
     ]

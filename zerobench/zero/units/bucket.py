@@ -33,14 +33,15 @@ from ..offload.placement import GradientSink
 from ..unit_tensors import UnitTensors
 
 
-def divisors(wire: torch.dtype, ranks: int) -> tuple[float, float]:
-    """Returns the divisors before and after a sum over `ranks`. In fp16 both are about √N, so that neither small
-    gradients vanish nor sums overflow, as in FSDP2; the first is a power of two, which rounds nothing.
+def divisors(wire: torch.dtype, count: int) -> tuple[float, float]:
+    """Returns the divisors (before, after) a sum over `count` ranks, whose product is `count`: (count, 1), but in fp16
+    both about √count, so that small gradients do not vanish and sums do not overflow, as in FSDP2. There `before` is a
+    power of two, so dividing by it is exact unless it underflows.
     """
-    before = 1.0 if wire == torch.float16 else float(ranks)
-    while before * before < ranks and ranks % before == 0:
+    before = 1.0 if wire == torch.float16 else float(count)
+    while before * before < count and count % before == 0:
         before *= 2
-    return before, ranks / before
+    return before, count / before
 
 
 class GradientBucket:
@@ -49,11 +50,11 @@ class GradientBucket:
     `expected`    parameters, by number, whose gradients come in a backward
     `arrived`     parameters whose gradients have all come in the current backward
     `filled`      pieces whose elements of `full` have gradients that are not yet reduced
-    `is_alone`    True if nothing is reduced: full gradients and shard are one tensor
+    `is_local`    True if nothing is sent, with one rank and no sink: full gradients and shard are one tensor
     `is_in_flight` True if its reduction was launched and not waited for
     `is_reduced`  True if the shard holds a mean that `step` has not consumed
     `all_reduces` True if every rank gets the whole sum, not only its own slice
-    `rest`        the divisor of a sum over the ranks, 1 except in fp16
+    `divisor_after` the divisor of a sum over the ranks, 1 except in fp16
     `sink`        the destination of the shard's first elements, if they leave the device
     """
 
@@ -62,14 +63,16 @@ class GradientBucket:
     sink: GradientSink | None = None
     check: Callable[[], None] | None = None
     """Raises RuntimeError if a gradient comes while the unit's parameters, which it needs, are absent."""
-    stays = False
-    """True if its memory is always allocated, so that its reduction need not wait for another."""
+    reduces_in_place = False
+    """True if its reduction runs in place on a stream: it takes and frees no buffer of its own, so it may be launched
+    however many others are in flight.
+    """
 
     def __init__(self, unit: UnitTensors, comm: Comm, reduce_with: str) -> None:
         self.unit = unit
-        self._divisor, self.rest = divisors(unit.dtypes.wire, comm.ranks)
+        self._divisor_before, self.divisor_after = divisors(unit.dtypes.wire, comm.averaged_ranks)
         self.all_reduces = reduce_with == "all_reduce"
-        self.is_alone = comm.size == 1
+        self.is_local = comm.size == 1
         self.expected: set[int] = set()
         self.arrived: set[int] = set()
         self.filled: set[Piece] = set()
@@ -82,13 +85,14 @@ class GradientBucket:
         raise NotImplementedError
 
     def prepare(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """open, or released -> ready to be sent. Returns what is sent, (padded_numel,), in the wire's dtype, and the
-        tensor that the reduction writes the mean to, (shard_numel,); None: this rank's slice of what is sent.
+        """open -> ready to send; if no gradient has come since it was released or reduced, it opens first and sends
+        zeros. Returns (sent, into): `sent`, (padded_numel,), in the wire's dtype; `into`, (shard_numel,), receives the
+        mean, or None if it goes to this rank's slice of `sent`.
         """
         raise NotImplementedError
 
     def store(self, mean: torch.Tensor) -> None:
-        """in flight -> reduced. `mean`: (shard_numel,), where `prepare` said."""
+        """in flight -> reduced. `mean`: (shard_numel,), the tensor that `prepare` chose."""
         raise NotImplementedError
 
     def release(self) -> None:
@@ -100,24 +104,28 @@ class GradientBucket:
     # -- the same in all stages -----------------------------------------------------------------------------
 
     @property
-    def is_full(self) -> bool:
+    def has_all_gradients(self) -> bool:
         """True if every expected gradient has come."""
         return self.arrived >= self.expected
 
     def fill(self, piece: Piece, gradient: torch.Tensor) -> None:
-        """Divides a gradient, (piece.numel,), into its piece, or adds it to what waits there (tied, micro-batches)."""
+        """Scales a gradient, (piece.numel,), by 1/`_divisor_before` and writes it to its piece of `full`, or adds it to
+        the gradient already there (tied parameters, micro-batches).
+        """
         assert self.full is not None
-        view, scale = self.full.narrow(0, piece.offset, piece.numel), 1 / self._divisor
+        view, scale = self.full.narrow(0, piece.offset, piece.numel), 1 / self._divisor_before
         if piece in self.filled:
             view.add_(gradient, alpha=scale)
         elif view.dtype == gradient.dtype:
             torch.mul(gradient, scale, out=view)  # in one pass, without a copy of the gradient
-        else:  # round once, to the wider dtype
+        else:  # into a wider dtype this rounds once; into a narrower one twice, unless the divisor is a power of two
             view.copy_(gradient).mul_(scale)
         self.filled.add(piece)
 
     def zero_missing(self) -> None:
-        """Zeroes padding and pieces without a gradient, which are sent too, with the memory's previous content."""
+        """Zeroes the padding and the pieces without a gradient: they are sent too, and would otherwise hold whatever
+        was in the memory.
+        """
         assert self.full is not None
         for piece in self.unit.layout.pieces:
             if piece not in self.filled:
@@ -153,7 +161,7 @@ class GradientBucket:
         """The tier of the gradient of element `offset` of the shard."""
         return labels.DEVICE
 
-    def settle(self) -> None:
+    def wait_for_copies(self) -> None:
         """Waits until all reduced gradients are where `segment` looks, including copies to other tiers."""
         if self.sink is not None:
             self.sink.settle()

@@ -77,12 +77,12 @@ class GatheredUnit(Unit):
     is_whole = True
     is_from_source = False  # False for the model's own values, and for an exact gather
     held = 0
-    _gathered: torch.Tensor | None = None  # the fingerprint of the own slice as it was gathered
+    _gathered: torch.Tensor | None = None  # the fingerprint of this rank's slice as it was gathered
     _lost: torch.Tensor | None = None  # 0-dim: something was written to a slice that is not kept
 
     def __init__(
         self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, placement: Placement,
-        orders: dict[nn.Parameter, MemoryOrder], stays: bool, share: Callable[[torch.Tensor], None],
+        orders: dict[nn.Parameter, MemoryOrder], stays: bool, broadcast_initial: Callable[[torch.Tensor], None],
         hiding: Hiding,
     ) -> None:  # fmt: skip
         super().__init__(name, layout, comm, dtypes, placement)
@@ -106,7 +106,7 @@ class GatheredUnit(Unit):
         for parameter, view in zip(parameters, self._views, strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        share(self.full_parameters)
+        broadcast_initial(self.full_parameters)
         self.parameter_shard = self.own_slice(self.full_parameters)
         if not self.stays:
             self.parameter_shard = placement.keep_parameters(self, self.parameter_shard)
@@ -211,7 +211,7 @@ class GatheredUnit(Unit):
 
     def _release(self) -> None:
         if self.is_from_source:
-            self.source.released(self.full_parameters, self.name)
+            self.source.before_release(self.full_parameters, self.name)
         self.full_parameters.untyped_storage().resize_(0)
 
     def dissolve(self) -> None:
@@ -229,7 +229,8 @@ class GatheredUnit(Unit):
         elif self._gathered is not None:  # the flag is read at the step, for the host would wait for it
             differs = self._gathered != fingerprint(own)
             self._lost = differs if self._lost is None else self._lost | differs
-        elif self.placement.asks or not self.dtypes.keeps_masters:  # else it is lost: a comparison would cost too much
+        # else the write is lost: a comparison would cost too much
+        elif self.placement.host_may_compare or not self.dtypes.keeps_masters:
             self.placement.keep(self, own.narrow(0, 0, self.layout.filled_numel(self.rank)))  # without the padding
 
     @property
@@ -269,12 +270,12 @@ class GatheredUnit(Unit):
         self.follow(loaded)
 
     def follow(self, loaded: Collection[int]) -> None:
-        self.source.stale()
+        self.source.invalidate()
         super().follow(loaded)
 
     def refresh(self) -> None:
         """Called after the parameters changed. A unit that stays gathers them unquantized: they contain its shard."""
-        self.source.updated()
+        self.source.after_update()
         if self.stays:
             self.comm.launches.add("gather", self.name)
             self.comm.exact.all_gather(self.full_parameters, self.name, sizes=self.layout.sizes).wait()

@@ -126,8 +126,8 @@ class Root:
         if self._brought.pop() and not inside_backward():
             for unit in self.units:
                 unit.reshard()
-        is_alone = not (self._in_forward or inside_backward())
-        is_read = is_alone or (self._is_observed and is_read_in_backward(module))
+        called_by_itself = not (self._in_forward or inside_backward())
+        is_read = called_by_itself or (self._is_observed and is_read_in_backward(module))
         if tensors := list(tensors_that_require_grad(output)) if is_read else []:
             if self._in_forward:
                 self._come_at = self._uses()
