@@ -52,7 +52,7 @@ _HOMES = {
     "run": ".sweep.from_python",
     "load": ".results.tables",
     "Results": ".results.tables",
-    "load_calibration": ".calibrate.collectives",
+    "load_calibration": ".ranks.collectives",
     "register_data": ".registry",
     "register_model": ".registry",
     "register_strategy": ".strategies",
