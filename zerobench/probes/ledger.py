@@ -79,7 +79,7 @@ class Ledger(GraphMode, labels.Observer):
         self._live: dict[int, StorageRecord] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
         self.events: list[Event] = []
-        """Of the interval, so far."""
+        """Events of the interval so far."""
         self._at_begin: dict[StorageRecord, int] = {}
         self._began = time.perf_counter()
         self._home = threading.get_ident()
