@@ -56,7 +56,7 @@ def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(clock: C
     reporter = Reporter()
     good = launches_of("model=gpt_tiny", "seed=0,1,2,3")
     invalid = launches_of("model=gpt_tiny", "world_size=1000")
-    assert [bool(one.cell.problems) for one in good + invalid] == [False] * 4 + [True]
+    assert [bool(one.problems) for one in good + invalid] == [False] * 4 + [True]
     reporter.expect(good + invalid, lambda one: one is good[1])
     play(clock, reporter, good[0], 1.0, 3.0)
     reporter.start(good[1])
@@ -139,7 +139,7 @@ def test_exported_thread_count_is_used_and_reported_once(
     launches = list(rounds(compose_cells(["-m", "device=cpu", "model=mlp", "world_size=1,2"])))
     cores = os.cpu_count() or 1
     wanted = [threads or cores, threads or max(1, cores // 2)]
-    assert [one.cell.config.launch.threads for one in launches] == wanted
+    assert [one.config.launch.threads for one in launches] == wanted
     Reporter().expect(launches)
     words = f"OMP_NUM_THREADS={exported} is exported: a rank has {threads} threads; launch.threads=N takes precedence\n"
     assert capsys.readouterr().err == (words if threads else "")
