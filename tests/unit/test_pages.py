@@ -15,7 +15,7 @@ from tools.docs.recorded import CODE, PROMINENT, REFERENCE, engine_code
 from zerobench import cli
 
 ROOT = Path(__file__).parents[2]
-PEERS = ("fsdp2", "zero_redundancy")
+PEERS = ("fsdp2", "fsdp2_no_reshard", "zero_redundancy")
 """Strategies that theory does not predict."""
 
 
