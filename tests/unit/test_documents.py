@@ -107,7 +107,7 @@ OF_USERS = {
 }  # fmt: skip
 """Scripts of a reader's own, in examples; `zerobench plan` writes shard.py."""
 
-RECORDED = re.compile(r"[\w/]+\.py(:\d+)? in [\w.]+")
+RECORDED = re.compile(r"[\w/]+\.py(:\d+)? in\b")
 """Lines of code as a committed run recorded them; later code may have moved them."""
 
 OF_OTHERS = {"pretrain_gpt.py", "megatron/training/arguments.py"}
