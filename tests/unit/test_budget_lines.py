@@ -70,6 +70,12 @@ def test_equal_modules_fold_to_one_row_and_come_back(seed: int) -> None:
     assert shortened(lines).bytes == lines.bytes, "the sum stays exact"
 
 
+def test_folded_lines_keep_who_keeps_the_last_of_their_own() -> None:
+    lines = [replace(line(1, MIB, f"blocks.{n}"), kept_by=f"model.blocks.{n}.cache") for n in (0, 1, 2, 5, 6)]
+    kept_by = {folded.module: folded.kept_by for folded in fold(lines)}
+    assert kept_by == {"blocks.0–2": "model.blocks.2.cache", "blocks.5–6": "model.blocks.6.cache"}
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_differences_add_up_whatever_has_moved(seed: int) -> None:
     draw = random.Random(1000 + seed)

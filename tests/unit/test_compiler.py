@@ -53,8 +53,8 @@ assert torch.compile(known, backend="eager")(torch.ones(1)) == 1
 """
 
 
-def run(words: str) -> None:
-    """Runs code in a process in which the compiler has a stand-in."""
+def assert_runs(words: str) -> None:
+    """Asserts that code ends well in a process in which the compiler has a stand-in."""
     begin = "from zerobench.fake.compiler import is_loaded, stand_in\nstand_in()\n"
     done = subprocess.run([sys.executable, "-c", begin + words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -63,7 +63,7 @@ def run(words: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [EAGER, DISABLED], ids=["eager", "disabled"])
 def test_code_that_does_not_compile_loads_no_compiler(words: str) -> None:
-    run(words)
+    assert_runs(words)
 
 
 @pytest.mark.slow
@@ -77,11 +77,11 @@ def test_code_that_does_not_compile_loads_no_compiler(words: str) -> None:
     ],
 )
 def test_any_other_name_loads_the_compiler_once(words: str) -> None:
-    run(LOADED.format(words=words))
+    assert_runs(LOADED.format(words=words))
 
 
 def test_the_names_that_are_stood_in_for_are_where_they_were() -> None:
-    run(
+    assert_runs(
         "import torch\nstand_in = vars(torch._dynamo)['_names']\nmode = torch._dynamo.utils.get_optimize_ddp_mode()\n"
         "torch._dynamo.reset()\nassert all(hasattr(torch._dynamo, name) for name in stand_in), stand_in\n"
         "assert torch._dynamo.source.ConstantSource('a').name == 'a' and torch._dynamo.source.RandomValueSource\n"

@@ -59,7 +59,7 @@ RunBatch = Callable[[Sequence[Sequence[str]], int], Sequence[Sequence[float] | N
 """Runs cells, each given as overrides, numbered from an index. Returns for each its values for the sweeper."""
 
 
-class Composition(NamedTuple):
+class HydraComposition(NamedTuple):
     """A config, and Hydra's own part of it; neither is ever modified. `asks_hydra`: whether one of its values is
     interpolated from Hydra's part; `lacks`: whether a key may have no value.
     """
@@ -71,7 +71,7 @@ class Composition(NamedTuple):
 
 
 @lru_cache(4)
-def compositions_of(*choices: Hashable) -> dict[tuple[str, ...], Composition]:
+def compositions_of(*choices: Hashable) -> dict[tuple[str, ...], HydraComposition]:
     """Returns the cache of compositions by overrides, for these `choices` added to the package's: a process may run
     many commands.
     """
@@ -84,7 +84,7 @@ class Composer:
     """
 
     def __init__(
-        self, users: dict[str, list[str]], extra_dirs: list[Path], compositions: dict[tuple[str, ...], Composition]
+        self, users: dict[str, list[str]], extra_dirs: list[Path], compositions: dict[tuple[str, ...], HydraComposition]
     ) -> None:
         self.extra_dirs = extra_dirs
         self.folders = (*extra_dirs, config_dir())
@@ -97,14 +97,14 @@ class Composer:
         self._compositions = compositions
         self.loader: Any = None
 
-    def compose(self, overrides: Sequence[str]) -> Composition:
+    def compose(self, overrides: Sequence[str]) -> HydraComposition:
         key = tuple(overrides)
         if key not in self._compositions:
             plain = self.compose_whole([*overrides])
             with open_dict(plain):
                 own = plain.pop("hydra")
             text = OmegaConf.to_yaml(plain)
-            self._compositions[key] = Composition(plain, own, ASKS in text, MISSING in text)
+            self._compositions[key] = HydraComposition(plain, own, ASKS in text, MISSING in text)
         return self._compositions[key]
 
     def config_of(self, overrides: Sequence[str]) -> DictConfig:
