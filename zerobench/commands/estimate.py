@@ -28,6 +28,7 @@ from ..results.options import Parser, add_cells, verb
 from ..results.provenance import versions
 from ..simulation.execute import KINDS, PARTS, Limits
 from ..sizes import SIZES, parse_memory, printable, show_bytes
+from .reserved import reserved_table
 from .simulated import DEFAULTS, DEVICE, LARGEST, SimulatedCell, ask, simulate
 
 DESCRIPTION = """\
@@ -124,6 +125,8 @@ def show(cells: Sequence[SimulatedCell], memory: int | None = None, console: Con
         print_on(console, f"{heading(estimated)}; the rank with the most:")
     for start in range(0, len(estimated), ABREAST):
         console.print(_side_by_side(estimated[start : start + ABREAST], memory))
+    if memories := {cell.name: cell.reserved for cell in estimated if cell.reserved is not None}:
+        console.print(reserved_table(memories))
     if any(cell.tensors for cell in estimated):
         header = ["", "largest at the peak", "part", "shape", "made by"]
         body = []
@@ -288,7 +291,7 @@ def as_csv(cells: Sequence[SimulatedCell], memory: int | None) -> str:
         columns = cell.as_dict() | {f"{part}_bytes": cell.parts_bytes.get(part) for part in PARTS}
         largest = cell.tensors[0] if cell.tensors else None
         lines.append(columns | {"largest_bytes": largest and largest.bytes, "largest": largest and largest.where})
-    frame = pd.DataFrame(lines, dtype="object").drop(columns=["parts_bytes", "tensors", "config"])
+    frame = pd.DataFrame(lines, dtype="object").drop(columns=["parts_bytes", "reserved", "tensors", "config"])
     return str(frame.to_csv(index=False))
 
 

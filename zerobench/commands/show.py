@@ -27,6 +27,7 @@ from ..sizes import counted, show_bytes, show_count, show_ms, show_rate, show_sa
 from ..theory.closed_forms import Formula, from_json
 from .folder_contents import FolderContents, RunInFolder, code_of, look
 from .passages import Passage, print_passages
+from .reserved import show_snapshots
 
 Row = dict[str, Any]
 
@@ -437,17 +438,26 @@ def _logs(folder: Path | None) -> Iterator[Passage]:
 @verb
 def show(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 if RUN names no run, or several."""
-    description = "What was run, its memory, traffic, times and losses; for a failed run its reason and logs."
+    description = (
+        "What was run, its memory, traffic, times and losses; for a failed run its reason and logs. Of snapshots of"
+        " torch's allocator: what is reserved and not allocated, by cause, and the lines that filled the devices."
+    )
     parser = Parser("zerobench show", description)
     run_help = (
         "its folder, or a results folder of one run, its run_id or a part that fits one run, or, quoted, a cell's name"
-        " as status prints it"
+        " as status prints it; or files of torch.cuda.memory._dump_snapshot, one of each rank"
     )
-    parser.add_argument("run", metavar="RUN", help=run_help)
+    parser.add_argument("run", metavar="RUN", nargs="+", help=run_help)
     results_help = "where to look for a run_id (default: %(default)s)"
     parser.add_argument("--results", type=Path, default=RESULTS, help=results_help)
     chosen = parser.parse_args(arguments)
-    run, results = find(chosen.run, chosen.results)
+    if all(Path(name).is_file() for name in chosen.run):
+        show_snapshots([Path(name) for name in chosen.run])
+        return 0
+    if len(chosen.run) > 1:
+        missing = next(name for name in chosen.run if not Path(name).is_file())
+        raise ValueError(f"{missing}: is no file; name one run, or files of snapshots")
+    run, results = find(chosen.run[0], chosen.results)
     print_account(run.row, results, run.folder)
     return 0
 

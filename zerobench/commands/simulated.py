@@ -15,6 +15,7 @@ from typing import Any
 from ..config.cell import Cell, CellConfig
 from ..config.compose import RefusedError, compose_cells
 from ..config.flat import name_strategies
+from ..fake.as_gpu import DeviceMemory
 from ..host.environment import FAKE, SIMULATED
 from ..host.terminal import progress_bar
 from ..predict.estimate import closed_form
@@ -202,6 +203,8 @@ class SimulatedCell:
     """Least that the caching allocator reserves for it; cuda alone."""
     reserved_high_bytes: int | None = None
     """Most that it reserves; cuda alone."""
+    reserved: DeviceMemory | None = None
+    """What it reserves by default, by cause; when it grew last; what other settings reserve. cuda alone."""
     tensors: tuple[LargeTensor, ...] = ()
     """The largest storages at the peak."""
     seconds: float = 0.0
@@ -220,7 +223,7 @@ class SimulatedCell:
         on_device = (row for row in execution.tensors if row.tier == "device")
         same = (
             "rank", "peak_bytes", "parts_bytes", "states_bytes", "host_bytes", "file_bytes", "volume_elements",
-            "wire_bytes", "allocated_bytes", "seconds", "at_peak",
+            "wire_bytes", "allocated_bytes", "reserved", "seconds", "at_peak",
         )  # fmt: skip
         return cls(
             cell, **{name: getattr(execution, name) for name in same}, reserved_low_bytes=low, reserved_high_bytes=high,
@@ -273,6 +276,7 @@ class SimulatedCell:
         """Returns the columns of an estimate as plain values for JSON."""
         columns = {column: getattr(self, column) for column in FIGURES}
         columns |= {"tensors": [asdict(tensor) for tensor in self.tensors]}
+        columns |= {"reserved": None if self.reserved is None else asdict(self.reserved)}
         if self.problem or not self.psi:  # without figures, or of a model that cannot be built without memory
             columns |= dict.fromkeys(UNKNOWN if self.problem else ("psi", "frozen", "volume_psi"))
         config = self.config if self.cell.problems else settled(self.config)
@@ -283,7 +287,7 @@ class SimulatedCell:
 FIGURES = (
     "rank", "psi", "frozen", "peak_bytes", "parts_bytes", "states_bytes", "formula_bytes", "in_flight_bytes",
     "host_bytes", "file_bytes", "volume_psi", "volume_elements", "wire_bytes", "allocated_bytes", "reserved_low_bytes",
-    "reserved_high_bytes", "tensors", "seconds",
+    "reserved_high_bytes", "reserved", "tensors", "seconds",
 )  # fmt: skip
 """Columns of an estimate that a simulation finds."""
 
@@ -344,7 +348,9 @@ def whole_of(small: Reduced, parts: Sequence[SimulatedCell]) -> SimulatedCell:
     if many.reserved_high_bytes is None:
         return whole
     # not linear in blocks: the extrapolation may be below the peak
-    return replace(whole, reserved_high_bytes=max(whole.reserved_high_bytes or 0, whole.device_peak_bytes))
+    return replace(
+        whole, reserved=None, reserved_high_bytes=max(whole.reserved_high_bytes or 0, whole.device_peak_bytes)
+    )
 
 
 def run_works(

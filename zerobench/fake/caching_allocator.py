@@ -18,14 +18,17 @@ Rules from c10/cuda/CUDACachingAllocator.cpp (torch 2.7; a test compares the siz
 With expandable segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) a pool is one segment that grows at its end,
 or where its memory was returned, in pages of 2 MiB (small) or 20 MiB (large), and every block is split.
 
+With max_split_size_mb a block of at least that size is never split, and a smaller request never takes it.
+
 Memory never runs out: nothing is retried, and nothing is released for lack of space.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 MIN_BLOCK = 512
 SMALL_REQUEST = 2**20
@@ -34,8 +37,36 @@ LARGE_SEGMENT = 20 * 2**20
 MIN_LARGE = 10 * 2**20
 ROUND_LARGE = 2 * 2**20
 
+MOST_OVERSIZE = 20 * 2**20
+"""Bytes by which a free block of at least max_split_size_mb may exceed a request (max_non_split_rounding_mb)."""
+
 ADDRESS_SPACE = LARGE_SEGMENT * 2**26
 """Address range of an expandable segment in bytes: whole pages, and more than the memory of any device."""
+
+
+CAUSES = {
+    "requested": "of storages and workspaces that are alive",
+    "rounding": "live blocks are multiples of 512 bytes; up to 1 MiB of a large one is not split off",
+    "waiting": "freed, but another stream may still use it (record_stream)",
+    "other streams": "free in segments of a stream that is not the main one, or of a pool of CUDA graphs",
+    "small blocks": "free in the segments of 2 MiB, which only requests of up to 1 MiB take",
+    "pieces": "free between the live blocks of a segment",
+    "free segments": "free as a whole segment, which empty_cache() returns to the device",
+}
+"""Cause -> which of the reserved bytes it has. They add up to them; the first two are the allocated bytes."""
+
+
+def by_cause(
+    requested: int, allocated: int, free: Iterable[tuple[bool, bool, bool, int]], waiting: int = 0
+) -> dict[str, int]:  # fmt: skip
+    """Returns the reserved bytes by cause. `free`: of each free block whether it is of the main stream, small, and a
+    segment of its own, and its size.
+    """
+    causes = dict.fromkeys(CAUSES, 0) | {"requested": requested, "rounding": allocated - requested, "waiting": waiting}
+    for is_main, is_small, is_whole, size in free:
+        cause = "small blocks" if is_small else "free segments" if is_whole else "pieces"
+        causes[cause if is_main else "other streams"] += size
+    return causes
 
 
 def round_up(size: int, unit: int) -> int:
@@ -45,7 +76,9 @@ def round_up(size: int, unit: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class MemoryBlock:
-    """`size` bytes at `address`, between two neighbors in its segment. `mapped`: it is backed by memory."""
+    """`size` bytes at `address`, between two neighbors in its segment. `mapped`: it is backed by memory. `requested`:
+    bytes that the last request for it asked for.
+    """
 
     pool: BlockPool
     address: int
@@ -54,13 +87,17 @@ class MemoryBlock:
     after: MemoryBlock | None = None
     is_free: bool = True
     mapped: bool = True
+    requested: int = 0
 
 
 @dataclass
 class BlockPool:
-    """Free blocks of one stream, small or large. `free`: by size and address; `unmapped`: by address."""
+    """Free blocks of one stream, small or large. `free`: by size and address; `unmapped`: by address. `most_split`:
+    blocks of at least this size are not split.
+    """
 
     is_small: bool
+    most_split: float
     free: list[tuple[int, int, MemoryBlock]] = field(default_factory=list)
     unmapped: list[tuple[int, MemoryBlock]] = field(default_factory=list)
 
@@ -92,7 +129,9 @@ class BlockPool:
             return None
         while start + 1 < len(self.free) and _grows_to(self.free[start + 1][2]) < _grows_to(self.free[start][2]):
             start += 1
-        return self.free[start][2]
+        block = self.free[start][2]
+        most = self.most_split if size < self.most_split else size + MOST_OVERSIZE
+        return block if block.size < most else None
 
 
 def _grows_to(block: MemoryBlock) -> int:
@@ -100,17 +139,20 @@ def _grows_to(block: MemoryBlock) -> int:
 
 
 class CachingAllocator:
-    """A device's allocator. `allocated`, `reserved`: current bytes; `peak_allocated`, `peak_reserved`: their maxima."""
+    """A device's allocator. `allocated`, `reserved`: current bytes; `peak_allocated`, `peak_reserved`: their maxima;
+    `requested`: the allocated bytes before rounding. `most_split`: max_split_size_mb in bytes; inf: blocks of any size
+    are split.
+    """
 
-    def __init__(self, expandable: bool = False) -> None:
-        self._expandable = expandable
+    def __init__(self, expandable: bool = False, most_split: float = inf) -> None:
+        self._expandable, self._most_split = expandable, most_split
         self._pools: dict[tuple[bool, int], BlockPool] = {}
         self._next_address = 0
-        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
+        self.requested = self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
 
-    def allocate(self, size: int, stream: int = 0) -> MemoryBlock:
-        """Returns a block of at least `size` > 0 bytes for a stream."""
-        size = round_up(size, MIN_BLOCK)
+    def allocate(self, requested: int, stream: int = 0) -> MemoryBlock:
+        """Returns a block of at least `requested` > 0 bytes for a stream."""
+        size = round_up(requested, MIN_BLOCK)
         pool = self._pool(size <= SMALL_REQUEST, stream)
         block = pool.best(size)
         if block is not None:
@@ -118,9 +160,11 @@ class CachingAllocator:
         else:
             block = self._expanded(pool, size) if self._expandable else self._segment(pool, size)
         remaining = block.size - size
-        if remaining >= MIN_BLOCK if pool.is_small or self._expandable else remaining > SMALL_REQUEST:
+        is_split = remaining >= MIN_BLOCK if pool.is_small or self._expandable else remaining > SMALL_REQUEST
+        if is_split and (pool.is_small or size < self._most_split):
             pool.put(_split(block, size))
-        block.is_free = False
+        block.is_free, block.requested = False, requested
+        self.requested += requested
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
@@ -128,6 +172,7 @@ class CachingAllocator:
     def free(self, block: MemoryBlock) -> None:
         """Frees a block."""
         self.allocated -= block.size
+        self.requested -= block.requested
         block.is_free = True
         _merge_neighbors(block)
         block.pool.put(block)
@@ -142,6 +187,15 @@ class CachingAllocator:
                     pool.remove(block)
                     self.reserved -= block.size
 
+    def causes(self, main: int) -> dict[str, int]:
+        """Returns the reserved bytes by cause (CAUSES). `main`: the main stream."""
+        free = (
+            (stream == main, is_small, block.before is None and block.after is None, size)
+            for (is_small, stream), pool in self._pools.items()
+            for size, _, block in pool.free
+        )
+        return by_cause(self.requested, self.allocated, free)
+
     def reset_peaks(self) -> None:
         """Restarts the peaks from the current values."""
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
@@ -149,7 +203,7 @@ class CachingAllocator:
     def _pool(self, is_small: bool, stream: int) -> BlockPool:
         key = (is_small, stream)
         if key not in self._pools:
-            self._pools[key] = pool = BlockPool(is_small)
+            self._pools[key] = pool = BlockPool(is_small, self._most_split)
             if self._expandable:
                 pool.put(MemoryBlock(pool, self._addresses(ADDRESS_SPACE), ADDRESS_SPACE, mapped=False))
         return self._pools[key]

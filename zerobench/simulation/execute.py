@@ -132,10 +132,15 @@ class Execution:
         return max(sizes, default=None)
 
     @property
+    def reserved(self) -> DeviceMemory | None:
+        """A GPU's memory on the rank whose allocator reserves most; None for a CPU."""
+        memories = [rank.memory for rank in (self, *self.others) if rank.memory is not None]
+        return max(memories, key=lambda memory: memory.reserved_bytes[::-1], default=None)
+
+    @property
     def reserved_bytes(self) -> tuple[int, int] | None:
         """Bytes that a GPU's allocator reserves, by default and with expandable segments, smaller first; CPU: None."""
-        sizes = [rank.memory.reserved_bytes for rank in (self, *self.others) if rank.memory is not None]
-        return max(sizes, key=lambda size: size[::-1], default=None)
+        return None if self.reserved is None else self.reserved.reserved_bytes
 
     @property
     def peak_bytes(self) -> int:

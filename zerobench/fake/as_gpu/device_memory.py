@@ -16,10 +16,12 @@ that would be kept longer because of the order of another rank's messages.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
+from ...sizes import show_bytes
 from ...zero import labels
 from ..caching_allocator import CachingAllocator, MemoryBlock
 from ..observers import Growth, IntervalMark
@@ -32,18 +34,42 @@ COMPUTE = 0
 """The number of the compute stream."""
 
 
+DEFAULT, EXPANDABLE = "", "expandable_segments:True"
+EMPTIED, ONE_STREAM = "empty_cache() once, after step 1", "one stream"
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    DEFAULT: {},
+    EXPANDABLE: {"expandable": True},
+    "max_split_size_mb:128": {"most_split": 128 * 2**20},
+    EMPTIED: {},
+    ONE_STREAM: {},
+}
+"""Setting of the allocator, or a change of the loop -> arguments of CachingAllocator."""
+
+
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Peak bytes in the measured steps: allocated, reserved by default, and reserved with expandable segments."""
+    """A device's memory under its allocator: at the peak of the measured steps, or at the end of a snapshot."""
 
     allocated_bytes: int
-    reserved_by_default: int
-    reserved_expandable: int
+    """The most bytes that are handed out."""
+    causes: dict[str, int]
+    """Cause (caching_allocator.CAUSES) -> its part of what the default allocator reserves, at the instant with the most
+    allocated of those with the most reserved."""
+    grew_last: str
+    """Where more was reserved for the last time, and the size of the request that no free block fit."""
+    by_setting: dict[str, int]
+    """Setting (SETTINGS) -> peak of the bytes that the simulated allocator reserves with it."""
+
+    @property
+    def reserved_by_default(self) -> int:
+        """Bytes that the simulated allocator reserves by default."""
+        return self.by_setting[DEFAULT]
 
     @property
     def reserved_bytes(self) -> tuple[int, int]:
-        """What is reserved, the lower figure and the higher."""
-        low, high = sorted((self.reserved_by_default, self.reserved_expandable))
+        """What is reserved by default and with expandable segments, the lower figure and the higher."""
+        low, high = sorted((self.by_setting[DEFAULT], self.by_setting[EXPANDABLE]))
         return low, high
 
 
@@ -62,15 +88,37 @@ class Allocations:
 
     def memory(self) -> DeviceMemory:
         """Returns the device's memory according to the log."""
-        (allocated, default), (_, expandable) = (self._replay(CachingAllocator(expandable=e)) for e in (False, True))
-        return DeviceMemory(allocated, default, expandable)
+        has_streams = any(stream != COMPUTE for _, stream in self.log)
+        memories = [self._replay(setting) for setting in SETTINGS if setting != ONE_STREAM or has_streams]
+        return replace(
+            memories[0], by_setting={name: n for memory in memories for name, n in memory.by_setting.items()}
+        )
 
-    def _replay(self, allocator: CachingAllocator) -> tuple[int, int]:
-        """Replays the log; returns the largest allocated and reserved bytes in measured steps."""
+    def _replay(self, setting: str) -> DeviceMemory:
+        """Replays the log; the peaks are those of measured steps. Causes are found for the default allocator alone."""
+        allocator = CachingAllocator(**SETTINGS[setting])
         blocks: dict[int, MemoryBlock] = {}  # by id of a storage, which the log keeps alive
         sizes: Counter[int] = Counter()
-        phase, threads_with_workspace = "", set[str]()
-        allocated = reserved = 0
+        phase, step, steps, threads_with_workspace = "init", 0, 0, set[str]()
+        allocated, grew_last, causes = 0, (0, "init", 0), dict[str, int]()
+        peak, fullest = (0, 0), (0, 0)  # reserved and allocated: the most of measured steps, the most of this step
+        step_causes, is_new = causes, False  # at `fullest`, unless the memory is there and they are older
+
+        def allocate(size: int, stream: int) -> MemoryBlock:
+            nonlocal grew_last, fullest, is_new
+            reserved = allocator.reserved
+            block = allocator.allocate(size, COMPUTE if setting == ONE_STREAM else stream)
+            if allocator.reserved > reserved:
+                grew_last = (step, phase, size)
+            if (now := (allocator.reserved, allocator.allocated)) > fullest:
+                fullest, is_new = now, setting == DEFAULT
+            return block
+
+        def find_causes() -> None:
+            nonlocal step_causes, is_new
+            if is_new:
+                step_causes, is_new = allocator.causes(COMPUTE), False
+
         for event, stream in self.log:
             if isinstance(event, Growth):
                 if event.stored.tier != labels.DEVICE:
@@ -80,21 +128,29 @@ class Allocations:
                 before = blocks.pop(key, None)
                 sizes[key] += event.grown
                 if sizes[key] > 0:
-                    blocks[key] = allocator.allocate(sizes[key], stream)
+                    blocks[key] = allocate(sizes[key], stream)
                 if before is not None:
+                    find_causes()
                     allocator.free(before)
             elif event.what == "phase":
                 phase = event.name
             elif event.what == "matmul":
                 thread = "autograd" if phase == "backward" else "script"
                 if thread not in threads_with_workspace and self.workspace_bytes:
-                    allocator.allocate(self.workspace_bytes, COMPUTE)
+                    allocate(self.workspace_bytes, COMPUTE)
                 threads_with_workspace.add(thread)
             elif event == IntervalMark("end", "init"):
                 allocator.empty_cache()  # as a run on a GPU does when all is built
             elif event.what == "begin":
+                step += 1
+                if setting == EMPTIED and step == 2:
+                    allocator.empty_cache()
                 allocator.reset_peaks()
+                fullest, is_new = (allocator.reserved, allocator.allocated), setting == DEFAULT
             elif event == IntervalMark("end", "step"):
-                allocated = max(allocated, allocator.peak_allocated)
-                reserved = max(reserved, allocator.peak_reserved)
-        return allocated, reserved
+                find_causes()
+                steps, allocated = step, max(allocated, allocator.peak_allocated)
+                if fullest > peak:
+                    peak, causes = fullest, step_causes
+        where = f"step {grew_last[0]} of {steps}, {grew_last[1]}" if grew_last[0] else grew_last[1]
+        return DeviceMemory(allocated, causes, f"{where}, for {show_bytes(grew_last[2])}", {setting: peak[0]})
