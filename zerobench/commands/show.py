@@ -451,12 +451,12 @@ def show(arguments: list[str]) -> int:
     results_help = "where to look for a run_id (default: %(default)s)"
     parser.add_argument("--results", type=Path, default=RESULTS, help=results_help)
     chosen = parser.parse_args(arguments)
-    if all(Path(name).is_file() for name in chosen.run):
-        show_snapshots([Path(name) for name in chosen.run])
+    paths = [Path(name) for name in chosen.run]
+    if all(path.is_file() for path in paths):
+        show_snapshots(paths)
         return 0
-    if len(chosen.run) > 1:
-        missing = next(name for name in chosen.run if not Path(name).is_file())
-        raise ValueError(f"{missing}: is no file; name one run, or files of snapshots")
+    if len(paths) > 1:
+        raise ValueError(f"{' '.join(chosen.run)}: name one run, or files of snapshots, which all exist")
     run, results = find(chosen.run[0], chosen.results)
     print_account(run.row, results, run.folder)
     return 0

@@ -20,6 +20,7 @@ from ...results.grid import Grid
 from ...results.options import show_price
 from ...sizes import counted, show_bytes, show_count
 from ..predict import show_time
+from ..reserved import reserved_table
 from ..simulated import SimulatedCell, Step
 from . import search
 from .candidates import AXES
@@ -295,6 +296,8 @@ def print_plan(plan: search.Plan, columns: Sequence[str] | None = None) -> None:
     console, capacity, best = stdout_console(), plan.capacity, recommended(plan)
     if plan.goal != FASTEST or plan.ranked:
         console.print(table_of(plan, columns))
+    if best is not None and best.fit.reserved is not None:
+        console.print(reserved_table({best.candidate.name: best.fit.reserved}))
     what = "what the allocator reserves" if plan.device == "cuda" else "its peak"
     usable = f"{show_bytes(capacity.usable_bytes)} of {show_bytes(capacity.device_bytes)}"
     rule = f"a row fits if {what} is at most {usable} ({capacity.reserve:.0%} are kept free)"
