@@ -100,9 +100,9 @@ def test_settings_that_save_memory_are_found_by_replays() -> None:
     found = memory(*cached)
     assert found.by_setting == {
         "": 130 * MIB, "expandable_segments:True": 80 * MIB, "max_split_size_mb:128": 130 * MIB,
-        "empty_cache() once, after step 1": 70 * MIB,
+        "empty_cache() after step 1": 70 * MIB,
     }  # fmt: skip
-    assert saving_of(found) == "empty_cache() once, after step 1, 60.0 MiB less"
+    assert saving_of(found) == "empty_cache() after step 1, 60.0 MiB less"
     # backward's workspace splits the segment of the logits, which the next step reserves again
     logits = Growth(first, 200 * MIB)
     split = (BEGIN, logits, Growth(first, -200 * MIB), IntervalMark("matmul"), BEGIN, Growth(second, 200 * MIB), END)
@@ -200,6 +200,22 @@ def test_several_ranks_name_the_one_with_most(tmp_path: Path, capsys: pytest.Cap
     assert names[2] in line
 
 
+def test_snapshot_in_which_nothing_is_alive_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cached = {"segments": [segment(0, 0, "large", block(0, 20 * MIB))], "device_traces": [[]]}
+    assert show([written(tmp_path / "cached.pickle", cached)]) == 0
+    out = capsys.readouterr().out
+    assert "free segments" in out
+    assert "the 0 of 0 lines" in out
+
+
+def test_snapshot_of_a_step_on_a_cpu_shows_lines_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ours = snapshot() | {"allocator_settings": {"device 0": "tier device"}}
+    assert show([written(tmp_path / "rank0.pickle", ours)]) == 0
+    out = capsys.readouterr().out
+    assert "train.py:12" in out
+    assert "reserved" not in out
+
+
 class Harmful:
     def __reduce__(self) -> Any:
         return os.system, ("touch harmed",)
@@ -222,7 +238,8 @@ def test_damaged_and_other_files_are_one_message(tmp_path: Path, capsys: pytest.
     (tmp_path / "text.pickle").write_text("no pickle")
     written(tmp_path / "list.pickle", [1])
     written(tmp_path / "hollow.pickle", {"segments": [{"device": 0}]})
-    for name in ("cut", "text", "list", "hollow"):
+    written(tmp_path / "empty.pickle", {"segments": [], "device_traces": []})
+    for name in ("cut", "text", "list", "hollow", "empty"):
         assert show([str(tmp_path / f"{name}.pickle")]) == 2
         error = capsys.readouterr().err
         assert f"{name}.pickle: is no snapshot of torch's allocator, or a damaged one: " in error

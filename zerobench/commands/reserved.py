@@ -76,6 +76,8 @@ def show_snapshots(paths: Sequence[Path]) -> None:
         try:
             with path.open("rb") as file:
                 snapshot = PlainUnpickler(file).load()
+            if not snapshot["segments"]:
+                raise ValueError("it has no segments")
             # a step on a CPU (probes/snapshot.py) has invented addresses
             is_ours = any(str(text).startswith("tier ") for text in snapshot.get("allocator_settings", {}).values())
             for device in sorted({segment["device"] for segment in snapshot["segments"]}):

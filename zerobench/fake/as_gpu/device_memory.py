@@ -35,7 +35,7 @@ COMPUTE = 0
 
 
 DEFAULT, EXPANDABLE = "", "expandable_segments:True"
-EMPTIED, ONE_STREAM = "empty_cache() once, after step 1", "one stream"
+EMPTIED, ONE_STREAM = "empty_cache() after step 1", "one stream"
 
 SETTINGS: dict[str, dict[str, Any]] = {
     DEFAULT: {},
