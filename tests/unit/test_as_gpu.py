@@ -122,6 +122,9 @@ def test_memory_under_the_allocator_is_the_ledgers_in_blocks_of_512_bytes() -> N
         assert found.allocated_bytes % 512 == 0
         assert found.peak_bytes <= of_storages <= found.peak_bytes + 512 * (living + 64)
         assert found.allocated_bytes <= low <= high < 2 * found.allocated_bytes
+        causes = found.reserved.causes  # type: ignore[union-attr]
+        assert sum(causes.values()) == found.reserved.reserved_by_default  # type: ignore[union-attr]
+        assert low - found.allocated_bytes <= sum(causes.values()) - causes["requested"] - causes["rounding"]
     assert executed(CPU, "ddp").allocated_bytes is None
 
 
