@@ -18,20 +18,20 @@ from zerobench.plots.marks import (
     Rows,
     absent,
     bars,
+    label_options,
+    label_rows,
     number,
     patches,
-    rows_of_labels,
     rule,
     seen,
     show,
     split,
     stack,
     unit_of,
-    words_of,
 )
 from zerobench.plots.page import Sheet, key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, on_cores, rows_of, title, with_times
-from zerobench.plots.steps import losses_of
+from zerobench.plots.steps import mean_losses
 from zerobench.records import STATES
 from zerobench.records.palette import BLUE, GRAY, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from zerobench.results.selection import latest
@@ -160,7 +160,7 @@ def offload(results: Results, panels: int = MOST_PANELS) -> Figure:
 def _offload_rows(cells: pd.DataFrame) -> Rows:
     """The table below the bars: what leaves the device, and for where if not all of it for host memory."""
     labels = [str(label) for label in cells["label"]]
-    others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("optimizer", "gradients")}
+    others = {k: v for k, v in label_rows(labels).items() if k not in ("optimizer", "gradients")}
     where = others.pop("offload", [])
     away = {"to": [{"cpu": "host", "nvme": "files"}.get(name, name) for name in where]} if "nvme" in where else {}
     return {"offloaded": [_what_leaves(label) for label in labels], **away, **others}
@@ -168,7 +168,7 @@ def _offload_rows(cells: pd.DataFrame) -> Rows:
 
 def _what_leaves(label: str) -> str:
     """Model states that leave the device under a cell's label."""
-    words = words_of(label)
+    words = label_options(label)
     if "offload" not in words:
         return "none"
     return OFFLOADED.get((words.get("optimizer", "true"), words.get("gradients", "true")), "parameters")
@@ -273,7 +273,7 @@ def activation(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure, places = sheet(settings, panels, (4.0, 1.5), f"{caption}{on_cores(settings)}.", across=2)
     for (memory, time), cells in places:
         labels = [str(label) for label in cells["label"]]
-        others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("activation", "recomputed")}
+        others = {k: v for k, v in label_rows(labels).items() if k not in ("activation", "recomputed")}
         rows: Rows = {"activation": [_policy_of(label).replace(*BOTH) for label in labels], **others}
         peaks = cells.assign(status=cells["status"].replace("no times", "ok"))
         stacked(memory, peaks, PEAK_COLUMNS, PEAK_TIERS, unit, rows)
@@ -288,7 +288,7 @@ def activation(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 def _policy_of(label: str) -> str:
     """The policy for activations under a cell's label, a value of the key `activation`."""
-    words = words_of(label)
+    words = label_options(label)
     return words.get("activation", "checkpoint" if "recomputed" in words else "none")
 
 
@@ -414,7 +414,7 @@ def _link_parts(results: Results, cell: Any) -> dict[str, float]:
 
 def _draw_gaps(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
     curves = {
-        cell.label: losses_of(results, cell, "accounted").astype("float64")
+        cell.label: mean_losses(results, cell, "accounted").astype("float64")
         for cell in cells.itertuples()
         if cell.status == "ok"
     }
@@ -462,7 +462,7 @@ def delayed(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure = Sheet(1, 2.4, "Loss with and without the delayed parameter update; thick: means over 21 steps.")
     axes = figure.subplots()
     for is_delayed, cell in sorted(cells.items()):
-        _draw_curve(axes, losses_of(results, cell).astype("float64"), *LOOKS[is_delayed])
+        _draw_curve(axes, mean_losses(results, cell).astype("float64"), *LOOKS[is_delayed])
     if late := cells.get(True):
         axes.axvline(_offload_of(late)["delayed_after"], color="black", ls=":", lw=1.2, label="delayed from here on")
     axes.set(xlabel="step", ylabel="loss (nats per token)")

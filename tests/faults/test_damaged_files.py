@@ -23,7 +23,7 @@ from validation.table1 import CellRow, StatesRow
 from zerobench import cli, data
 from zerobench.budgets.budget_file import read_budget
 from zerobench.budgets.comparison import read_floors
-from zerobench.config.yaml_file import read_yaml
+from zerobench.host.files import read_yaml
 from zerobench.models.huggingface import read_config
 from zerobench.plots.marks import learn_colors
 from zerobench.ranks.collectives import load_calibration

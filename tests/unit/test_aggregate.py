@@ -27,12 +27,12 @@ from zerobench.sweep.aggregate import (
     join_columns,
     median_interval,
 )
-from zerobench.sweep.cell import _blank_row, passes_of, run_cell
+from zerobench.sweep.cell import new_row, passes_of, run_cell
 from zerobench.theory.shapes import Schedule
 
 
 def row():
-    return _blank_row(cell("zero2", 2))
+    return new_row(cell("zero2", 2))
 
 
 def record(rank: int, mode: str, losses: list[float], seconds: list[float]) -> RankRecord:

@@ -12,7 +12,7 @@ from zerobench.config.compose import compose_cells
 from zerobench.host.environment import exported_threads
 from zerobench.host.terminal import stdout_console
 from zerobench.sweep import progress
-from zerobench.sweep.progress import Entry, Reporter, interruption_of, seconds_left, table_of
+from zerobench.sweep.progress import Entry, Reporter, interruption_message, seconds_left, table_of
 from zerobench.sweep.sweep import rounds
 
 
@@ -72,15 +72,15 @@ def test_a_sweep_that_is_stopped_tells_no_time_left_and_what_is_done(clock: Cloc
     reporter = Reporter()
     launches = launches_of("model=gpt_tiny", "seed=0,1,2")
     reporter.expect(launches)
-    assert interruption_of(reporter.entries) == "0 of 3 done, interrupted; the same command resumes"
+    assert interruption_message(reporter.entries) == "0 of 3 done, interrupted; the same command resumes"
     play(clock, reporter, launches[0], 1.0, 3.0)
     reporter.start(launches[1])
     name = reporter.entry.name
     wanted = f"1 of 3 done, {name} interrupted; the same command resumes"
-    assert interruption_of(reporter.entries) == wanted, "it has no row yet"
+    assert interruption_message(reporter.entries) == wanted, "it has no row yet"
     reporter.end(launches[1], {"status": "interrupted", "reason": "stopped by the user"}, False, stopped=True)
     assert capsys.readouterr().err.endswith(f"[2/3] {name}: interrupted: stopped by the user\n")
-    assert interruption_of(reporter.entries) == wanted
+    assert interruption_message(reporter.entries) == wanted
 
 
 def test_launches_of_jobs_are_timed_whole_and_run_side_by_side(clock: Clock, tmp_path) -> None:

@@ -15,7 +15,7 @@ from zerobench.config import composer
 from zerobench.config.cell import Cell
 from zerobench.config.compose import RefusedError, compose, compose_cells
 from zerobench.config.composer import Composer
-from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.cell import new_row
 from zerobench.sweep.command import run_proposed
 from zerobench.sweep.sweep import Sweep
 
@@ -71,7 +71,7 @@ class MadeUp(Sweep):
 
     def row(self, cell: Cell) -> dict[str, Any]:
         size, repeat = cell.config.micro_batch, cell.repeat
-        row = asdict(_blank_row(cell)) | {"run_id": f"{cell.cell_id}-{repeat}", "passes_agree": True}
+        row = asdict(new_row(cell)) | {"run_id": f"{cell.cell_id}-{repeat}", "passes_agree": True}
         if cell.problems or size > 10:
             return row | {"status": "invalid" if cell.problems else "oom", "reason": "made up"}
         if size == 7:
@@ -183,7 +183,7 @@ def test_a_plugin_that_cannot_be_imported_is_a_sentence(monkeypatch: pytest.Monk
         raise ValueError("mutable default <class 'hydra_plugins.hydra_nevergrad_sweeper.config.OptimConf'>")
 
     monkeypatch.setattr(Composer, "compose_whole", fails)
-    composer.compositions_of.cache_clear()
+    composer.composition_cache.cache_clear()
     assert "a Hydra plugin cannot be imported here: mutable default" in refusal("-m", "seed=1,2")
 
 

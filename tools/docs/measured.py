@@ -18,7 +18,7 @@ from tools.docs.render import MiB, render
 from zerobench.budgets.budget_file import read_budget
 from zerobench.config.schema_training import OPTIMIZERS
 from zerobench.plots.panels import rows_of
-from zerobench.plots.steps import losses_of
+from zerobench.plots.steps import mean_losses
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results
 from zerobench.sizes import show_bytes
@@ -137,7 +137,7 @@ def delayed() -> str:
     """Loss that the delayed update costs."""
     results = load(REFERENCE / "delayed")
     late = {
-        bool(cell.config.offload.delayed): float(losses_of(results, cell).iloc[-50:].mean())
+        bool(cell.config.offload.delayed): float(mean_losses(results, cell).iloc[-50:].mean())
         for cell in cells(REFERENCE / "delayed")
     }
     gap = late[True] - late[False]
@@ -155,7 +155,7 @@ def low_bit() -> Iterator[Any]:
     usual, psi = None, 2**20
     for cell in cells(REFERENCE / "low_bit"):
         name = cell.config.optimizer.name
-        cell.loss = float(losses_of(results, cell).iloc[-50:].mean())
+        cell.loss = float(mean_losses(results, cell).iloc[-50:].mean())
         cell.usual = usual = cell.loss if usual is None else usual
         cell.bytes_per_parameter = OPTIMIZERS[name](implementation="loop").theory_shape().states_bytes(psi, 4) / psi
         cell.measured_bytes = int(limits[name]["max_optimizer_bytes"].value)
@@ -165,7 +165,7 @@ def low_bit() -> Iterator[Any]:
 def gradient_dtype() -> str:
     """Losses with gradients of several micro-batches summed in bf16 and in fp32."""
     results, both = load(REFERENCE / "gradient_dtype"), cells(REFERENCE / "gradient_dtype")
-    curves = {cell.config.precision.gradient_dtype: losses_of(results, cell).astype("float64") for cell in both}
+    curves = {cell.config.precision.gradient_dtype: mean_losses(results, cell).astype("float64") for cell in both}
     last = {dtype: curve.iloc[-10:].mean() for dtype, curve in curves.items()}
     means, gap = (
         f"{last['bf16']:.4f} with gradients in bf16 and {last['fp32']:.4f} in fp32",
@@ -245,7 +245,7 @@ def zeropp_error() -> str:
 
 
 def _last_loss(results: Results, cell: Any) -> float:
-    return float(losses_of(results, cell, "accounted").iloc[-LAST:].mean())
+    return float(mean_losses(results, cell, "accounted").iloc[-LAST:].mean())
 
 
 def activation() -> list[Any]:
@@ -374,9 +374,9 @@ def compile_blocks() -> list[Any]:
     results = load(REFERENCE / "compile")
     kind = lambda cell: "compiled" if cell.config.compile else "eager"  # noqa: E731
     pairs = beside(cells(REFERENCE / "compile"), lambda cell: cell.strategy, kind)
-    reference = losses_of(results, pairs[0].compiled)
+    reference = mean_losses(results, pairs[0].compiled)
     for pair in pairs:
-        compiled = losses_of(results, pair.compiled)
-        pair.gap = float((compiled - losses_of(results, pair.eager)).abs().max())
+        compiled = mean_losses(results, pair.compiled)
+        pair.gap = float((compiled - mean_losses(results, pair.eager)).abs().max())
         pair.from_ddp = float((compiled - reference).abs().max())
     return pairs

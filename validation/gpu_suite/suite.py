@@ -30,7 +30,7 @@ from zerobench.config.compose import compose_cells
 from zerobench.host.files import read_text, replace_text
 from zerobench.host.temporary import temporary_folder
 from zerobench.ranks.rank_main import Worker
-from zerobench.ranks.start_ranks import launch
+from zerobench.ranks.start_ranks import LaunchError, launch
 from zerobench.results import tables
 from zerobench.results.provenance import machine, source_hash
 from zerobench.sections import known
@@ -329,9 +329,12 @@ class GpuSuite:
     def _run_task(self, task: SuiteTask, one: SuiteLaunch) -> None:
         begun = time.monotonic()
         with temporary_folder() as folder:
-            outcome = launch(task.worker, task.jobs, folder / "logs", min(task.limit_s, self.deadline.left_s))
-        one.status, one.reason, one.seconds = outcome.status, outcome.reason, time.monotonic() - begun
-        one.result = outcome.results[0] if outcome.results else None
+            try:
+                results = launch(task.worker, task.jobs, folder / "logs", min(task.limit_s, self.deadline.left_s))
+                one.status, one.reason, one.result = "ok", "", results[0]
+            except LaunchError as error:
+                one.status, one.reason = error.status, error.reason
+        one.seconds = time.monotonic() - begun
 
     def _run_cells(self, section: SuiteSection) -> None:
         cells = section.cells(self.setup)

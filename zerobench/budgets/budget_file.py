@@ -28,10 +28,10 @@ import pandas as pd
 import yaml
 
 from ..config.cell import WATCHED, CellConfig
-from ..config.yaml_file import read_yaml
+from ..host.files import read_yaml
 from ..host.terminal import print_on, stdout_console
 from ..results.grid import Grid
-from ..results.provenance import commit_of, torch_minor
+from ..results.provenance import checkout_commit, torch_minor
 from ..results.summary import LEAST_LAUNCHES
 from . import judge
 from .judge import METRICS, Limit, parse_limit, show_limit
@@ -235,7 +235,7 @@ class LimitChange:
         return [self.cell, self.metric, judge.show_value(self.metric, self.before), now, signed, part, self.line]
 
 
-def changes_of(row: dict[str, Any], before: CellBudget, after: CellBudget) -> list[LimitChange]:
+def limit_changes(row: dict[str, Any], before: CellBudget, after: CellBudget) -> list[LimitChange]:
     """Returns the recorded limits of a cell whose values differ; a new cell is one change."""
     name = row["name"]
     if not before.limits:
@@ -301,7 +301,7 @@ def record_cell(
     twins = [environment.cells.pop(name) for name in same_work if name not in taken]
     environment.about |= {
         "recorded": datetime.now(UTC).date().isoformat(),
-        "commit": row["commit"] if row["data"] == WATCHED else commit_of(Path.cwd()),  # of the user's code
+        "commit": row["commit"] if row["data"] == WATCHED else checkout_commit(Path.cwd()),  # of the user's code
         "zerobench": row["source_hash"],
         "torch": row["torch_version"],
         "cores": int(row["cores"]),
@@ -325,7 +325,7 @@ def record_cell(
     ):
         processors |= set(named.split(PROCESSORS))
     environment.about["processor"] = PROCESSORS.join(sorted(processors))
-    return changes_of(row, before, after), _noisy(row, limits)
+    return limit_changes(row, before, after), _noisy(row, limits)
 
 
 def _limits(before: dict[str, judge.Limit], row: dict[str, Any], wanted: Wanted) -> dict[str, judge.Limit]:

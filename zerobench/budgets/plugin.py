@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .marker import FIXTURE, IN_RANK, MARKER
-
 if TYPE_CHECKING:
     from .limits import Request
     from .verdict import Watches
+
+MARKER, FIXTURE = "zerobench", "zerobench_watch"
+
+IN_RANK: pytest.StashKey[int] = pytest.StashKey()
+"""Key of a session's stash: the rank, in a process that runs a test of `ranks=N`."""
 
 HELP = (
     "zerobench(LIMITS..., ranks=None, timeout_s=300, recorded=None): hold the memory and traffic of the loops that the"

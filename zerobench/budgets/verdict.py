@@ -24,7 +24,7 @@ import pandas as pd
 from torch import nn
 
 from ..records import COLLECTIVES
-from ..results.frames import records_of
+from ..results.frames import to_records
 from ..results.tables import Results
 from ..sizes import show_count
 from ..watching import Watch
@@ -62,12 +62,12 @@ class Home:
 
 def measured(results: Results, name: str) -> dict[str, Any]:
     """Returns the row of a watch as plain values, under the name of its cell."""
-    row = records_of(results.runs.iloc[:1])[0]
+    row = to_records(results.runs.iloc[:1])[0]
     metrics = (*MEMORY, *(TRAFFIC if row["world_size"] > 1 else ()))
     about = ("status", "reason", "commit", "torch_version", "processor", "cores")
     plain = {key: row[key] for key in (*metrics, *about)}
     environment = environment_of(row["device_class"], row["torch_version"])
-    by_line = lines.plain(lines.lines_of(results.lines))
+    by_line = lines.plain(lines.line_tables(results.lines))
     return plain | {"name": name, "work": None, "environment": environment, "lines": by_line}
 
 
@@ -206,7 +206,7 @@ def _judge_watch(
     watched: WatchedByTest, results: Results, request: Request, home: Home, record: bool, verdict: GateVerdict
 ) -> None:
     row, name = measured(results, watched.name), watched.name
-    sections = _Sections(results, lines.lines_of(results.lines))
+    sections = _Sections(results, lines.line_tables(results.lines))
     total = sections.check_hand(watched, request.limits if watched.limits is None else watched.limits)
     if request.recorded and watched.limits is None:
         if not record:

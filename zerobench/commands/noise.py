@@ -53,12 +53,12 @@ def noise(arguments: list[str]) -> int:
     with Reporter() as reporter:
         sweep = Sweep(reporter)
         sweep.run([cell])
-    failed = [row for row in sweep.rows if row["status"] != "ok"]
+    failed = [row for row in sweep.rows if row.status != "ok"]
     if sweep.stopped or failed:
-        why = "; ".join(row["reason"] for row in failed)
+        why = "; ".join(row.reason for row in failed)
         print_note(f"zerobench noise: nothing is recorded: {why}")
         return 130 if sweep.stopped else 1
-    return _record(chosen.noise, sweep.rows, cell.config)
+    return _record(chosen.noise, [vars(row) for row in sweep.rows], cell.config)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..host.pipes import print_note
-from ..plots import MODULES, Plots, function_of
+from ..plots import MODULES, Plots, figure_function
 from ..plots.bars import add_capacity
 from ..plots.marks import learn_colors
 from ..plots.page import CAPTIONED, FORMATS, Page, add_page_options, page_of
@@ -41,7 +41,7 @@ def plot(arguments: list[str]) -> int:
     for option, of in OWN.items():
         if of != figure and chosen.pop(option) != parser.get_default(option):
             parser.error(f"--{option.replace('_', '-')} is an option of {of}, not of {figure}")
-    return save_figure(f"zerobench plot {figure}", figure, function_of(figure), runs, chosen)
+    return save_figure(f"zerobench plot {figure}", figure, figure_function(figure), runs, chosen)
 
 
 def _parser() -> argparse.ArgumentParser:

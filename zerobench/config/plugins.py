@@ -92,7 +92,7 @@ class Resources:
         return {key: value for key, value in vars(self).items() if value is not None and key in choice.settings}
 
 
-def resources_of(
+def requested_resources(
     choice: LauncherChoice, world_size: int, node_size: int | None, threads: int, device: str
 ) -> Resources:
     """Returns the resources of a cell: on one node, one task starts all ranks; on several nodes, each rank is a task
@@ -146,9 +146,9 @@ class Objective:
     column: str
     sign: str
 
-    def value_of(self, row: Mapping[str, Any]) -> float:
-        """Returns the value for the sweeper of a run's row."""
-        return float(row[self.column]) * (-1 if self.sign == "-" else 1)
+    def directed(self, figure: float) -> float:
+        """Returns the sweeper's value of a run's figure."""
+        return -float(figure) if self.sign == "-" else float(figure)
 
     @property
     def worst(self) -> float:
@@ -156,7 +156,7 @@ class Objective:
         return -inf if self.sign == "+" else inf
 
 
-def objectives_of(text: str) -> tuple[Objective, ...]:
+def parse_objectives(text: str) -> tuple[Objective, ...]:
     """Returns the objectives that `text` names, separated by commas. Raises ValueError for a name that is not a column
     of numbers, and for one without a sign of which larger values are better.
     """

@@ -14,7 +14,7 @@ from ..sizes import counted
 from ..strategies import reference
 from .marks import GRAY, curves, entries, rule, unit_of
 from .page import key, sheet
-from .panels import MOST_PANELS, cores_of, grids, on_cores, title, with_times
+from .panels import MOST_PANELS, grids, on_cores, shared_cores, title, with_times
 
 
 def scaling(results: Results, panels: int = MOST_PANELS) -> Figure:
@@ -88,7 +88,7 @@ def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP
         for _ in curves(peak, cells, "peak_bytes", "-", unit):
             pass
         lost.axhline(0, color="black", lw=0.8)
-        cores = cores_of(cells)
+        cores = shared_cores(cells)
         for axes in (rate, lost) if _most_ranks(cells) > cores else ():
             high = axes.get_xlim()[1]
             axes.axvspan(cores + 0.5, high, color=GRAY, alpha=SHADE, lw=0, zorder=0)
@@ -101,7 +101,7 @@ def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP
             axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
         rate.set_title(title(cells, settings, ["micro_batch"]), loc="left")
     handles: list[Any] = entries(settings)
-    if any(_most_ranks(cells) > cores_of(cells) for cells in settings):
+    if any(_most_ranks(cells) > shared_cores(cells) for cells in settings):
         handles.append(Patch(color=GRAY, alpha=SHADE, lw=0, label="more ranks than cores"))
     key(figure, handles)
     return figure

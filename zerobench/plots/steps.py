@@ -33,7 +33,9 @@ def losses(results: Results, panels: int = MOST_PANELS) -> Figure:
     ]
     curves = []
     for cells in settings:
-        own: Curves = {str(cell.label): losses_of(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
+        own: Curves = {
+            str(cell.label): mean_losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"
+        }
         curves.append(dict(sorted(own.items(), key=lambda item: item[0].split()[0] != reference().name)))
     has_differences = any(len(_distinct(own)) > 1 for own in curves[:panels])
     caption = "All strategies on the same batches. Curves that are equal to the bit are one line."
@@ -95,7 +97,7 @@ def _draw_differences(axes: Axes, curves: Curves) -> None:
     axes.set_title(f"largest difference: {largest:.2g}", loc="left")
 
 
-def losses_of(results: Results, cell: Any, mode: str = "timed") -> pd.Series:
+def mean_losses(results: Results, cell: Any, mode: str = "timed") -> pd.Series:
     """Mean over the ranks by step, in one pass of the newest launch; NaN if a rank's loss is not finite."""
     steps = rows_of(results, "steps", cell)
     steps = steps[(steps["run_id"] == cell.run_id) & (steps["mode"] == mode)]

@@ -58,7 +58,10 @@ def rank_main(worker: Worker, job: Any, pipe: Connection, log: str, goes_on: Goe
             # Collecting a process group while holding the GIL waits for a thread that waits for the GIL.
             gc.disable()
             _send(pipe, "result", result)
-            job = _receive(pipe) if goes_on(result) else None
+            job = None
+            if goes_on(result):
+                with contextlib.suppress(EOFError):  # the parent has closed the pipe: there is no other job
+                    job = pickle.loads(pipe.recv_bytes())
     except BaseException as error:
         traceback.print_exc()
         _send(pipe, "error", _classify(error))
@@ -72,14 +75,6 @@ def rank_main(worker: Worker, job: Any, pipe: Connection, log: str, goes_on: Goe
 def _send(pipe: Connection, kind: str, value: Any) -> None:
     """Sends a plain pickle: multiprocessing's own would pass tensors as handles that end with this process."""
     pipe.send_bytes(pickle.dumps((kind, value)))
-
-
-def _receive(pipe: Connection) -> Any:
-    """Returns the next job; None if the parent has closed the pipe."""
-    try:
-        return pickle.loads(pipe.recv_bytes())
-    except EOFError:
-        return None
 
 
 def _detach(log: str) -> None:

@@ -71,25 +71,23 @@ def add_columns(parser: argparse.ArgumentParser, columns: Sequence[str]) -> None
 
 
 def choose(text: str, columns: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names that `text` selects, in its order; empty for "all". Raises ArgumentTypeError for a name that is
-    not a column, or is the beginning of several.
+    """Returns the columns that `text` names, ignoring case, or begins, in its order; empty for "all". Raises
+    ArgumentTypeError for a name that is not a column, or is the beginning of several.
     """
     if text.strip() == ALL:
         return ()
-    return tuple(_named(part.strip(), [name for name in dict.fromkeys(columns) if name]) for part in text.split(","))
-
-
-def _named(word: str, columns: Sequence[str]) -> str:
-    """Returns the column of that name, ignoring case, or else the only one that begins with it."""
-    same = [name for name in columns if name.lower() == word.lower()]
-    fitting = same or [name for name in columns if word and name.lower().startswith(word.lower())]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        raise argparse.ArgumentTypeError(f"{word!r} begins several columns: {', '.join(fitting)}; name one")
-    near = get_close_matches(word.lower(), columns, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(columns)}, or {ALL}"
-    raise argparse.ArgumentTypeError(f"{word!r} is no column; {hint}")
+    chosen, columns = [], [name for name in dict.fromkeys(columns) if name]
+    for word in map(str.strip, text.split(",")):
+        same = [name for name in columns if name.lower() == word.lower()]
+        fitting = same or [name for name in columns if word and name.lower().startswith(word.lower())]
+        if len(fitting) > 1:
+            raise argparse.ArgumentTypeError(f"{word!r} begins several columns: {', '.join(fitting)}; name one")
+        if not fitting:
+            near = get_close_matches(word.lower(), columns, n=3, cutoff=0.6)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(columns)}, or {ALL}"
+            raise argparse.ArgumentTypeError(f"{word!r} is no column; {hint}")
+        chosen.append(fitting[0])
+    return tuple(chosen)
 
 
 def seconds(least: float, most: float) -> Callable[[str], float]:
@@ -122,14 +120,14 @@ def add_cells(parser: argparse.ArgumentParser, timeout: float) -> None:
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     """Adds --jobs."""
-    parser.add_argument("--jobs", type=_jobs, metavar="N", help="cells simulated at a time (default: one per core)")
 
+    def jobs(text: str) -> int:
+        with suppress(ValueError):
+            if (number := int(text)) >= 1:
+                return number
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of cells, at least 1")
 
-def _jobs(text: str) -> int:
-    with suppress(ValueError):
-        if (number := int(text)) >= 1:
-            return number
-    raise argparse.ArgumentTypeError(f"{text!r} must be a number of cells, at least 1")
+    parser.add_argument("--jobs", type=jobs, metavar="N", help="cells simulated at a time (default: one per core)")
 
 
 def add_price(parser: argparse.ArgumentParser, where: str = "") -> None:

@@ -108,7 +108,7 @@ def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[f
     return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
 
 
-def price_of(runs: Any, price: float) -> dict[str, Any]:
+def price_columns(runs: Any, price: float) -> dict[str, Any]:
     """Returns the columns PRICED of a frame of runs, or of one row: the price of a million tokens in dollars, with the
     interval that the step's time has. `price`: of a GPU hour, or of an hour of a rank without one.
     """

@@ -68,8 +68,8 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
     if code == 130:
         raise KeyboardInterrupt
     folders = sorted({cell.config.results_dir for cell in cells})
-    results = merge([load(folder) for folder in folders if Path(folder).is_dir()]).of(row["run_id"] for row in rows)
-    invalid = [row for row in rows if row["status"] == "invalid"]
+    results = merge([load(folder) for folder in folders if Path(folder).is_dir()]).of(row.run_id for row in rows)
+    invalid = [row for row in rows if row.status == "invalid"]
     return replace(results, runs=to_frame([results.runs, frame_of(invalid, RunRow)], RunRow)) if invalid else results
 
 

@@ -37,11 +37,11 @@ from .worlds import (
     TICKS,
     Panel,
     ReplayWorld,
+    common_ticks,
     executed_worlds,
-    phases_of,
+    phase_ticks,
     recorded_worlds,
     setting_words,
-    ticks_of,
     with_ranks,
 )
 
@@ -76,7 +76,7 @@ def page_of(worlds: list[ReplayWorld]) -> str:
         "setting": escape(setting_words(panels)),
         "style": part("step.css"),
         "script": "\n".join(part(name) for name in SCRIPTS),
-        "data": deflated(data_of(worlds, {"scale_words": " ".join(scale)})),
+        "data": deflated(page_data(worlds, {"scale_words": " ".join(scale)})),
     }
     return re.sub(r"<!--(\w+)-->", lambda mark: parts[mark[1]], part("step.html"))
 
@@ -129,7 +129,7 @@ def deflated(data: dict[str, Any]) -> str:
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def data_of(worlds: list[ReplayWorld], beside: dict[str, Any]) -> dict[str, Any]:
+def page_data(worlds: list[ReplayWorld], beside: dict[str, Any]) -> dict[str, Any]:
     """Returns the page's data. `beside`: additional entries."""
     strings = Strings()
     world_data = [_world(world, strings) for world in worlds]
@@ -139,14 +139,14 @@ def data_of(worlds: list[ReplayWorld], beside: dict[str, Any]) -> dict[str, Any]
 
 def _world(world: ReplayWorld, strings: Strings) -> dict[str, Any]:
     streams = [stream for panel in world.panels for stream in panel.streams.values()]
-    clocks = iter(ticks_of(streams)) if streams else iter(())
+    clocks = iter(common_ticks(streams)) if streams else iter(())
     panels: list[dict[str, Any]] = []
     phases: list[tuple[str, int]] = []
     for panel in world.panels:
         panel_streams = []
         for rank, stream in panel.streams.items():
             ticks = next(clocks)
-            phases = phases or phases_of(stream, ticks)
+            phases = phases or phase_ticks(stream, ticks)
             panel_streams.append({"rank": rank, "length": len(stream), "columns": _columns(stream, ticks, strings)})
         panels.append(_facts(panel) | {"streams": panel_streams})
     return {"n": world.ranks, "how": world.how, "phases": phases, "panels": panels}
