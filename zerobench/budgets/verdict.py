@@ -49,11 +49,6 @@ class Home:
     path: Path
     nodeid: str
 
-    @classmethod
-    def of(cls, test_file: Path, nodeid: str) -> Home:
-        """Returns the home of a test."""
-        return cls(test_file.with_name(f"{test_file.stem}{SUFFIX}"), nodeid)
-
     @property
     def how(self) -> str:
         """Explains how to record the test."""
@@ -225,14 +220,6 @@ def _judge_watch(
             verdict.notes += reports.commands_of(sections.findings, reports.repository_root())
 
 
-def _net(growth: lines.LineTable | None) -> lines.LineTable:
-    """Returns the lines that have grown, without lines that only replace others, such as rebuilt buckets."""
-    table, sums = growth or lines.LineTable(), Counter[tuple[str, str]]()
-    for line in table.lines:
-        sums[line.category, line.name] += line.bytes
-    return replace(table, lines=tuple(line for line in table.lines if sums[line.category, line.name] > 0))
-
-
 class _Sections:
     """The messages on one watch's broken limits."""
 
@@ -265,7 +252,12 @@ class _Sections:
         """Adds a broken limit, with the lines of code that changed since the record, or else those with the most bytes
         of the categories that exceed it.
         """
-        metric, growth, code_lines = finding.metric, _net(self.now.get("growth")), list[lines.CodeLine]()
+        metric, code_lines = finding.metric, list[lines.CodeLine]()
+        # lines that have grown, without those that only replace others, such as rebuilt buckets
+        growth, net = self.now.get("growth", lines.LineTable()), Counter[tuple[str, str]]()
+        for line in growth.lines:
+            net[line.category, line.name] += line.bytes
+        growth = replace(growth, lines=tuple(line for line in growth.lines if net[line.category, line.name] > 0))
         if metric == "growth_bytes":
             sizes = Counter[str]()
             for line in growth.lines:

@@ -15,7 +15,7 @@ from ..ranks import collectives
 from ..ranks.over_cluster import launch, places
 from ..ranks.start_ranks import LaunchError
 from ..results.grid import Grid
-from ..results.options import TIME_LIMIT, Parser, verb
+from ..results.options import Parser, time_limit, verb
 from ..results.provenance import device_class, machine, started
 from ..sizes import parse_bytes, show_bytes
 
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--repetitions", type=int, default=20, help="repetitions of each size (default: %(default)s)")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
-    add("--timeout", type=TIME_LIMIT, default=600, help="seconds for the launch of the ranks (default: %(default)s)")
+    add("--timeout", type=time_limit, default=600, help="seconds for the launch of the ranks (default: %(default)s)")
     add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS)")
     return parser
 

@@ -297,19 +297,7 @@ def check_line(
 
     try:
         # 1. Words are read.
-        problems += problems_of_folders(composer.extra_dirs, GROUPS)
-        spaces = spaced(arguments)
-        parsed, unread = _parse_all(arguments if not spaces else (), verbs)
-        problems += [spaces] if spaces else unread
-        stop_if_wrong()
-        own = [override.input_line or "" for override in parsed if root_key(override) == "hydra"]
-        parsed = [override for override in parsed if root_key(override) != "hydra"]
-        values = {id(override): composer.override_values(override) for override in parsed}
-        experiments = [values[id(override)] for override in parsed if override.key_or_group == "experiment"]
-        if any(len(choices) > 1 for choices in experiments):
-            problems.append("experiment: several experiments are several sweeps; run them one after the other")
-            stop_if_wrong()
-        parsed = [o for o in parsed if not (o.key_or_group == "experiment" and values[id(o)] == [None])]
+        own, parsed, values = _read_words(composer, arguments, verbs)
         given = {override.key_or_group: values[id(override)] for override in parsed}
 
         # 2. Experiments and users' choices must have all values, and the names that our schemas require.
@@ -375,6 +363,24 @@ def check_line(
         notes=tuple(f"{override.input_line} takes {', '.join(values[id(override)])}" for override in globs),
         target=target,
     )
+
+
+def _read_words(
+    composer: Composer, arguments: list[str], verbs: Collection[str]
+) -> tuple[list[str], list[Override], dict[int, list[Any]]]:
+    """Returns the overrides below `hydra`, the others, and the values of these by id. Raises RefusedError."""
+    problems = problems_of_folders(composer.extra_dirs, GROUPS)
+    if spaces := spaced(arguments):
+        raise RefusedError([*problems, spaces])
+    parsed, unread = _parse_all(arguments, verbs)
+    if problems + unread:
+        raise RefusedError(problems + unread)
+    own = [override.input_line or "" for override in parsed if root_key(override) == "hydra"]
+    parsed = [override for override in parsed if root_key(override) != "hydra"]
+    values = {id(override): composer.override_values(override) for override in parsed}
+    if any(len(values[id(override)]) > 1 for override in parsed if override.key_or_group == "experiment"):
+        raise RefusedError(["experiment: several experiments are several sweeps; run them one after the other"])
+    return own, [o for o in parsed if not (o.key_or_group == "experiment" and values[id(o)] == [None])], values
 
 
 def _check_sweeper(

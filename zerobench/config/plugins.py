@@ -98,7 +98,7 @@ def requested_resources(
     """Returns the resources of a cell: on one node, one task starts all ranks; on several nodes, each rank is a task
     and joins the job.
 
-    A world with more ranks than fit on a node (`most_per_node`) uses several nodes, if the launcher supports nodes.
+    A world with more ranks than fit on a node uses several nodes, if the launcher supports nodes.
     """
     nodes = nodes_of(choice, world_size, node_size)
     ranks = -(-world_size // nodes)
@@ -109,17 +109,14 @@ def requested_resources(
 
 
 def nodes_of(choice: LauncherChoice, world_size: int, node_size: int | None) -> int:
-    """Returns the number of nodes of a cell's job."""
+    """Returns the number of nodes of a cell's job. A node has at most as many ranks as the job asks for GPUs on it, or
+    for tasks if these are several.
+    """
     if choice.is_here or "nodes" not in choice.settings:
         return 1
-    most = node_size or most_per_node(choice) or world_size
+    tasks, gpus = (int(choice.asked.get(key) or 0) for key in ("tasks_per_node", "gpus_per_node"))
+    most = node_size or gpus or (tasks if tasks > 1 else world_size)
     return int(choice.asked.get("nodes") or -(-world_size // most))
-
-
-def most_per_node(choice: LauncherChoice) -> int | None:
-    """Returns the maximum number of ranks of a job on one node: its GPUs, or its tasks if several; None: no bound."""
-    tasks = int(choice.asked.get("tasks_per_node") or 1)
-    return int(choice.asked.get("gpus_per_node") or 0) or (tasks if tasks > 1 else None)
 
 
 def at_once(choice: LauncherChoice, wanted: Iterable[Resources]) -> int | None:

@@ -119,17 +119,10 @@ def rename_new(source: Path, target: Path) -> None:
     try:
         source.rename(target)
     except OSError as error:
-        if not is_there(target, error):
-            raise
-
-
-def is_there(target: Path, error: OSError) -> bool:
-    """Returns True if the target of a rename that failed with `error` exists; waits until it can be seen."""
-    deadline = time.monotonic() + SEEN_WITHIN_S
-    while not os.path.lexists(target):
-        if error.errno not in LATE or time.monotonic() > deadline or not target.parent.is_dir():
-            return False
-        with contextlib.suppress(OSError):
-            os.listdir(target.parent)  # makes a client ask again for what is in the folder
-        time.sleep(0.2)
-    return True
+        deadline = time.monotonic() + SEEN_WITHIN_S
+        while not os.path.lexists(target):  # until it can be seen
+            if error.errno not in LATE or time.monotonic() > deadline or not target.parent.is_dir():
+                raise
+            with contextlib.suppress(OSError):
+                os.listdir(target.parent)  # makes a client ask again for what is in the folder
+            time.sleep(0.2)

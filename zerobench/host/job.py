@@ -299,13 +299,15 @@ class JobContext:
 
     def wait_for_all(self, patience_s: float = JOIN_S) -> list[Any]:
         """Returns the infos that all ranks post when they join. Raises JobError if one does not join."""
-        return [self._wait_for(rank, patience_s) for rank in range(self.job.world_size)]
-
-    def _wait_for(self, rank: int, patience_s: float) -> Any:
-        for _ in attempts(patience_s, f"rank {rank} of the job has not come to the store at {self.store.address}"):
-            if (info := self.store.read(f"info/{rank}")) is not None:
-                return info
-        raise JobError(f"rank {rank} of the job did not come within {patience_s:.0f} s")
+        infos = []
+        for rank in range(self.job.world_size):
+            for _ in attempts(patience_s, f"rank {rank} of the job has not come to the store at {self.store.address}"):
+                if (info := self.store.read(f"info/{rank}")) is not None:
+                    infos.append(info)
+                    break
+            else:
+                raise JobError(f"rank {rank} of the job did not come within {patience_s:.0f} s")
+        return infos
 
     def look(self, ranks: Iterable[int] | None = None) -> None:
         """Checks for lost ranks among `ranks`; None: among all other ranks."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from matplotlib.patches import Patch
 
 from ..records import STATES
 from ..results.tables import Results
-from ..sizes import parse_memory, show_bytes
+from ..sizes import show_bytes
 from .marks import (
     CATEGORIES,
     COLLECTIVES,
@@ -45,18 +44,6 @@ OUTSIDE_CAPTION = (
     " Hatched, outside the ledger: memory that the allocator held at its peak and no tensor had, such as scratch of"
     " kernels; the numbers leave it out."
 )
-
-
-def add_capacity(parser: argparse.ArgumentParser) -> None:
-    """Adds --capacity."""
-    parser.add_argument("--capacity", type=_capacity, help="memory: bytes of a rank, as in 24GiB, drawn as a line")
-
-
-def _capacity(text: str) -> int:
-    try:
-        return parse_memory(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def memory(results: Results, panels: int = MOST_PANELS, capacity: int | None = None) -> Figure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pandas as pd
@@ -49,12 +48,6 @@ def scaling(results: Results, panels: int = MOST_PANELS) -> Figure:
 DDP, SHADE = reference().name, 0.15
 
 REFERENCES = {DDP: "DDP at the same N", "linear": "N × its own N = 1"}
-
-
-def add_drop_from(parser: argparse.ArgumentParser) -> None:
-    """Adds --drop-from."""
-    help_text = "throughput: reference of the drop (default: %(default)s)"
-    parser.add_argument("--drop-from", choices=tuple(REFERENCES), default=DDP, help=help_text)
 
 
 def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> Figure:

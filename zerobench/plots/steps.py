@@ -178,14 +178,10 @@ def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> set[str]:
         drawn |= {name} if (high - low).max() > LEAST * axes.get_ylim()[1] else set()
         low = high
     axes.set_xlim(0, WHOLE)
-    _mark_phases(axes, rows["phase"], percent)
-    return drawn
 
-
-def _mark_phases(axes: Axes, phases: pd.Series, percent: np.ndarray[Any, np.dtype[np.float64]]) -> None:
-    """Draws a line at the beginning of each phase, with its name at the top: rotated if there is little room, and left
-    of the line if there is none. Time between two phases counts as data, and is mostly too short for a name.
-    """
+    # A line at the beginning of each phase, with its name at the top: rotated if there is little room, and left of the
+    # line if there is none. Time between two phases counts as data, and is mostly too short for a name.
+    phases = rows["phase"]
     is_first = (phases != phases.shift()).to_numpy()
     starts = list(percent[is_first])
     free = 0.0
@@ -203,3 +199,4 @@ def _mark_phases(axes: Axes, phases: pd.Series, percent: np.ndarray[Any, np.dtyp
             xycoords=axes.get_xaxis_transform(), ha=side, va="top", fontsize="small",
             rotation=0 if side == "center" else 90, annotation_clip=False,
         )  # fmt: skip
+    return drawn

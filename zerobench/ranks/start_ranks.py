@@ -1,4 +1,4 @@
-"""Launches N new rank processes and supervises them: all return a result, or LaunchError says why; none is left behind.
+"""Launches N new rank processes and supervises them. All return a result, or LaunchError says why; none is left behind.
 
 Ranks are forked from a server that has loaded torch but never used CUDA: 0.35 s for four ranks, while spawning takes
 7.7 s. Each rank dies with its parent, writes its output to its own file, and on a timeout first writes its stacks

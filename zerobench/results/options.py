@@ -90,20 +90,12 @@ def choose(text: str, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def seconds(least: float, most: float) -> Callable[[str], float]:
-    """Returns the parser of an option's seconds, which raises ArgumentTypeError outside of the range."""
-
-    def parsed(text: str) -> float:
-        with suppress(ValueError):
-            if least <= (value := float(text)) <= most:
-                return value
-        raise argparse.ArgumentTypeError(f"{text!r} must be seconds, from {least:g} to {most:g}")
-
-    return parsed
-
-
-TIME_LIMIT = seconds(0.001, 1e7)
-"""The parser of a time limit, with the range of launch.timeout_s: the system's timers take no more."""
+def time_limit(text: str) -> float:
+    """Parses seconds, in the range of launch.timeout_s: the system's timers take no more. Raises ArgumentTypeError."""
+    with suppress(ValueError):
+        if 0.001 <= (value := float(text)) <= 1e7:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} must be seconds, from 0.001 to 1e+07")
 
 
 def add_cells(parser: argparse.ArgumentParser, timeout: float) -> None:
@@ -115,7 +107,7 @@ def add_cells(parser: argparse.ArgumentParser, timeout: float) -> None:
     add("--config-dir", help="your own folder, which adds choices, as for a sweep")
     add_jobs(parser)
     timeout_help = "seconds per cell (default: %(default)g)"
-    add("--timeout", type=TIME_LIMIT, default=timeout, metavar="S", help=timeout_help)
+    add("--timeout", type=time_limit, default=timeout, metavar="S", help=timeout_help)
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:

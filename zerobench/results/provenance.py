@@ -111,8 +111,8 @@ def machine(device: str, backend: str) -> dict[str, Any]:
         names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
         processor = next(names, platform.machine())
     return {
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
+        "commit": ask_git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(ask_git("status", "--porcelain", "--", ".")),
         "command": shlex.join([program, *sys.argv[1:]]),
         "python": platform.python_version(),
         "versions": {name: installed_version(name) for name in PACKAGES},
@@ -128,13 +128,8 @@ def machine(device: str, backend: str) -> dict[str, Any]:
     }
 
 
-def checkout_commit(folder: Path) -> str | None:
-    """Returns the commit of the checkout that contains the folder; None outside of a checkout."""
-    return _git("rev-parse", "HEAD", where=folder)
-
-
 @cache
-def _git(*arguments: str, where: Path = PACKAGE) -> str | None:
+def ask_git(*arguments: str, where: Path = PACKAGE) -> str | None:
     """Returns git's output on the checkout that contains `where`, by default this package, or None."""
     try:
         done = subprocess.run(["git", "-C", str(where), *arguments], capture_output=True, text=True, timeout=10)

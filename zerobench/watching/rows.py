@@ -111,7 +111,10 @@ def write(
     A certificate is kept with them.
     """
     config = about.config(world, measured)
-    machine = provenance.provenance(config) | {"commit": provenance.checkout_commit(Path.cwd()), "launched_by": "watch"}
+    machine = provenance.provenance(config) | {
+        "commit": provenance.ask_git("rev-parse", "HEAD", where=Path.cwd()),
+        "launched_by": "watch",
+    }
     row = blank_row(config, machine, world.started)
     row.status = "ok"
     if error is not None:

@@ -14,7 +14,6 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -107,22 +106,6 @@ LETTERS = dict(zip(CATEGORIES, "PGMOCAIT", strict=True))
 """Category -> the letter for it where a pattern would be too small."""
 
 
-class Strings:
-    """Strings by number, the empty one first."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {"": 0}
-
-    def numbers(self, texts: Iterable[object]) -> list[int]:
-        """Returns the words' numbers; new words get the next free ones."""
-        return [self._numbers.setdefault(str(w) if isinstance(w, str) else "", len(self._numbers)) for w in texts]
-
-    @property
-    def all(self) -> list[str]:
-        """The strings in the order of their numbers."""
-        return list(self._numbers)
-
-
 def deflated(data: dict[str, Any]) -> str:
     """Returns base64 of deflated JSON."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -131,13 +114,13 @@ def deflated(data: dict[str, Any]) -> str:
 
 def page_data(worlds: list[ReplayWorld], beside: dict[str, Any]) -> dict[str, Any]:
     """Returns the page's data. `beside`: additional entries."""
-    strings = Strings()
+    strings = {"": 0}  # string -> its number; new ones get the next
     world_data = [_world(world, strings) for world in worlds]
     categories = [{"name": n, "color": c, "hatch": h, "letter": LETTERS[n]} for n, (c, h) in CATEGORIES.items()]
-    return {"ticks": TICKS, "categories": categories, "worlds": world_data, "strings": strings.all, **beside}
+    return {"ticks": TICKS, "categories": categories, "worlds": world_data, "strings": list(strings), **beside}
 
 
-def _world(world: ReplayWorld, strings: Strings) -> dict[str, Any]:
+def _world(world: ReplayWorld, strings: dict[str, int]) -> dict[str, Any]:
     streams = [stream for panel in world.panels for stream in panel.streams.values()]
     clocks = iter(common_ticks(streams)) if streams else iter(())
     panels: list[dict[str, Any]] = []
@@ -169,19 +152,19 @@ def _facts(panel: Panel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _columns(stream: pd.DataFrame, ticks: NDArray[np.int64], strings: Strings) -> dict[str, list[Any]]:
+def _columns(stream: pd.DataFrame, ticks: NDArray[np.int64], strings: dict[str, int]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {"tick": _steps(ticks)}
     columns["us"] = _steps(np.rint(stream["seconds"].to_numpy(dtype="float64") * 1e6).astype(np.int64))
     for name in ("storage", "operation"):
         columns[name] = (stream[name].astype("float64").fillna(-1).to_numpy().astype(np.int64) + 1).tolist()
     for name in NUMBERS:
         columns[name] = np.rint(stream[name].fillna(0).to_numpy(dtype="float64")).astype(np.int64).tolist()
-    columns["wire_bytes"] = [
-        int(size) if float(size).is_integer() else float(size) for size in stream["wire_bytes"].fillna(0)
-    ]
+    sizes = stream["wire_bytes"].fillna(0)
+    columns["wire_bytes"] = [int(size) if float(size).is_integer() else float(size) for size in sizes]
     columns["control"] = stream["control"].fillna(False).astype(int).tolist()
     for name in WORDS:
-        columns[name] = strings.numbers(stream[name])
+        texts = (text if isinstance(text, str) else "" for text in stream[name])
+        columns[name] = [strings.setdefault(text, len(strings)) for text in texts]
     return {name: column for name, column in columns.items() if any(column)}
 
 
