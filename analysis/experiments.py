@@ -25,12 +25,12 @@ from zerobench.plots.marks import (
     rule,
     seen,
     show,
+    size_unit,
     split,
     stack,
-    unit_of,
 )
 from zerobench.plots.page import Sheet, key, sheet
-from zerobench.plots.panels import MOST_PANELS, comparisons, on_cores, rows_of, title, with_times
+from zerobench.plots.panels import MOST_PANELS, cell_rows, comparisons, on_cores, title, with_times
 from zerobench.plots.steps import mean_losses
 from zerobench.records import STATES
 from zerobench.records.palette import BLUE, GRAY, GREEN, ORANGE, PURPLE, SKY, VERMILION
@@ -176,7 +176,7 @@ def _what_leaves(label: str) -> str:
 
 def parts_of(results: Results, cell: Any) -> dict[str, float]:
     """Bytes a parameter by tier; those on the device at the instant when its states are most."""
-    memory = rows_of(results, "memory", cell)
+    memory = cell_rows(results, "memory", cell)
     memory = memory[(memory["phase"] == "step") & (memory["tier"] == "device")]
     fullest = memory[memory["category"] == "states"].sort_values("max_bytes").iloc[-1]
     of_rank = memory[(memory["run_id"] == fullest["run_id"]) & (memory["rank"] == fullest["rank"])]
@@ -187,7 +187,7 @@ def parts_of(results: Results, cell: Any) -> dict[str, float]:
 
 
 def _draw_tiers(axes: Axes, place: int, cell: Any, results: Results) -> None:
-    if rows_of(results, "memory", cell).empty:
+    if cell_rows(results, "memory", cell).empty:
         absent(axes, place, "no memory table")
         return
     parts = parts_of(results, cell)
@@ -265,7 +265,7 @@ def activation(results: Results, panels: int = MOST_PANELS) -> Figure:
     that train the same thing; a cell that failed, or was not run, is named.
     """
     settings = with_times(comparisons(results))
-    name, unit = unit_of(highest(results.runs, PEAK_COLUMNS))
+    name, unit = size_unit(highest(results.runs, PEAK_COLUMNS))
     caption = (
         "Policies for activations (both: checkpoint_offload). Peak memory by tier, on the rank with the most; and the "
         "median time of a step, split in the proportions of its phases' medians, with its 95 % interval"
@@ -312,7 +312,7 @@ def buffers(results: Results, panels: int = MOST_PANELS) -> Figure:
     """
     cells = pd.concat(comparisons(results))
     settings = [setting for _, setting in cells.groupby(ALIKE, sort=False, dropna=False)]
-    name, unit = unit_of(highest(results.runs, {part: column for part, (column, *_) in BUFFER_PARTS.items()}))
+    name, unit = size_unit(highest(results.runs, {part: column for part, (column, *_) in BUFFER_PARTS.items()}))
     caption = (
         "Gradients and communication buffers as the model grows, each at its own maximum on the rank with the most. "
         "Fused: one buffer as large as the model; else buckets of a constant size."
@@ -398,7 +398,7 @@ def _draw_links(results: Results, axes: Axes, place: int, cell: Any) -> None:
 
 def _link_parts(results: Results, cell: Any) -> dict[str, float]:
     """Bytes that a rank sends to other nodes in a step, in the mean over the ranks, by what they are for."""
-    traffic = rows_of(results, "traffic", cell)
+    traffic = cell_rows(results, "traffic", cell)
     traffic = traffic[~traffic["control"].astype(bool)]
     if traffic.empty:
         return {}

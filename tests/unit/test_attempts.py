@@ -32,7 +32,7 @@ from zerobench.sweep.sweep import Sweep
 
 def attempt(one: Cell, hour: int, **more: object) -> str:
     """An attempt that began at an hour of a day, by the clock; its run_id."""
-    row = replace(cells._blank_row(one), status="ok", started=f"2026-01-01T{hour:02}:00:00.000+00:00", **more)
+    row = replace(cells.new_row(one), status="ok", started=f"2026-01-01T{hour:02}:00:00.000+00:00", **more)
     where, prefix = Path(one.config.results_dir), cells.run_prefix(one)
     tables = {"lines": [LineRow(0, "peak", "activations", "mlp", "model.py:7 in forward", 4096, 1)]}
     return write_run(claim_folder(where, prefix), prefix, row, one.config, {}, tables).name

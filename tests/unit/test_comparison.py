@@ -15,11 +15,11 @@ from zerobench.budgets.comparison import (
     NoiseFloor,
     compare_runs,
     detectable,
-    environment_of,
     floor_from,
     interleaved,
     lookup,
     measure_effect,
+    noise_environment,
     noise_floor,
     pair_up,
     pairs_needed,
@@ -317,6 +317,6 @@ def test_a_new_record_replaces_that_of_its_environment_alone(tmp_path: Path) -> 
     for floor in (old, other, new):
         write_floor(tmp_path, floor)
     assert read_floors(tmp_path) == [other, new]
-    assert lookup([other, new], environment_of(launches(one, [1], 0)[0])) == new
+    assert lookup([other, new], noise_environment(launches(one, [1], 0)[0])) == new
     with pytest.raises(ValueError, match="has 2 launches; a noise floor needs 3"):
         floor_from(launches(one, [1, 2], 0), one.config)

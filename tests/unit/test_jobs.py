@@ -21,7 +21,7 @@ from zerobench.commands.folder_contents import look
 from zerobench.config.cell import Cell
 from zerobench.config.compose import compose, compose_cells, in_one, propose
 from zerobench.config.composer import hydra_config
-from zerobench.config.plugins import LauncherChoice, Resources, at_once, nodes_of, requested_resources
+from zerobench.config.plugins import LauncherChoice, Resources, at_once, job_nodes, requested_resources
 from zerobench.config.schema import Launch, Measure, Search
 from zerobench.host import environment
 from zerobench.host.temporary import claim
@@ -292,7 +292,7 @@ def test_nodes_tasks_and_gpus_follow_the_cell() -> None:
     assert asked(4, device="cuda") == Resources(1, 1, 4, 4)
     assert asked(16, device="cuda", gpus_per_node=8) == Resources(2, 8, 1, 8)
     assert asked(2, device="cuda", gpus_per_node=8) == Resources(1, 1, 2, 2)
-    assert nodes_of(choice("submitit_slurm", {"nodes": 4, "gpus_per_node": 8}, **SLURM), 8, None) == 4
+    assert job_nodes(choice("submitit_slurm", {"nodes": 4, "gpus_per_node": 8}, **SLURM), 8, None) == 4
     slurm, wanted = choice("submitit_slurm", **SLURM), cell("ddp", 4, launch=Launch(threads=2))
     assert resources_for(wanted, slurm).settings(slurm) == {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 8}
 

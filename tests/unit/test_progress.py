@@ -12,7 +12,7 @@ from zerobench.config.compose import compose_cells
 from zerobench.host.environment import exported_threads
 from zerobench.host.terminal import stdout_console
 from zerobench.sweep import progress
-from zerobench.sweep.progress import Entry, Reporter, interruption_message, seconds_left, table_of
+from zerobench.sweep.progress import Entry, Reporter, interruption_message, progress_table, seconds_left
 from zerobench.sweep.sweep import rounds
 
 
@@ -121,7 +121,7 @@ def test_launches_that_run_side_by_side_are_all_in_sight() -> None:
         launches[number].state = state
     console = stdout_console()
     with console.capture() as shown:
-        console.print(table_of(launches, 20, "about 9 s left", height=11))
+        console.print(progress_table(launches, 20, "about 9 s left", height=11))
     said = shown.get()
     assert "cell 2 " in said
     assert "cell 30 " in said

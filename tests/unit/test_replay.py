@@ -43,7 +43,7 @@ def inflated(text: str) -> dict[str, Any]:
 
 def test_the_pages_data_are_the_tables(world: ReplayWorld) -> None:
     """Each value of each event, read back as the page reads it."""
-    found = inflated(DATA.search(command.page_of([world]))[1])
+    found = inflated(DATA.search(command.page_text([world]))[1])
     strings = found["strings"]
     for panel, packed in zip(world.panels, found["worlds"][0]["panels"], strict=True):
         assert [packed[name] for name in ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "run_id")] == [
@@ -82,7 +82,7 @@ def test_one_clock_keeps_every_order_and_meets_at_phases_and_modules(world: Repl
 
 def test_the_committed_page_is_todays(world: ReplayWorld) -> None:
     """Its code and style, and of its data the measured world; what was executed is not executed again here."""
-    committed, now = (RECORDED.parents[1] / "docs/assets/replay/step.html").read_text(), command.page_of([world])
+    committed, now = (RECORDED.parents[1] / "docs/assets/replay/step.html").read_text(), command.page_text([world])
     assert [DATA.sub("", text) for text in (committed, now)] == [DATA.sub("", now)] * 2, "run `make replay`"
     theirs, ours = (inflated(DATA.search(text)[1]) for text in (committed, now))
     assert [one["n"] for one in theirs["worlds"]] == [2**power for power in range(1, 11)]
@@ -95,7 +95,7 @@ def test_a_page_asks_for_nothing_and_escapes_what_runs_say(world: ReplayWorld) -
     hostile = "</script><script>alert(1)</script><b>"
     first = world.panels[0]
     planted = replace(first, row=first.row | {"model": hostile, "command": hostile})
-    text = command.page_of([replace(world, panels=(planted, *world.panels[1:]))])
+    text = command.page_text([replace(world, panels=(planted, *world.panels[1:]))])
     assert hostile not in text
     assert text.count("<script") == 2
     assert not re.search(

@@ -17,7 +17,7 @@ from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, loa
 from tools.docs.render import MiB, render
 from zerobench.budgets.budget_file import read_budget
 from zerobench.config.schema_training import OPTIMIZERS
-from zerobench.plots.panels import rows_of
+from zerobench.plots.panels import cell_rows
 from zerobench.plots.steps import mean_losses
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results
@@ -267,7 +267,7 @@ def counted(results: Results, cell: Any) -> dict[str, dict[str, float]]:
     """Returns a cell's "allocations" and "lasting", each by category, the most of any rank in a step; empty if not
     counted.
     """
-    memory = rows_of(results, "memory", cell)
+    memory = cell_rows(results, "memory", cell)
     of_step = memory[(memory["phase"] == "step") & (memory["tier"] == "device")].dropna(subset=["lasting"])
     most = of_step.groupby("category")[["allocations", "lasting"]].max()
     return {str(column): {str(k): float(v) for k, v in most[column].items()} for column in most if len(most)}
@@ -323,7 +323,7 @@ def settings() -> Iterator[Any]:
 
 def _held(results: Results, cell: Any) -> dict[str, float]:
     """Bytes per parameter at the end of forward (parameters), between steps, and at most."""
-    timeline, memory = rows_of(results, "timeline", cell), rows_of(results, "memory", cell)
+    timeline, memory = cell_rows(results, "timeline", cell), cell_rows(results, "memory", cell)
     last = timeline[(timeline["phase"] == "forward") & (timeline["rank"] == 0)].sort_values("instant").iloc[-1]
     update = memory[(memory["phase"] == "update") & (memory["category"] == "parameters") & (memory["rank"] == 0)]
     held = {
@@ -349,7 +349,7 @@ def accumulation() -> Iterator[Any]:
     """Traffic of a step with m micro-batches, and the gradients that are held between them, beside formulas."""
     results = load(REFERENCE / "accumulation")
     for cell in cells(REFERENCE / "accumulation"):
-        policy, memory = cell.config.strategy.accumulate, rows_of(results, "memory", cell)
+        policy, memory = cell.config.strategy.accumulate, cell_rows(results, "memory", cell)
         forward = memory[(memory["phase"] == "forward") & (memory["category"] == "gradients")]
         cell.gradients = forward["max_bytes"].max() / cell.psi
         whole = policy == "last"  # DDP's buckets are beside its gradients while it does not reduce

@@ -34,7 +34,7 @@ from zerobench.ranks.start_ranks import LaunchError, launch
 from zerobench.results import tables
 from zerobench.results.provenance import machine, source_hash
 from zerobench.sections import known
-from zerobench.sweep.cell import passes_of
+from zerobench.sweep.cell import pass_names
 from zerobench.sweep.progress import Reporter
 from zerobench.sweep.sweep import Sweep, rounds
 
@@ -359,7 +359,7 @@ class GpuSuite:
                     raise KeyboardInterrupt
 
     def _run_cell(self, section: SuiteSection, sweep: Sweep, each: Cell, one: SuiteLaunch) -> None:
-        share = self.deadline.left_s / len(passes_of(each.config))  # each pass has a share of the time left
+        share = self.deadline.left_s / len(pass_names(each.config))  # each pass has a share of the time left
         limit = replace(each.config.launch, timeout_s=round(min(section.limit_s, share), 1))
         limited = each.changed(launch=limit)
         sweep.reporter.replace(each, limited)

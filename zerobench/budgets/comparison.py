@@ -180,7 +180,7 @@ class NoiseFloor:
         return f"{self.cell}, {self.launches} launches of {self.date}"
 
 
-def environment_of(row: dict[str, Any]) -> dict[str, Any]:
+def noise_environment(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the part of a run's row that determines which record applies to it."""
     return {
         "device_class": row["device_class"],
@@ -203,7 +203,7 @@ def floor_from(launches: list[dict[str, Any]], config: CellConfig) -> NoiseFloor
     medians = {metric: [float(row[metric]) for row in launches] for metric in TIMES}
     last = launches[-1]
     return NoiseFloor(
-        environment=environment_of(last),
+        environment=noise_environment(last),
         cell=base_name(config),
         date=last["started"][:10],
         command=last["command"],
@@ -390,7 +390,7 @@ def compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[
     pairs = pair_up(a.launches, b.launches)
     applicable = list[NoiseFloor]()
     if a.config.nodes == 1:  # a floor is of one machine; with another torch there is another
-        of_sides = (lookup(floors, environment_of(row)) for row in (a.row, b.row))
+        of_sides = (lookup(floors, noise_environment(row)) for row in (a.row, b.row))
         applicable = list({id(floor): floor for floor in of_sides if floor is not None}.values())
     return replace(
         compared,

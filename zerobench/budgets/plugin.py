@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 MARKER, FIXTURE = "zerobench", "zerobench_watch"
 
-IN_RANK: pytest.StashKey[int] = pytest.StashKey()
-"""Key of a session's stash: the rank, in a process that runs a test of `ranks=N`."""
+IN_RANK = "zerobench_rank"
+"""Option of a session in a process that runs a test of `ranks=N` (ranks.py): the rank."""
 
 HELP = (
     "zerobench(LIMITS..., ranks=None, timeout_s=300, recorded=None): hold the memory and traffic of the loops that the"
@@ -86,15 +86,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _runs_in_ranks(item: pytest.Item) -> bool:
-    return item.stash[REQUEST].ranks is not None and IN_RANK not in item.config.stash
+    return item.stash[REQUEST].ranks is not None and not hasattr(item.config.option, IN_RANK)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Excludes tensors that already exist from a test's watches: its figures do not depend on earlier tests."""
     marker = item.get_closest_marker(MARKER)
-    in_ranks = marker is not None and marker.kwargs.get("ranks") is not None and IN_RANK not in item.config.stash
-    if FIXTURE not in getattr(item, "fixturenames", ()) or in_ranks:
+    ranks = None if marker is None or hasattr(item.config.option, IN_RANK) else marker.kwargs.get("ranks")
+    if FIXTURE not in getattr(item, "fixturenames", ()) or ranks is not None:
         return (yield)
     from ..watching.held_tensors import leave_out
 

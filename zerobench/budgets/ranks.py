@@ -27,7 +27,6 @@ from ..host.environment import rank_environment
 from ..host.files import replace_text
 from ..host.temporary import temporary_folder
 from ..ranks.start_ranks import LaunchError, launch
-from .plugin import IN_RANK
 
 LAST = 3000
 """Characters of a rank's output that a failure shows."""
@@ -185,7 +184,7 @@ class OneTest:
             setattr(config.option, name, value)
         config.option.basetemp = f"{self._job.folder}/tmp{self._job.rank}"
         config.args = [self._job.target]
-        config.stash[IN_RANK] = self._job.rank
+        config.option.zerobench_rank = self._job.rank  # which plugin.py reads
         # By these names, plugins recognize a process that reports to another one.
         names = {"workerid": f"rank{self._job.rank}", "workercount": self._job.ranks, "testrunuid": self._job.folder}
         config.workerinput = names | {"mainargv": list(sys.argv)}  # type: ignore[attr-defined]

@@ -92,7 +92,7 @@ def _exact(pair: Compared) -> Iterator[str | Grid]:
     elif parts:
         yield f"peak_bytes did not move and is made up differently{made_of}"
     for at, heading in HEADER.items():
-        if rows := rows_of(at, pair.a.lines, pair.b.lines):
+        if rows := line_rows(at, pair.a.lines, pair.b.lines):
             yield Grid([heading, "A", "B", "difference"], rows)
     yield from (f"{metric}: noise" for metric in pair.unsteady)
     count = len(pair.equal) + len(pair.moved) + len(pair.unsteady)
@@ -184,7 +184,7 @@ SHOWN = 8
 HEADER = {"peak": "lines of code at the peak", "growth": "lines of code that grow over the steps"}
 
 
-def rows_of(at: str, a: Lines, b: Lines) -> list[list[str]]:
+def line_rows(at: str, a: Lines, b: Lines) -> list[list[str]]:
     """Returns a row per line that moved: line, bytes in A, in B, difference; none if a side has no lines.
 
     Lines beyond SHOWN are combined into one row, so that the differences add up to the table's total.

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from ..host.pipes import print_note
 from ..plots import MODULES, Plots, figure_function
 from ..plots.marks import learn_colors
-from ..plots.page import CAPTIONED, FORMATS, Page, add_page_options, page_of
+from ..plots.page import CAPTIONED, FORMATS, Page, add_page_options, pop_page
 from ..plots.panels import MOST_PANELS
 from ..plots.scaling import DDP, REFERENCES
 from ..results.options import RESULTS, Parser, add_options, refuse
@@ -83,7 +83,7 @@ def save_figure(
 
     Exit code 2, with an error message, if there is nothing to draw.
     """
-    page, out = page_of(options), options.pop("out")
+    page, out = pop_page(options), options.pop("out")
     try:
         page, folder, stem = _place(page, out, name)
         results, left_out = load_all(runs).chosen(options.pop("where"), options.pop("all"))

@@ -100,7 +100,7 @@ def requested_resources(
 
     A world with more ranks than fit on a node uses several nodes, if the launcher supports nodes.
     """
-    nodes = nodes_of(choice, world_size, node_size)
+    nodes = job_nodes(choice, world_size, node_size)
     ranks = -(-world_size // nodes)
     gpus = choice.asked.get("gpus_per_node") or (ranks if device == "cuda" and not choice.wants_gpus() else None)
     tasks = min(choice.asked.get("tasks_per_node") or (ranks if nodes > 1 else 1), ranks)
@@ -108,7 +108,7 @@ def requested_resources(
     return Resources(nodes, tasks, cpus, None if gpus is None else min(gpus, ranks))
 
 
-def nodes_of(choice: LauncherChoice, world_size: int, node_size: int | None) -> int:
+def job_nodes(choice: LauncherChoice, world_size: int, node_size: int | None) -> int:
     """Returns the number of nodes of a cell's job. A node has at most as many ranks as the job asks for GPUs on it, or
     for tasks if these are several.
     """

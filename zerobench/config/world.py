@@ -12,7 +12,7 @@ from ..sizes import show_count
 from ..strategies import names_with, spec_of
 from .cell import CellConfig
 from .keys import KEYS
-from .plugins import LauncherChoice, nodes_of
+from .plugins import LauncherChoice, job_nodes
 from .schema import Config
 
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -73,7 +73,7 @@ def resolve_ranks(draft: Config, problems: list[str], launcher: LauncherChoice |
         nodes, ranks_per_machine = max(1, membership.machines(ranks)), membership.most_per_host(ranks)
         ranks_per_gpu = membership.ranks_per_gpu(ranks) if draft.device != "cpu" else 0
     elif launcher is not None:
-        nodes = nodes_of(launcher, ranks, draft.node_size)
+        nodes = job_nodes(launcher, ranks, draft.node_size)
         tasks, per_node = int(launcher.asked.get("tasks_per_node") or 1), ranks // nodes
         if ranks % nodes:
             problems.append(f"world_size={ranks}: must be a multiple of the job's nodes, {nodes}")
@@ -153,7 +153,7 @@ def _resolve_threads(draft: Config, ranks_per_machine: int, launcher: LauncherCh
         return
     if launcher is not None and (cpus := launcher.asked.get("cpus_per_task")):
         world_size = known(draft.world_size)
-        per_node = world_size // nodes_of(launcher, world_size, draft.node_size)
+        per_node = world_size // job_nodes(launcher, world_size, draft.node_size)
         per_task = per_node // (launcher.asked.get("tasks_per_node") or per_node)
         draft.launch.threads = max(1, int(cpus) // max(1, per_task))
         return

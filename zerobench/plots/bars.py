@@ -26,12 +26,12 @@ from .marks import (
     rule,
     seen,
     show,
+    size_unit,
     split,
     stack,
-    unit_of,
 )
 from .page import key, sheet
-from .panels import MOST_PANELS, comparisons, on_cores, rows_of, title, with_times
+from .panels import MOST_PANELS, cell_rows, comparisons, on_cores, title, with_times
 
 OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
 """The part that is not a category of the ledger: the allocator's peak minus the ledger's."""
@@ -58,7 +58,7 @@ def memory(results: Results, panels: int = MOST_PANELS, capacity: int | None = N
     """
     settings = comparisons(results)
     largest = max([results.runs["peak_bytes"].max(), capacity], key=lambda size: 0 if pd.isna(size) else size)
-    name, unit = unit_of(largest)
+    name, unit = size_unit(largest)
     drawn = (cell for cells in settings[:panels] for cell in cells[cells["status"] == "ok"].itertuples())
     is_beyond = any(_outside(cell) for cell in drawn)
     figure, grid = sheet(settings, panels, (3.2, 2.5), MEMORY_CAPTION + (OUTSIDE_CAPTION if is_beyond else ""))
@@ -80,7 +80,7 @@ def memory(results: Results, panels: int = MOST_PANELS, capacity: int | None = N
 
 
 def _draw_memory(axes: Axes, x: int, cell: Any, results: Results, unit: int) -> None:
-    rows = rows_of(results, "memory", cell)
+    rows = cell_rows(results, "memory", cell)
     rows = rows[(rows["phase"] == "step") & (rows["tier"] == "device")]
     if rows.empty:
         absent(axes, x, "no memory table")

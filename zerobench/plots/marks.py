@@ -126,7 +126,7 @@ def absent(axes: Axes, x: float, word: str, color: str = "black", number: int = 
     )  # fmt: skip
 
 
-def unit_of(largest: Any) -> tuple[str, int]:
+def size_unit(largest: Any) -> tuple[str, int]:
     """The unit that suits sizes up to `largest` bytes, and its number of bytes; `largest` may be missing."""
     if pd.isna(largest):
         largest = 0

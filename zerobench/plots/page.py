@@ -87,7 +87,7 @@ class Page:
 
 
 def add_page_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --format, --width and --style, which `page_of` reads."""
+    """Adds --format, --width and --style, which `pop_page` reads."""
     add = parser.add_argument
     formats = f"{', '.join(FORMATS)}; several: pdf,png (default: {','.join(CAPTIONED)})"
     add("--format", type=_formats, default=CAPTIONED, metavar="FORMAT", help=formats)
@@ -97,7 +97,7 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
     add("--style", choices=tuple(POINTS), default="paper", help=f"{styles} (default: %(default)s)")
 
 
-def page_of(options: dict[str, Any]) -> Page:
+def pop_page(options: dict[str, Any]) -> Page:
     """Pops the page's options from `options`."""
     return Page(options.pop("format"), options.pop("width"), options.pop("style"))
 

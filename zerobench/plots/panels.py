@@ -79,7 +79,7 @@ def completed(cells: pd.DataFrame, rows: list[str], columns: list[str]) -> pd.Da
     return whole
 
 
-def rows_of(results: Results, table: str, cell: Any) -> pd.DataFrame:
+def cell_rows(results: Results, table: str, cell: Any) -> pd.DataFrame:
     """The rows of a long table that belong to a cell's newest launches."""
     runs = latest(results.runs[results.runs["cell_id"] == cell.cell_id])
     frame: pd.DataFrame = getattr(results, table)

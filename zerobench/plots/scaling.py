@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from ..results.tables import Results
 from ..sizes import counted
 from ..strategies import reference
-from .marks import GRAY, curves, entries, rule, unit_of
+from .marks import GRAY, curves, entries, rule, size_unit
 from .page import key, sheet
 from .panels import MOST_PANELS, grids, on_cores, shared_cores, title, with_times
 
@@ -25,7 +25,7 @@ def scaling(results: Results, panels: int = MOST_PANELS) -> Figure:
     named at its N.
     """
     settings = grids(results)
-    name, unit = unit_of(results.runs["peak_bytes"].max())
+    name, unit = size_unit(results.runs["peak_bytes"].max())
     caption = "Memory on the rank with the most, at a fixed micro-batch."
     figure, grid = sheet(settings, panels, (3.2, 2.1), caption, across=2)
     for (states, peak), cells in grid:
@@ -62,7 +62,7 @@ def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP
     than cores. A cell that failed, or that has no run although others have, is named at its N.
     """
     settings = with_times(grids(results))
-    name, unit = unit_of(results.runs["peak_bytes"].max())
+    name, unit = size_unit(results.runs["peak_bytes"].max())
     caption = f"Left: throughput at a fixed micro-batch{on_cores(settings)}, with 95 % intervals. "
     caption += f"Middle: its loss against {REFERENCES[drop_from]}. Right: the memory that this buys."
     figure, grid = sheet(settings, panels, (2.2, 1.9), caption, across=3)

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from ..results.tables import Results
 from ..strategies import reference
-from .marks import CATEGORIES, LEAST, absent, look, patches, show, unit_of
+from .marks import CATEGORIES, LEAST, absent, look, patches, show, size_unit
 from .page import key, sheet
-from .panels import MOST_PANELS, comparisons, rows_of, title
+from .panels import MOST_PANELS, cell_rows, comparisons, title
 
 Curves = dict[str, pd.Series]
 """A cell's label -> its losses by step."""
@@ -99,7 +99,7 @@ def _draw_differences(axes: Axes, curves: Curves) -> None:
 
 def mean_losses(results: Results, cell: Any, mode: str = "timed") -> pd.Series:
     """Mean over the ranks by step, in one pass of the newest launch; NaN if a rank's loss is not finite."""
-    steps = rows_of(results, "steps", cell)
+    steps = cell_rows(results, "steps", cell)
     steps = steps[(steps["run_id"] == cell.run_id) & (steps["mode"] == mode)]
     return steps.pivot(index="step", columns="rank", values="loss").mean(axis=1, skipna=False)
 
@@ -143,13 +143,13 @@ def timeline(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure, grid = sheet(singles, panels, (3.2, 1.9), caption)
     drawn: set[str] = set()
     for (axes, cells), most in zip(grid, scales, strict=False):
-        name, unit = unit_of(most)
+        name, unit = size_unit(most)
         cell: Any = next(cells.itertuples())
         axes.set_title(cell.label if len(settings) == 1 else f"{cell.label}: {title(cells, settings)}", loc="left")
         axes.set_ylabel(f"live bytes, largest rank ({name})")
         axes.set_xlabel("time (% of the step)")
         axes.set_ylim(0, 1.3 * (1 if pd.isna(most) else most / unit))
-        rows = rows_of(results, "timeline", cell)
+        rows = cell_rows(results, "timeline", cell)
         if cell.status != "ok" or rows.empty:
             absent(axes, 0.5, str(cell.status) if cell.status != "ok" else "no timeline")
             axes.set_xticks([])

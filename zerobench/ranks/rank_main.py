@@ -84,7 +84,13 @@ def _detach(log: str) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # if memory runs out, the kernel should kill a rank and not the sweep
             Path("/proc/self/oom_score_adj").write_text("1000")
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+    def leave_with_parent() -> None:  # in case the kernel cannot signal the fork server's end
+        if (parent := mp.parent_process()) is not None:
+            wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=leave_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(out, 1)
@@ -92,14 +98,6 @@ def _detach(log: str) -> None:
     os.close(out)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-
-
-def _leave_with_parent() -> None:
-    """Waits for the end of the launching process, in case the kernel cannot signal the fork server's end."""
-    parent = mp.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
 
 
 def _classify(error: BaseException) -> tuple[str, str]:

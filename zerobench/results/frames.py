@@ -34,7 +34,7 @@ _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
 
 
 @cache
-def columns_of(kind: type) -> tuple[tuple[str, type], ...]:
+def base_types(kind: type) -> tuple[tuple[str, type], ...]:
     """Returns column names and base types of a row type; an optional column has its base type."""
     hints = get_type_hints(kind)
     bases = (str, bool, int, float)
@@ -47,7 +47,7 @@ def columns_of(kind: type) -> tuple[tuple[str, type], ...]:
 def schema_of(kind: type, with_run_id: bool = False) -> pa.Schema:
     """Returns the columns of `kind` in a file, after `run_id` if the table has many runs."""
     columns = [pa.field("run_id", pa.string())] * with_run_id
-    columns += [pa.field(name, _ARROW[base]) for name, base in columns_of(kind)]
+    columns += [pa.field(name, _ARROW[base]) for name, base in base_types(kind)]
     return pa.schema(columns, metadata={"schema_version": str(SCHEMA_VERSION)})
 
 
@@ -113,7 +113,7 @@ def to_frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
         return _without_rows(kind, more).copy()
     frame = pd.concat(filled, ignore_index=True) if len(filled) > 1 else filled[0].reset_index(drop=True)
     columns = {name: frame[name] if name in frame else pd.Series(None, frame.index, "object") for name in more}
-    columns |= {name: _column(frame, name, _PANDAS[base]) for name, base in columns_of(kind)}
+    columns |= {name: _column(frame, name, _PANDAS[base]) for name, base in base_types(kind)}
     return pd.DataFrame(columns)
 
 
@@ -128,7 +128,7 @@ def _column(frame: pd.DataFrame, name: str, dtype: Any) -> pd.Series:
 
 @cache
 def _without_rows(kind: type, more: tuple[str, ...]) -> pd.DataFrame:
-    types = {name: _PANDAS[base] for name, base in columns_of(kind)}
+    types = {name: _PANDAS[base] for name, base in base_types(kind)}
     return pd.DataFrame(columns=[*more, *types]).astype(types)
 
 

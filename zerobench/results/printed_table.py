@@ -168,7 +168,7 @@ def print_results(rows: Sequence[Any], chosen: Sequence[str] | None = None, pric
     """
     cells = [cell | ({} if price is None else price_columns(cell, price)) for cell in sorted_cells(rows)]
     console = stdout_console()
-    columns = columns_of(cells)
+    columns = shown_columns(cells)
     if busy := busy_words(cells):
         print_on(console, busy, "bold yellow")
     console.print(cell_grid(cells, COLUMNS if chosen else columns, chosen))
@@ -186,7 +186,7 @@ def print_results(rows: Sequence[Any], chosen: Sequence[str] | None = None, pric
         print_on(console, message, "dim")
 
 
-def columns_of(cells: Sequence[Row]) -> dict[str, SweepColumn]:
+def shown_columns(cells: Sequence[Row]) -> dict[str, SweepColumn]:
     """Returns the columns of the table that any of the cells makes worth showing."""
     return {name: column for name, column in COLUMNS.items() if any(column.is_shown(cell) for cell in cells)}
 
@@ -306,7 +306,9 @@ def runs_text(runs: pd.DataFrame) -> str:
         return "Results: no runs."
     cells = sorted_cells(to_records(runs))
     shown = cells[:MOST_CELLS]
-    grid = replace(cell_grid(shown, columns_of(shown), sign=""), first_to_go=(*FIRST_TO_GO, *LAST_TO_GO), hints=False)
+    grid = replace(
+        cell_grid(shown, shown_columns(shown), sign=""), first_to_go=(*FIRST_TO_GO, *LAST_TO_GO), hints=False
+    )
     # in a notebook rich would display what it prints, captured or not
     console = Output(width=shutil.get_terminal_size().columns, color_system=None, force_jupyter=False)
     with console.capture() as captured:
@@ -322,7 +324,7 @@ def runs_html(runs: pd.DataFrame) -> str:
         return "<p>Results: no runs.</p>"
     cells = sorted_cells(to_records(runs))
     shown = cells[:MOST_CELLS]
-    columns = columns_of(shown)
+    columns = shown_columns(shown)
     more = len(cells) - len(shown)
     notes = [f"{show_count(more, 'cell')} more in .runs."] * bool(more)
     if any(best_rows(shown, column) for column in columns.values()):

@@ -135,7 +135,7 @@ def _write_log(folder: Path, name: str, text: str) -> None:
         (folder / "logs" / name).write_text(text)
 
 
-def passes_of(config: CellConfig, repeat: int = 0) -> tuple[str, ...]:
+def pass_names(config: CellConfig, repeat: int = 0) -> tuple[str, ...]:
     """Returns the passes of a cell's launch, in order. A simulated world has no times and no losses: it is accounted
     only.
     """
@@ -154,8 +154,8 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
     if cell.config.device == "cpu":
         allocator.hook_library()  # compiled once, before many ranks ask for it
     predicted = activations_depend_on(cell.config)
-    ranks = ranks_of(cell.config)
-    for mode in passes_of(cell.config, row.repeat):
+    ranks = ranks_to_run(cell.config)
+    for mode in pass_names(cell.config, row.repeat):
         meeting = places(len(ranks), aside / f"rendezvous-{mode}")
         folder = str(aside.resolve())
         size = _own_activation_bytes.get(predicted)
@@ -183,7 +183,7 @@ _own_activation_bytes: dict[str, int] = {}
 """Cache of predictions in this process, by what they depend on: each takes a forward and a backward."""
 
 
-def ranks_of(config: CellConfig) -> Sequence[int]:
+def ranks_to_run(config: CellConfig) -> Sequence[int]:
     """Returns the ranks to run: all, or of a simulated world the one that has the peak."""
     if config.backend != SIMULATED:
         return range(config.world_size)

@@ -195,27 +195,22 @@ def _blame(wrong: Any, of_step: list[Any], limits: tuple[float, float], ranks: i
     """
     step, off = wrong.step, next((pair for pair in of_step if pair.loss_off > limits[0]), None)
     if off is None:
-        said = f"gradients: their norm at step {step} is {wrong.norm:.6g}, {_factor(wrong.norm, wrong.norm_ddp, ranks)}"
+        ours, theirs, than = wrong.norm, wrong.norm_ddp, f"DDP's {wrong.norm_ddp:.6g}"
+        if math.isfinite(ours) and math.isfinite(theirs) and theirs:  # with the usual cause of that factor
+            factor = ours / theirs
+            than = f"{factor:.6g} times DDP's"
+            if math.isclose(factor, ranks, rel_tol=1e-3) and ranks > 1:
+                than += f", as a sum over the {ranks} ranks would be in place of the mean"
+            elif math.isclose(factor, 1 / ranks, rel_tol=1e-3) and ranks > 1:
+                than += f", as after a second division by the {ranks} ranks"
+            elif factor < 0.999:
+                than += ": the gradients of a rank or of a bucket are missing"
+        said = f"gradients: their norm at step {step} is {ours:.6g}, {than}"
         return f"{said}, and the losses before agree: check the backward and the reduction"
     said = f"the loss of rank {off.rank} at step {step} is {off.loss:.9g} and DDP's {off.loss_ddp:.9g}"
     if step == 0:
         return f"{said}: there was no update yet: check the forward, the data and the initial values"
     return f"{said}, after gradient norms that agree: check the update of step {step - 1}, and parts of gradients"
-
-
-def _factor(ours: float, theirs: float, ranks: int) -> str:
-    """Formats "2.000 times DDP's ...", with the usual cause of that factor if known."""
-    if not (math.isfinite(ours) and math.isfinite(theirs) and theirs):
-        return f"DDP's {theirs:.6g}"
-    factor = ours / theirs
-    ratio = f"{factor:.6g} times DDP's"
-    if math.isclose(factor, ranks, rel_tol=1e-3) and ranks > 1:
-        return f"{ratio}, as a sum over the {ranks} ranks would be in place of the mean"
-    if math.isclose(factor, 1 / ranks, rel_tol=1e-3) and ranks > 1:
-        return f"{ratio}, as after a second division by the {ranks} ranks"
-    if factor < 0.999:
-        return f"{ratio}: the gradients of a rank or of a bucket are missing"
-    return ratio
 
 
 class ParityCheck:

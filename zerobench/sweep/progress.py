@@ -23,7 +23,7 @@ from ..records import RunRow
 from ..results.grid import Grid
 from ..sections import known
 from ..sizes import printable, show_bytes, show_count, show_left, show_ms
-from .cell import passes_of
+from .cell import pass_names
 
 LINE_EVERY_S = 30.0
 """Seconds between plain lines during a long pass."""
@@ -100,7 +100,7 @@ class Reporter:
             entry = Entry(launch.name + number)
             if not launch.problems and not free(launch):
                 config = launch.config
-                entry.work, entry.passes = step_work(config), passes_of(config, launch.repeat)
+                entry.work, entry.passes = step_work(config), pass_names(config, launch.repeat)
                 entry.steps = config.measure.steps + config.measure.warmup
                 threads = exported_threads() if config.backend != SIMULATED and not config.own_threads else None
                 if threads is not None and threads == config.launch.threads and not self._noted_threads:
@@ -214,7 +214,7 @@ class Reporter:
         print_on(self.console, number + text)
 
     def _table(self) -> RenderableType:
-        return table_of(self.entries, self._current, self._left(), self.console.height)
+        return progress_table(self.entries, self._current, self._left(), self.console.height)
 
 
 def step_work(config: CellConfig) -> float:
@@ -251,7 +251,7 @@ AROUND = 6
 """Terminal lines that are not rows of the table."""
 
 
-def table_of(launches: Sequence[Entry], current: int, left: str, height: int) -> RenderableType:
+def progress_table(launches: Sequence[Entry], current: int, left: str, height: int) -> RenderableType:
     """Returns as many launches as fit into `height` lines, with priority for running ones, and a summary line."""
     room = max(3, height - AROUND)
     near = sorted(range(len(launches)), key=lambda at: (launches[at].state != RUNNING, abs(at - current)))

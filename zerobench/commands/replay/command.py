@@ -51,7 +51,7 @@ SCRIPTS = ("model.js", "layout.js", "draw.js", "words.js", "stage.js", "scale.js
 
 def write_page(to: Path, worlds: list[ReplayWorld]) -> int:
     """Writes the page and returns its size in bytes. Raises ValueError if it would exceed LIMIT_BYTES."""
-    text = page_of(worlds)
+    text = page_text(worlds)
     size = len(text.encode())
     if size > LIMIT_BYTES:
         remedy = "leave ranks or numbers of ranks out: --ranks 0, --worlds none"
@@ -61,7 +61,7 @@ def write_page(to: Path, worlds: list[ReplayWorld]) -> int:
     return size
 
 
-def page_of(worlds: list[ReplayWorld]) -> str:
+def page_text(worlds: list[ReplayWorld]) -> str:
     """Returns the page as text."""
     panels = worlds[0].panels
     # a message on which numbers of ranks were measured and which were simulated

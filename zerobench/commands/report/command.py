@@ -37,7 +37,7 @@ from ...sizes import counted, show_bytes, show_count
 from ..compare import Judge, add_judge, passages
 from ..show import passages_of, setting_of
 from . import compared
-from .settings import costs, figures_of, group_by_setting, overall, verdict_of
+from .settings import costs, group_by_setting, overall, setting_figures, setting_verdict
 
 Row = dict[str, Any]
 
@@ -275,8 +275,8 @@ def of_runs(results: Results, folder: Path, judge: Judge) -> dict[str, Any]:
     """Returns the values of the page on one folder."""
     settings = group_by_setting(results.runs)
     cards = [
-        {"title": setting.title, "answers": list(verdict_of(setting, judge)), "costs": costs(setting, judge),
-         "figures": list(figures_of(setting))}
+        {"title": setting.title, "answers": list(setting_verdict(setting, judge)), "costs": costs(setting, judge),
+         "figures": list(setting_figures(setting))}
         for setting in settings[:MOST]
     ]  # fmt: skip
     undrawn = len(settings) - len(cards)
@@ -296,7 +296,7 @@ def of_two(a: Results, b: Results, folders: Sequence[Path], judge: Judge) -> dic
     if not comparison.pairs:
         raise ValueError(f"no cell of {folders[0]} is also in {folders[1]}; `zerobench report` of each shows its cells")
     moved = {
-        "answers": list(compared.summary(comparison)), "figures": list(compared.figures_of(comparison)),
+        "answers": list(compared.summary(comparison)), "figures": list(compared.difference_figures(comparison)),
         "table": compared.table(comparison), "passages": passages(comparison),
     }  # fmt: skip
     both = a.with_runs(pd.concat([a.runs, b.runs], ignore_index=True))

@@ -96,7 +96,7 @@ def _titles(rows: list[Row]) -> list[str]:
     ]
 
 
-def verdict_of(setting: Setting, judge: Judge) -> Iterator[tuple[str, str]]:
+def setting_verdict(setting: Setting, judge: Judge) -> Iterator[tuple[str, str]]:
     """Yields (question, answer): memory, time, training, predictions, and failures."""
     if setting.ok:
         yield "Least memory", _memory(setting)
@@ -289,7 +289,7 @@ MOST = 24
 """Most bars in a figure."""
 
 
-def figures_of(setting: Setting) -> Iterator[BarFigure]:
+def setting_figures(setting: Setting) -> Iterator[BarFigure]:
     """Yields all figures of a setting, without those that have no value."""
     for title, caption, bar, marks in KINDS:
         bars = []
