@@ -25,9 +25,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from zerobench.budgets.comparison import interleaved, measure_effect, pair_up
-from zerobench.plots.marks import GRAY, PURPLE, look, rule
+from zerobench.plots.marks import look, rule
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, title
+from zerobench.records.palette import GRAY, PURPLE
 from zerobench.results.grid import Grid
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results, load

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from zerobench.plots.marks import (
-    PHASES,
     Fills,
     Rows,
     absent,
@@ -33,7 +32,7 @@ from zerobench.plots.page import Sheet, key, sheet
 from zerobench.plots.panels import MOST_PANELS, cell_rows, comparisons, on_cores, title, with_times
 from zerobench.plots.steps import mean_losses
 from zerobench.records import STATES
-from zerobench.records.palette import BLUE, GRAY, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from zerobench.records.palette import BLUE, GRAY, GREEN, ORANGE, PHASES, PURPLE, SKY, VERMILION
 from zerobench.results.selection import latest
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results

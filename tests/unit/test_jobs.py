@@ -50,10 +50,10 @@ End = Callable[[str, Path], object]
 
 
 def row(status: str = "ok", repeat: int = 0) -> str:
-    """A line with a row as far as a sweep looks at it."""
+    """A line with the row of a run."""
     one = {"status": status, "reason": "because", "run_id": f"x{repeat}", "seconds": 1.0, "loss_last": 1.0,
            "peak_bytes": 5, "step_s": 1.0, "passes_agree": True, "repeat": repeat}  # fmt: skip
-    return json.dumps(one) + "\n"
+    return json.dumps(vars(new_row(cell("zero1", 2))) | one) + "\n"
 
 
 def run(

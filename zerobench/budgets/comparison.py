@@ -113,25 +113,25 @@ def same_runs(pairs: list[Pair]) -> bool:
     return all((a["run_id"], a["started"]) == (b["run_id"], b["started"]) for a, b in pairs)
 
 
-def detectable(pairs: list[Pair], metric: str = "step_s") -> float | None:
+def detectable(pairs: list[Pair]) -> float | None:
     """Returns the smallest effect that these pairs detect in 80 of 100 cases; None for fewer than three pairs."""
-    spread = _spread(pairs, metric)
+    spread = _spread(pairs)
     return None if spread is None else float(np.expm1(_reach(len(pairs)) * spread))
 
 
-def pairs_needed(pairs: list[Pair], effect: float, metric: str = "step_s", most: int = 1000) -> int | None:
-    """Returns the number of pairs with this spread that detect the effect in 80 of 100 cases; None above `most`."""
-    spread = _spread(pairs, metric)
+def pairs_needed(pairs: list[Pair], effect: float) -> int | None:
+    """Returns the number of pairs with this spread that detect the effect in 80 of 100 cases; None above 1,000."""
+    spread = _spread(pairs)
     if spread is None:
         return None
-    return next((k for k in range(LEAST_LAUNCHES, most + 1) if _reach(k) * spread <= np.log1p(effect)), None)
+    return next((k for k in range(LEAST_LAUNCHES, 1001) if _reach(k) * spread <= np.log1p(effect)), None)
 
 
-def _spread(pairs: list[Pair], metric: str) -> float | None:
-    """Returns the standard deviation of the logarithms of the pairs' ratios."""
+def _spread(pairs: list[Pair]) -> float | None:
+    """Returns the standard deviation of the logarithms of the pairs' ratios of steps."""
     if len(pairs) < LEAST_LAUNCHES:
         return None
-    return float(np.std([np.log(b[metric] / a[metric]) for a, b in pairs], ddof=1))
+    return float(np.std([np.log(b["step_s"] / a["step_s"]) for a, b in pairs], ddof=1))
 
 
 def _reach(pairs: int) -> float:

@@ -30,6 +30,9 @@ from ..sizes import show_bytes
 MOST = 40
 """Most rows of a table in a budget."""
 
+MOST_MODULES = 100_000
+"""Most modules that folded lines may name."""
+
 AT = ("peak", "growth")
 """The tables of a run."""
 
@@ -162,7 +165,7 @@ def _named(line: Line, depth: int, part: str) -> Line:
     return replace(line, module=".".join(module), name=".".join(name))
 
 
-def unfold(lines: Iterable[Line], most: int = 100_000) -> tuple[Line, ...]:
+def unfold(lines: Iterable[Line]) -> tuple[Line, ...]:
     """Undoes `fold`. Raises ValueError for a row whose bytes its modules do not divide, or with too many modules."""
     pending, unfolded = list(lines), list[Line]()
     while pending:
@@ -174,14 +177,14 @@ def unfold(lines: Iterable[Line], most: int = 100_000) -> tuple[Line, ...]:
         else:
             first, last = int(span[1]), int(span[2])
             count = last - first + 1
-            if not 1 <= count <= most:
+            if not 1 <= count <= MOST_MODULES:
                 raise ValueError(f"{line.path:.80} is no range of modules, as blocks.0–4 is")
             if line.bytes % count or line.storages % count:
                 raise ValueError(f"{line.path:.80} is {count} modules, which do not divide {line.bytes} bytes equally")
             module = replace(line, bytes=line.bytes // count, storages=line.storages // count)
             pending += [_named(module, depth, str(number)) for number in range(first, last + 1)]
-        if len(unfolded) + len(pending) > most:
-            raise ValueError(f"these lines name more than {most:,} modules")
+        if len(unfolded) + len(pending) > MOST_MODULES:
+            raise ValueError(f"these lines name more than {MOST_MODULES:,} modules")
     return ordered(unfolded)
 
 

@@ -171,9 +171,9 @@ class CommandLine:
         return cells
 
 
-def compose_cells(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "") -> list[Cell]:
+def compose_cells(arguments: list[str], target: str = "") -> list[Cell]:
     """Returns the cells of a command line, to run or inspect in this process only. Raises RefusedError."""
-    line = compose(arguments, verbs, target)
+    line = compose(arguments, target=target)
     if line is None:
         return []
     if line.launcher is not None:

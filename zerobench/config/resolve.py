@@ -24,12 +24,10 @@ from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, GptMoe, Huggingface, Model
 from .schema_training import NORMS, default_implementation
 
 
-def resolve(
-    config: Config, model_name: str, stray: list[str], launcher: LauncherChoice | None = None, target: str = ""
-) -> Cell:
+def resolve(config: Config, model_name: str, stray: list[str], target: str = "") -> Cell:
     """Resolves a copy of a config. Raises omegaconf's ValidationError for a value of the wrong type for its schema."""
     draft: Any = OmegaConf.to_object(OmegaConf.structured(config))
-    return resolve_draft(draft, model_name, stray, launcher, target)
+    return resolve_draft(draft, model_name, stray, target=target)
 
 
 def resolve_draft(

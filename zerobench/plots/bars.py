@@ -11,25 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ..records import STATES
+from ..records.palette import CATEGORIES, COLLECTIVES, OVERLAP, PHASES, VERMILION
 from ..results.tables import Results
 from ..sizes import show_bytes
-from .marks import (
-    CATEGORIES,
-    COLLECTIVES,
-    OVERLAP,
-    PHASES,
-    VERMILION,
-    absent,
-    bars,
-    number,
-    patches,
-    rule,
-    seen,
-    show,
-    size_unit,
-    split,
-    stack,
-)
+from .marks import absent, bars, number, patches, rule, seen, show, size_unit, split, stack
 from .page import key, sheet
 from .panels import MOST_PANELS, cell_rows, comparisons, on_cores, title, with_times
 

@@ -23,17 +23,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ..host.files import read_text
-from ..records import palette
 from ..records.palette import Fills
 from ..results.tables import Results, run_folders
 from ..sizes import show_bytes
 from ..strategies import Look, find, spare_look
 from .page import NUMBER
-
-BLACK, ORANGE, SKY, GREEN = palette.BLACK, palette.ORANGE, palette.SKY, palette.GREEN
-YELLOW, BLUE, VERMILION, PURPLE, GRAY = palette.YELLOW, palette.BLUE, palette.VERMILION, palette.PURPLE, palette.GRAY
-CATEGORIES, COLLECTIVES = palette.CATEGORIES, palette.COLLECTIVES
-OVERLAP, PHASES = palette.OVERLAP, palette.PHASES
 
 _COLORS: dict[str, str] = {}
 """Strategy that only a user's script knows -> the color recorded with its runs."""

@@ -171,12 +171,12 @@ def sheet(
     return figure, list(zip([row[0] if across == 1 else row[:across] for row in by_panel], shown, strict=False))
 
 
-def key(figure: Figure, handles: Iterable[Any], labels: Iterable[str] | None = None, title: str | None = None) -> None:
-    """Draws the figure's legend below it, in as many columns as fit the page. `labels`: by default the handles' own."""
+def key(figure: Figure, handles: Iterable[Any]) -> None:
+    """Draws the figure's legend below it, in as many columns as fit the page."""
     entries = list(handles)
-    texts = [entry.get_label() for entry in entries] if labels is None else list(labels)
+    labels = [entry.get_label() for entry in entries]
     for columns in range(len(entries), 0, -1):
-        legend = figure.legend(entries, texts, loc="outside lower center", ncols=columns, title=title)
+        legend = figure.legend(entries, labels, loc="outside lower center", ncols=columns)
         if columns == 1 or legend.get_window_extent().width <= 0.98 * figure.bbox.width:
             return
         legend.remove()

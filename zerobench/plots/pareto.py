@@ -125,6 +125,7 @@ def _label(axes: Axes, cells: pd.DataFrame) -> None:
     """
     cells = cells.assign(front=front(cells))
     shown = cells if len(cells) <= MOST_LABELS else cells[cells["front"]]
+    shown = shown[shown["peak_bytes"].notna()]  # a timed pass alone counts no bytes
     unit = size_unit(cells["peak_bytes"].max())[1]
     for cell in shown[shown["name"] != ""].itertuples():
         axes.annotate(

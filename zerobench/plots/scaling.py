@@ -8,10 +8,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from ..records.palette import GRAY
 from ..results.tables import Results
 from ..sizes import counted
 from ..strategies import reference
-from .marks import GRAY, curves, entries, rule, size_unit
+from .marks import curves, entries, rule, size_unit
 from .page import key, sheet
 from .panels import MOST_PANELS, grids, on_cores, shared_cores, title, with_times
 

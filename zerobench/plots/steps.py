@@ -9,9 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..records.palette import CATEGORIES
 from ..results.tables import Results
 from ..strategies import reference
-from .marks import CATEGORIES, LEAST, absent, look, patches, show, size_unit
+from .marks import LEAST, absent, look, patches, show, size_unit
 from .page import key, sheet
 from .panels import MOST_PANELS, cell_rows, comparisons, title
 

@@ -95,10 +95,10 @@ def _mean(values: Any, then: Any = float) -> float:
     return float(then(np.mean(values))) if len(values) else float("nan")
 
 
-def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Returns the t-interval of the geometric mean of at least two positive values."""
+def geometric_interval(values: list[float]) -> tuple[float, float]:
+    """Returns the 95 % t-interval of the geometric mean of at least two positive values."""
     logs = np.log(values)
-    reach = float(scipy.stats.sem(logs) * scipy.stats.t.ppf((1 + confidence) / 2, len(logs) - 1))
+    reach = float(scipy.stats.sem(logs) * scipy.stats.t.ppf((1 + 0.95) / 2, len(logs) - 1))
     return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
 
 
