@@ -195,7 +195,7 @@ def test_what_no_prediction_explains_is_said_by_show_and_by_a_sweep(tmp_path: Pa
         "loopback 2.6 KiB, 1.35 of what a rank sends: gloo carries a reduce-scatter as an all-reduce, 2.6 KiB in all"
         in lines
     )
-    print_failures(load(tmp_path).runs.to_dict("records"))
+    print_failures(("the cell", row) for row in load(tmp_path).runs.to_dict("records"))
     assert f"unexplained: {said}" in capsys.readouterr().out
 
 

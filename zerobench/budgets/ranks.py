@@ -39,11 +39,12 @@ _BELOW = re.compile(
 
 def run(item: pytest.Function, ranks: int, timeout_s: float) -> RankReport:
     """Runs a test in ranks. Returns rank 0's report, or a failure report on behalf of all ranks."""
-    first: RankReport | None = None
+    first: RankReport
+    ended: LaunchError | None = None
     with temporary_folder() as folder:
         jobs = _jobs(item, ranks, folder, timeout_s)
         try:
-            first, ended = launch(run_rank, jobs, folder / "logs", timeout_s)[0], None
+            first = launch(run_rank, jobs, folder / "logs", timeout_s)[0]
         except LaunchError as error:
             ended = error
         failed = [report for job in jobs if (report := job.failure()) is not None]
@@ -54,7 +55,7 @@ def run(item: pytest.Function, ranks: int, timeout_s: float) -> RankReport:
             logs[rank] = "\n".join(line for line in lines if not _BELOW.match(line))[-LAST:].strip()
     if jobs[0].shown:
         print("".join(f"rank {rank}:\n{log}\n" for rank, log in logs.items() if log))
-    if first is not None or ended is None:
+    if ended is None:
         return first
     reported = {report.rank for report in failed}
     died = [failure for failure in ended.failures if failure.rank not in reported]

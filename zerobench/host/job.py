@@ -383,19 +383,19 @@ def to_plain(value: Any) -> Any:
 
 def rebuild(kind: Any, value: Any) -> Any:
     """Rebuilds the value of type `kind` from the result of `to_plain`. Raises ValueError if it does not fit."""
-    origin, parts = get_origin(kind), get_args(kind)
+    origin, parts, is_class = get_origin(kind), get_args(kind), is_dataclass(kind)
     if kind is Any:
         return value
-    if is_dataclass(kind) and hasattr(kind, "from_dict") and isinstance(value, dict):
+    if is_class and hasattr(kind, "from_dict") and isinstance(value, dict):
         try:
             return kind.from_dict(value)
         except TypeError as error:
             raise ValueError(f"{value!r:.60} is no {kind.__name__}: {error}") from error
-    if is_dataclass(kind):
+    if is_class:
         if not isinstance(value, dict) or set(value) != {field.name for field in fields(kind)}:
-            raise ValueError(f"{value!r:.60} is no {getattr(kind, '__name__', kind)}")
+            raise ValueError(f"{value!r:.60} is no {kind.__name__}")
         types = _types(kind)
-        return kind(**{name: rebuild(types[name], item) for name, item in value.items()})  # type: ignore[operator]
+        return kind(**{name: rebuild(types[name], item) for name, item in value.items()})
     if origin in (Union, UnionType):
         for part in parts:
             with suppress(ValueError):
