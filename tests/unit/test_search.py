@@ -84,12 +84,12 @@ def test_the_fastest_that_fits_is_found(tmp_path, strategy: str, limit: str, bes
         assert found.reason == "needs at least 16.0 MiB, and the limit is 15.0 MiB"
         return
     every = [MadeUp().row(one, 2) for ladder in combinations(asked) for one in ladder]
-    fitting = [row for row in every if row["peak_bytes"] <= found.limit_bytes]
-    fastest = max(fitting, key=lambda row: row["tokens_per_s"])
+    fitting = [row for row in every if row.peak_bytes <= found.limit_bytes]
+    fastest = max(fitting, key=lambda row: row.tokens_per_s)
     assert (found.micro_batch, found.accumulation, found.checkpointing) == best
-    assert (fastest["micro_batch"], fastest["accumulation"], bool(fastest["checkpointing"])) == best
-    assert found.peak_bytes == fastest["peak_bytes"]
-    assert found.tokens_per_s == pytest.approx(fastest["tokens_per_s"], rel=1e-3)
+    assert (fastest.micro_batch, fastest.accumulation, bool(fastest.checkpointing)) == best
+    assert found.peak_bytes == fastest.peak_bytes
+    assert found.tokens_per_s == pytest.approx(fastest.tokens_per_s, rel=1e-3)
     assert found.tokens_per_s_low < found.tokens_per_s < found.tokens_per_s_high
     assert len(found.run_ids.split()) == 3
 
@@ -101,10 +101,6 @@ def test_what_needs_more_than_what_does_not_fit_is_not_run(tmp_path) -> None:
     assert found.tried == 7
     tried = [(row.micro_batch, row.checkpointing) for row in machine.rows if row.repeat == 0]
     assert tried == [(1, False), (2, False), (8, False), (1, True), (2, True), (4, True), (8, True)]
-
-
-def split(row: dict[str, Any]) -> tuple[int, bool]:
-    return row["micro_batch"], row["checkpointing"]
 
 
 def test_two_limits_share_their_runs_and_leave_rows(monkeypatch, tmp_path) -> None:
