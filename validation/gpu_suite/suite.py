@@ -367,8 +367,8 @@ class GpuSuite:
         if row is None:
             one.status, one.reason = "interrupted", "stopped by the user"
             return
-        one.row, one.status, one.reason, one.seconds = row, row["status"], row["reason"], row["seconds"]
+        one.row, one.status, one.reason, one.seconds = vars(row), row.status, row.reason, row.seconds
         one.reused = sweep.reused
         if one.status == "timeout" and limit.timeout_s < section.limit_s:
-            one.status, one.reason = NOT_RUN, f"{TOO_LATE} after {row['seconds']:.0f} s of it"
-        self.record.add_run(self.setup.folder(section.name) / row["run_id"])
+            one.status, one.reason = NOT_RUN, f"{TOO_LATE} after {row.seconds:.0f} s of it"
+        self.record.add_run(self.setup.folder(section.name) / row.run_id)
