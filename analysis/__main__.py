@@ -14,8 +14,8 @@ from analysis import experiments
 from zerobench.commands.plot import add_figure_options, plot, save_figure
 from zerobench.config.keys import nearest
 from zerobench.plots import MODULES as PLOTTED
-from zerobench.plots import function_of
-from zerobench.plots.page import SETTINGS, add_page_options, page_of
+from zerobench.plots import figure_function
+from zerobench.plots.page import SETTINGS, add_page_options, pop_page
 from zerobench.results.options import Parser, refuse
 
 HELP = """\
@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
 
 def draw_of(figure: str) -> Callable[..., Figure]:
     """Returns the function that draws a figure of runs."""
-    return DRAWN_HERE.get(figure) or function_of(DRAWN_AS.get(figure, figure))
+    return DRAWN_HERE.get(figure) or figure_function(DRAWN_AS.get(figure, figure))
 
 
 def draw_runs(name: str, arguments: list[str]) -> int:
@@ -114,7 +114,7 @@ def draw_folder(name: str, arguments: list[str]) -> int:
     parser.add_argument("--out", default=out, type=Path, help=f"folder for figures (default: {out or 'the same'})")
     add_page_options(parser)
     options = vars(parser.parse_args(arguments))
-    page, folder, out = page_of(options), options["folder"], options["out"] or options["folder"]
+    page, folder, out = pop_page(options), options["folder"], options["out"] or options["folder"]
     try:
         tables = module.read(folder)
     except (OSError, ValueError, KeyError) as error:

@@ -14,9 +14,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from zerobench.plots.marks import BLUE, GRAY, ORANGE, rule
+from zerobench.plots.marks import rule
 from zerobench.plots.page import Sheet, key
 from zerobench.ranks.collectives import Calibration, load_calibration
+from zerobench.records.palette import BLUE, GRAY, ORANGE
 from zerobench.sizes import show_bytes
 
 LOOKS = {"seam": (BLUE, "o", "ours"), "torch": (ORANGE, "s", "torch"), "memory": (GRAY, "", "copy in memory")}

@@ -24,10 +24,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from zerobench.budgets.comparison import effect_of, interleaved, pair_up
-from zerobench.plots.marks import GRAY, PURPLE, look, rule
+from zerobench.budgets.comparison import interleaved, measure_effect, pair_up
+from zerobench.plots.marks import look, rule
 from zerobench.plots.page import key, sheet
 from zerobench.plots.panels import MOST_PANELS, comparisons, title
+from zerobench.records.palette import GRAY, PURPLE
 from zerobench.results.grid import Grid
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results, load
@@ -122,7 +123,7 @@ def _compare(setting: str, goal: Goal, ours: Any, peer: Any, launches: dict[str,
         both = [pair for pair in pairs if all(pd.notna(side[metric]) for side in pair)]
         ratio, low, high, verdict = nan, nan, nan, f"{ours.label} {ours.status}, {peer.label} {peer.status}"
         if both:
-            effect = effect_of(metric, [a[metric] for a, _ in both], [b[metric] for _, b in both], 0.0)
+            effect = measure_effect(metric, [a[metric] for a, _ in both], [b[metric] for _, b in both], 0.0)
             ratio, low, high = effect.ratio, *(nan if v is None else v for v in (effect.low, effect.high))
             verdict = judge(ratio, low, high, bound)
         elif ok:

@@ -13,27 +13,26 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from zerobench.plots.marks import (
-    PHASES,
     Fills,
     Rows,
     absent,
     bars,
+    label_options,
+    label_rows,
     number,
     patches,
-    rows_of_labels,
     rule,
     seen,
     show,
+    size_unit,
     split,
     stack,
-    unit_of,
-    words_of,
 )
 from zerobench.plots.page import Sheet, key, sheet
-from zerobench.plots.panels import MOST_PANELS, comparisons, on_cores, rows_of, title, with_times
-from zerobench.plots.steps import losses_of
+from zerobench.plots.panels import MOST_PANELS, cell_rows, comparisons, on_cores, title, with_times
+from zerobench.plots.steps import mean_losses
 from zerobench.records import STATES
-from zerobench.records.palette import BLUE, GRAY, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from zerobench.records.palette import BLUE, GRAY, GREEN, ORANGE, PHASES, PURPLE, SKY, VERMILION
 from zerobench.results.selection import latest
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results
@@ -160,7 +159,7 @@ def offload(results: Results, panels: int = MOST_PANELS) -> Figure:
 def _offload_rows(cells: pd.DataFrame) -> Rows:
     """The table below the bars: what leaves the device, and for where if not all of it for host memory."""
     labels = [str(label) for label in cells["label"]]
-    others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("optimizer", "gradients")}
+    others = {k: v for k, v in label_rows(labels).items() if k not in ("optimizer", "gradients")}
     where = others.pop("offload", [])
     away = {"to": [{"cpu": "host", "nvme": "files"}.get(name, name) for name in where]} if "nvme" in where else {}
     return {"offloaded": [_what_leaves(label) for label in labels], **away, **others}
@@ -168,7 +167,7 @@ def _offload_rows(cells: pd.DataFrame) -> Rows:
 
 def _what_leaves(label: str) -> str:
     """Model states that leave the device under a cell's label."""
-    words = words_of(label)
+    words = label_options(label)
     if "offload" not in words:
         return "none"
     return OFFLOADED.get((words.get("optimizer", "true"), words.get("gradients", "true")), "parameters")
@@ -176,7 +175,7 @@ def _what_leaves(label: str) -> str:
 
 def parts_of(results: Results, cell: Any) -> dict[str, float]:
     """Bytes a parameter by tier; those on the device at the instant when its states are most."""
-    memory = rows_of(results, "memory", cell)
+    memory = cell_rows(results, "memory", cell)
     memory = memory[(memory["phase"] == "step") & (memory["tier"] == "device")]
     fullest = memory[memory["category"] == "states"].sort_values("max_bytes").iloc[-1]
     of_rank = memory[(memory["run_id"] == fullest["run_id"]) & (memory["rank"] == fullest["rank"])]
@@ -187,7 +186,7 @@ def parts_of(results: Results, cell: Any) -> dict[str, float]:
 
 
 def _draw_tiers(axes: Axes, place: int, cell: Any, results: Results) -> None:
-    if rows_of(results, "memory", cell).empty:
+    if cell_rows(results, "memory", cell).empty:
         absent(axes, place, "no memory table")
         return
     parts = parts_of(results, cell)
@@ -265,7 +264,7 @@ def activation(results: Results, panels: int = MOST_PANELS) -> Figure:
     that train the same thing; a cell that failed, or was not run, is named.
     """
     settings = with_times(comparisons(results))
-    name, unit = unit_of(highest(results.runs, PEAK_COLUMNS))
+    name, unit = size_unit(highest(results.runs, PEAK_COLUMNS))
     caption = (
         "Policies for activations (both: checkpoint_offload). Peak memory by tier, on the rank with the most; and the "
         "median time of a step, split in the proportions of its phases' medians, with its 95 % interval"
@@ -273,7 +272,7 @@ def activation(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure, places = sheet(settings, panels, (4.0, 1.5), f"{caption}{on_cores(settings)}.", across=2)
     for (memory, time), cells in places:
         labels = [str(label) for label in cells["label"]]
-        others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("activation", "recomputed")}
+        others = {k: v for k, v in label_rows(labels).items() if k not in ("activation", "recomputed")}
         rows: Rows = {"activation": [_policy_of(label).replace(*BOTH) for label in labels], **others}
         peaks = cells.assign(status=cells["status"].replace("no times", "ok"))
         stacked(memory, peaks, PEAK_COLUMNS, PEAK_TIERS, unit, rows)
@@ -288,7 +287,7 @@ def activation(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 def _policy_of(label: str) -> str:
     """The policy for activations under a cell's label, a value of the key `activation`."""
-    words = words_of(label)
+    words = label_options(label)
     return words.get("activation", "checkpoint" if "recomputed" in words else "none")
 
 
@@ -312,7 +311,7 @@ def buffers(results: Results, panels: int = MOST_PANELS) -> Figure:
     """
     cells = pd.concat(comparisons(results))
     settings = [setting for _, setting in cells.groupby(ALIKE, sort=False, dropna=False)]
-    name, unit = unit_of(highest(results.runs, {part: column for part, (column, *_) in BUFFER_PARTS.items()}))
+    name, unit = size_unit(highest(results.runs, {part: column for part, (column, *_) in BUFFER_PARTS.items()}))
     caption = (
         "Gradients and communication buffers as the model grows, each at its own maximum on the rank with the most. "
         "Fused: one buffer as large as the model; else buckets of a constant size."
@@ -398,7 +397,7 @@ def _draw_links(results: Results, axes: Axes, place: int, cell: Any) -> None:
 
 def _link_parts(results: Results, cell: Any) -> dict[str, float]:
     """Bytes that a rank sends to other nodes in a step, in the mean over the ranks, by what they are for."""
-    traffic = rows_of(results, "traffic", cell)
+    traffic = cell_rows(results, "traffic", cell)
     traffic = traffic[~traffic["control"].astype(bool)]
     if traffic.empty:
         return {}
@@ -414,7 +413,7 @@ def _link_parts(results: Results, cell: Any) -> dict[str, float]:
 
 def _draw_gaps(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
     curves = {
-        cell.label: losses_of(results, cell, "accounted").astype("float64")
+        cell.label: mean_losses(results, cell, "accounted").astype("float64")
         for cell in cells.itertuples()
         if cell.status == "ok"
     }
@@ -462,7 +461,7 @@ def delayed(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure = Sheet(1, 2.4, "Loss with and without the delayed parameter update; thick: means over 21 steps.")
     axes = figure.subplots()
     for is_delayed, cell in sorted(cells.items()):
-        _draw_curve(axes, losses_of(results, cell).astype("float64"), *LOOKS[is_delayed])
+        _draw_curve(axes, mean_losses(results, cell).astype("float64"), *LOOKS[is_delayed])
     if late := cells.get(True):
         axes.axvline(_offload_of(late)["delayed_after"], color="black", ls=":", lw=1.2, label="delayed from here on")
     axes.set(xlabel="step", ylabel="loss (nats per token)")

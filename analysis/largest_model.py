@@ -17,8 +17,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from validation.published.figure import states_per_parameter
-from zerobench.plots.marks import BLUE, ORANGE, SKY, absent, number, patches
+from zerobench.plots.marks import absent, number, patches
 from zerobench.plots.page import Sheet, key
+from zerobench.records.palette import BLUE, ORANGE, SKY
 from zerobench.results.grid import Grid
 from zerobench.sizes import show_bytes
 from zerobench.strategies import spec_of

@@ -16,9 +16,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from zerobench.plots.marks import CATEGORIES, absent, number, patches, rule, seen, stack
+from zerobench.plots.marks import absent, number, patches, rule, seen, stack
 from zerobench.plots.page import Sheet, key, room_for
 from zerobench.records import STATES
+from zerobench.records.palette import CATEGORIES
 from zerobench.strategies import spec_of
 
 FOLDER = Path("results/table1")

@@ -10,7 +10,7 @@ from tests.cells import cell
 from zerobench.records import ALLOCATOR, CATEGORIES, STATES, MemoryRow, RunRow, StepRow, TimelineRow
 from zerobench.results.frames import frame_of
 from zerobench.results.tables import ALL_TABLES, Results
-from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.cell import new_row
 
 MIB = 2**20
 NUMBERS = {name: (number + 1) * MIB for number, name in enumerate(CATEGORIES)}
@@ -19,7 +19,7 @@ NUMBERS = {name: (number + 1) * MIB for number, name in enumerate(CATEGORIES)}
 
 def run(strategy: str, ranks: int, status: str = "ok", repeat: int = 0, step: float = 0.1, **more: Any) -> RunRow:
     """A row with made-up values; of a failed run, without any."""
-    row = _blank_row(replace(cell(strategy, ranks, micro_batch=more.pop("micro_batch", 2)), repeat=repeat))
+    row = new_row(replace(cell(strategy, ranks, micro_batch=more.pop("micro_batch", 2)), repeat=repeat))
     row.run_id, row.status = f"{strategy}-{ranks}-{row.micro_batch}-{repeat}", status
     if status != "ok":
         return row

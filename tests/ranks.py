@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zerobench.host.environment import rank_environment
-from zerobench.ranks.start_ranks import launch
+from zerobench.ranks.start_ranks import LaunchError, launch
 
 
 def free_port() -> int:
@@ -37,10 +37,11 @@ def wait_until(seen: Callable[[], object], within_s: float = 300) -> None:
 def run_ranks(n: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 300) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         jobs = [(rank, n, f"{folder}/rendezvous", arguments) for rank in range(n)]
-        outcome = launch(partial(_in_group, function), jobs, Path(folder) / "logs", timeout_s)
-        logs = "\n".join(p.read_text()[-3000:] for p in sorted((Path(folder) / "logs").glob("*.log")))
-        assert outcome.status == "ok", f"{outcome.status}: {outcome.reason}\n{logs}"
-        return outcome.results
+        try:
+            return launch(partial(_in_group, function), jobs, Path(folder) / "logs", timeout_s)
+        except LaunchError as error:
+            logs = "\n".join(p.read_text()[-3000:] for p in sorted((Path(folder) / "logs").glob("*.log")))
+            raise AssertionError(f"{error}\n{logs}") from None
 
 
 def _in_group(function: Callable[..., Any], job: tuple[int, int, str, tuple[Any, ...]], tell: Any) -> Any:

@@ -21,7 +21,7 @@ from zerobench.config.cell import CellConfig
 from zerobench.host.environment import FAKE, SIMULATED
 from zerobench.host.terminal import progress_bar
 from zerobench.rank_record import RankRecord
-from zerobench.ranks.start_ranks import launch
+from zerobench.ranks.start_ranks import LaunchError, launch
 from zerobench.simulation.execute import LIMITS, Execution, Limits, Target, execute_all
 from zerobench.worker import RankJob, run_rank
 
@@ -70,10 +70,11 @@ def run_fake(configs: Mapping[str, CellConfig], folder: Path, timeout_s: float =
 def _run(configs: Mapping[str, CellConfig], ranks: Sequence[int], folder: Path, timeout_s: float) -> Records:
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [(dict(configs), rank, str(folder)) for rank in ranks]
-    outcome = launch(_of_rank, jobs, folder / "logs", timeout_s)
-    if outcome.status != "ok":
-        raise ValueError(f"{outcome.status}: {outcome.reason}")
-    return {name: {rank: of[name] for rank, of in zip(ranks, outcome.results, strict=True)} for name in configs}
+    try:
+        results = launch(_of_rank, jobs, folder / "logs", timeout_s)
+    except LaunchError as error:
+        raise ValueError(str(error)) from error
+    return {name: {rank: of[name] for rank, of in zip(ranks, results, strict=True)} for name in configs}
 
 
 def _of_rank(job: tuple[dict[str, CellConfig], int, str], tell: Any) -> dict[str, RankRecord | str]:

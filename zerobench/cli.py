@@ -160,9 +160,12 @@ def _run(arguments: list[str]) -> int:
 
         with quiet():
             return _run([word for word in arguments[:end] if word not in QUIET] + arguments[end:])
-    if instead := _instead(arguments[:end]):
-        print_note(f"zerobench {instead}")
-        return 2
+    for name, command in REMOVED.items():
+        verb, *removed_flags = name.split()
+        if arguments[:1] == [verb] and {flag.partition("=")[0] for flag in arguments[:end]} >= set(removed_flags):
+            in_checkout = " in a checkout of the project" if command.startswith(("make ", "docs/")) else ""
+            print_note(f"zerobench {name}: removed; use `{command}`{in_checkout}")
+            return 2
     if arguments and arguments[0] in VERBS:
         verb = arguments[0].replace("-", "_")
         launches = arguments[0] in LAUNCHING and not {"-h", "--help"} & set(arguments[:end])
@@ -175,16 +178,6 @@ def _run(arguments: list[str]) -> int:
         code: int = getattr(module, verb)(arguments[1:])
         return code
     return _sweep(arguments)
-
-
-def _instead(arguments: list[str]) -> str:
-    """Returns the error message for a removed verb, or flag of a verb; empty if there is none."""
-    for name, command in REMOVED.items():
-        verb, *flags = name.split()
-        if arguments[:1] == [verb] and {flag.partition("=")[0] for flag in arguments} >= set(flags):
-            in_checkout = " in a checkout of the project" if command.startswith(("make ", "docs/")) else ""
-            return f"{name}: removed; use `{command}`{in_checkout}"
-    return ""
 
 
 def _parsed(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
@@ -202,17 +195,16 @@ def _parsed(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
 def _help(topics: list[str], extra_dirs: list[Path]) -> int:
     """Prints help for the whole command line, or for each of `topics`: a verb, a group, GROUP=CHOICE or a key."""
     from .config import help
-    from .config.compose import composer_of
+    from .config.compose import make_composer
 
     if topics and topics[0] in VERBS:
         return _run([topics[0], "--help"])
-    composer = composer_of(extra_dirs)
+    composer = make_composer(extra_dirs)
     try:
         shown = [help.of_word(topic, composer) for topic in topics]
     except ValueError as error:
         return refuse(error, "zerobench --help")
-    whole = (Path(__file__).parent / "help.txt").read_text(encoding="utf-8")
-    print("\n\n".join(shown) or whole.format(groups=help.of_groups(composer), keys=help.of_keys(composer)))
+    print("\n\n".join(shown) or help.of_everything(composer))
     return 0
 
 
@@ -235,11 +227,11 @@ def _sweep(arguments: list[str]) -> int:
         fork_server.start()
     with _importing():
         from .config import help
-        from .config.compose import RefusedError, compose, composer_of
+        from .config.compose import RefusedError, compose, make_composer
 
     try:
         if set(help.COMPLETION_FLAGS) & set(flags):
-            composer_of(extra_dirs)  # users' registered choices are valid too
+            make_composer(extra_dirs)  # users' registered choices are valid too
             help.complete(rest, tuple(VERBS))
             return 0
         table = ".commands.dry_run" if dry_run else ".results.printed_table"
@@ -250,7 +242,8 @@ def _sweep(arguments: list[str]) -> int:
             return 0
         composed = replace(composed, price=per_hour)
         with _importing():
-            from .commands.run_command_line import plan_composed, run_composed
+            from .commands.dry_run import plan_composed
+            from .sweep.command import run_composed
         return (plan_composed if dry_run else run_composed)(composed, chosen)
     except RefusedError as refused:
         return refuse(refused)

@@ -10,10 +10,10 @@ import pytest
 
 import zerobench
 from tools.docs.chromium import Chromium
+from zerobench.commands.perfetto import live_bytes
 from zerobench.commands.replay.command import write_page
-from zerobench.commands.replay.worlds import ReplayWorld, recorded_worlds, ticks_of
+from zerobench.commands.replay.worlds import ReplayWorld, common_ticks, recorded_worlds
 from zerobench.records import CATEGORIES, EventRow
-from zerobench.results.events import live_bytes
 from zerobench.sizes import show_bytes
 
 RECORDED = Path(__file__).parents[2] / "results/replay"
@@ -132,7 +132,7 @@ def test_every_number_wherever_the_cursor_stands_is_that_of_the_tables(
     browser: Chromium, page: Path, world: ReplayWorld
 ) -> None:
     streams = [stream for panel in world.panels for stream in panel.streams.values()]
-    clocks = ticks_of(streams)
+    clocks = common_ticks(streams)
     sums = [live_bytes(stream)["device"] for stream in streams]
     opened(browser, page)
     browser.run("[...document.querySelectorAll('#ranks button')].at(-1).click()")  # all ranks

@@ -158,9 +158,8 @@ def test_every_strategy_trains_the_same_graphs_and_all_their_memory_is_seen(tmp_
     strategy, so that no step after the first compiles.
     """
     configs = [sound(name, 2, compile="blocks").config for name in STRATEGIES] + [sound("ddp", 2).config]
-    outcome = launch(run_all, [(configs, rank, str(tmp_path)) for rank in range(2)], tmp_path / "logs", 400)
-    assert outcome.status == "ok", outcome.reason
-    for records, graphs in outcome.results:
+    jobs = [(configs, rank, str(tmp_path)) for rank in range(2)]
+    for records, graphs in launch(run_all, jobs, tmp_path / "logs", 400):
         *compiled, eager = records
         losses = {name: [step.loss for step in one.steps] for name, one in zip(STRATEGIES, compiled, strict=True)}
         assert all(one == losses["ddp"] for one in losses.values()), losses

@@ -14,13 +14,13 @@ import torch
 import zerobench
 from tests.cells import cell
 from tests.distributed.variants import account, run_all
+from zerobench.commands.perfetto import live_bytes
 from zerobench.config.schema import Measure
 from zerobench.config.schema_memory import CpuOffload
 from zerobench.probes import event_log
 from zerobench.rank_record import RankRecord
 from zerobench.records import CATEGORIES, LINKS, STATES, EventRow
 from zerobench.records.long_rows import EVENTS, OF_STORAGES
-from zerobench.results.events import live_bytes
 from zerobench.sweep import cell as cells
 
 SUMS = (*CATEGORIES, "states", "total")

@@ -31,7 +31,7 @@ from zerobench.predict.estimate import training_shapes
 from zerobench.records import LINKS, RunRow
 from zerobench.strategies import shape_of
 from zerobench.sweep.aggregate import join
-from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.cell import new_row
 from zerobench.theory.closed_forms import floor_bytes
 from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import Prediction, predict_states
@@ -344,7 +344,7 @@ def rows(thorough: bool, tmp_path_factory) -> dict[str, RunRow]:
         if one.config.offload.name == "nvme":
             one = one.changed(offload=replace(one.config.offload, path=str(folder)))
         cells[name] = one
-    found = {name: _blank_row(one) for name, one in cells.items()}
+    found = {name: new_row(one) for name, one in cells.items()}
     accounts = account([one.config for one in cells.values()], folder)
     for (name, one), records in zip(cells.items(), accounts, strict=True):
         join(found[name], one.config, records)

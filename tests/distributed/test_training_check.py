@@ -1,7 +1,7 @@
 """Training is checked wherever it is measured: norms of every strategy, verdicts, planted faults, and lost losses."""
 
 import math
-from dataclasses import asdict
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from threading import Timer
@@ -21,6 +21,7 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.probes.probe import scale_of
 from zerobench.probes.probe import squares as squares_of
+from zerobench.records import RunRow
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
 from zerobench.sweep import parity
@@ -165,14 +166,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def judged(folder: Path, one: cells.Cell) -> dict:
+def judged(folder: Path, one: cells.Cell) -> RunRow:
     """The row of a cell that has run, with its verdict, as it is in its folder."""
-    row = asdict(cells.run_cell(one, lambda _: None))
+    row = cells.run_cell(one, lambda _: None)
     check = ParityCheck()
     check.see(one, row)
     check.finish(makes=True, say=print)
-    if row["status"] == "ok":
-        assert tables.read_row(folder / row["run_id"]) == row
+    if row.status == "ok":
+        assert tables.read_row(folder / row.run_id) == row
     return row
 
 
@@ -191,18 +192,18 @@ def test_planted_faults_of_training_are_named(reference: Path, monkeypatch, work
     if worker is not None:
         monkeypatch.setattr(cells, "run_rank", worker)
     row = judged(reference, cell("zero2", 2, results_dir=str(reference), measure=MEASURED))
-    assert row["training"] == ("equal" if worker is None else "differs")
-    assert said in row["training_words"]
+    assert row.training == ("equal" if worker is None else "differs")
+    assert said in row.training_words
     if worker is doubled:
-        assert row["grad_norm_deviation"] == pytest.approx(1, rel=1e-3)
-        assert row["loss_deviation"] < 1e-5  # Adam hides it
+        assert row.grad_norm_deviation == pytest.approx(1, rel=1e-3)
+        assert row.loss_deviation < 1e-5  # Adam hides it
 
 
 def test_a_run_of_another_machine_may_be_late_to_be_seen(reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its row comes through the folder of the job; on NFS its own folder is seen up to a minute after."""
     one = cell("zero1", 2, results_dir=str(reference), measure=MEASURED)
-    row = asdict(cells.run_cell(one, lambda _: None)) | {"launcher": "submitit_slurm"}
-    folder, hidden = reference / row["run_id"], reference / ".not seen"
+    row = replace(cells.run_cell(one, lambda _: None), launcher="submitit_slurm")
+    folder, hidden = reference / row.run_id, reference / ".not seen"
     said: list[str] = []
 
     def say(words: str) -> None:
@@ -216,9 +217,9 @@ def test_a_run_of_another_machine_may_be_late_to_be_seen(reference: Path, monkey
         folder.rename(hidden)
         check = ParityCheck()
         check.see(one, row)
-        assert row["training_words"] == "the run is not in its results folder"
+        assert row.training_words == "the run is not in its results folder"
         check.finish(makes=True, say=say)
-        assert row["training"] == verdict
+        assert row.training == verdict
     hidden.rename(folder)
     assert said[0] == "1 run of other machines cannot be seen here yet: up to 60 s more"
 
@@ -226,11 +227,11 @@ def test_a_run_of_another_machine_may_be_late_to_be_seen(reference: Path, monkey
 def test_a_loss_that_is_lost_is_a_status(reference: Path, monkeypatch) -> None:
     monkeypatch.setattr(cells, "run_rank", not_a_number)
     row = judged(reference, cell("zero1", 2, results_dir=str(reference), measure=MEASURED))
-    assert row["status"] == "diverged"
-    assert row["reason"].startswith("the loss of rank 1 is nan at step 3 of 4: ")
-    assert row["training"] is None
-    assert row["peak_bytes"] > 0  # what was measured is kept
-    assert len(tables.load(reference / row["run_id"]).steps) == 2 * 4
+    assert row.status == "diverged"
+    assert row.reason.startswith("the loss of rank 1 is nan at step 3 of 4: ")
+    assert row.training is None
+    assert row.peak_bytes > 0  # what was measured is kept
+    assert len(tables.load(reference / row.run_id).steps) == 2 * 4
 
 
 def test_a_sweep_without_ddp_says_so_or_makes_one(tmp_path: Path) -> None:
@@ -238,8 +239,8 @@ def test_a_sweep_without_ddp_says_so_or_makes_one(tmp_path: Path) -> None:
     measure = Measure(steps=2, warmup=2, passes="timed", check_training="true")
     one = cell("zero3", 2, results_dir=str(tmp_path), measure=measure)
     row = judged(tmp_path, one)
-    assert row["training"] == "equal"
-    assert "equal to DDP's to the bit over 4 steps" in row["training_words"]
+    assert row.training == "equal"
+    assert "equal to DDP's to the bit over 4 steps" in row.training_words
     made = [path.name for path in (tmp_path / REFERENCES).iterdir()]
     assert len(made) == 1
     assert len(tables.load(tmp_path).runs) == 1
@@ -249,8 +250,8 @@ def test_a_sweep_without_ddp_says_so_or_makes_one(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / REFERENCES).iterdir()] == made
     auto = cell("zero3", 2, results_dir=str(tmp_path), measure=Measure(steps=2, warmup=2, passes="timed"), seed=1)
     row = judged(tmp_path, auto)
-    assert row["training"] == "unchecked"
-    assert "measure.check_training=true makes one" in row["training_words"]
+    assert row.training == "unchecked"
+    assert "measure.check_training=true makes one" in row.training_words
 
 
 @pytest.mark.thorough
@@ -265,7 +266,7 @@ def test_ddp_may_come_last_and_a_cell_that_is_none_of_it_is_left_alone(tmp_path:
     sweep = Sweep(Silent(), check=ParityCheck())
     sweep.run([record("zero1"), record("zero1", seed=1), record("ddp"), record("zero3", clip=0.5)])
     sweep.check.finish(makes=True, say=print)
-    assert [row["training"] for row in sweep.rows] == ["equal", "unchecked", "reference", "unchecked"]
-    configs = [CellConfig.from_json(row["config"]) for row in sweep.rows]
+    assert [row.training for row in sweep.rows] == ["equal", "unchecked", "reference", "unchecked"]
+    configs = [CellConfig.from_json(row.config) for row in sweep.rows]
     keys = [parity.training_key(config) for config in configs]
     assert keys[0] == keys[2] != keys[1] != keys[3] != keys[0]

@@ -33,7 +33,7 @@ from zerobench.config.schema import Gpt
 from zerobench.predict.build import build_model
 from zerobench.probes.source_lines import shown_path
 from zerobench.sweep.aggregate import join
-from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.cell import new_row
 from zerobench.watching import WatchError
 from zerobench.watching.held_tensors import BEFORE, leave_out
 from zerobench.zero.modules.wrapping import default_units
@@ -189,7 +189,7 @@ def early() -> list[tuple[dict[str, str], dict[str, Any] | None]]:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_loop_written_by_hand_costs_what_the_harness_says(name: str, both: list[Any]) -> None:
     loop, records = both[0][0][name], [mine[1][name] for mine in both]
-    row = _blank_row(cell(name, 2))
+    row = new_row(cell(name, 2))
     tables = join(row, cell(name, 2).config, records)
     run = loop["run"]
     assert run["strategy"] == name

@@ -63,9 +63,8 @@ def account(
     `run`: `run_all` from a module that registers models, which the ranks import for it.
     """
     jobs = [(configs, mode, rank, str(folder)) for rank in range(configs[0].world_size)]
-    outcome = launch(run or run_all, jobs, folder / "logs", timeout_s=200)
-    assert outcome.status == "ok", outcome.reason
-    return [list(records) for records in zip(*outcome.results, strict=True)]
+    results = launch(run or run_all, jobs, folder / "logs", timeout_s=200)
+    return [list(records) for records in zip(*results, strict=True)]
 
 
 def run_all(job: tuple[list[CellConfig], str, int, str], tell: Any) -> list[RankRecord]:

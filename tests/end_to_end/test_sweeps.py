@@ -22,7 +22,7 @@ from zerobench.config.schema import Launch, Measure
 from zerobench.predict import estimate
 from zerobench.records import RunRow
 from zerobench.results.tables import run_folders
-from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.cell import new_row
 from zerobench.sweep.sweep import Sweep
 
 RUNS = Path("results/runs")
@@ -99,7 +99,7 @@ def test_a_failure_spoils_its_own_cell_alone_even_where_names_are_alike(monkeypa
 
     def run_cell(mine: Cell, _progress: object, _on_unwritten: object) -> RunRow:
         launched.append((mine.config.launch.threads, mine.repeat))
-        row = _blank_row(mine)
+        row = new_row(mine)
         row.status = "crash" if mine.config is one.config else "ok"
         return row
 

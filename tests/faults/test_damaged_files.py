@@ -23,13 +23,13 @@ from validation.table1 import CellRow, StatesRow
 from zerobench import cli, data
 from zerobench.budgets.budget_file import read_budget
 from zerobench.budgets.comparison import read_floors
-from zerobench.config.yaml_file import read_yaml
+from zerobench.host.files import read_yaml
 from zerobench.models.huggingface import read_config
 from zerobench.plots.marks import learn_colors
 from zerobench.ranks.collectives import load_calibration
 from zerobench.records import SearchRow
 from zerobench.results.folders import write_search
-from zerobench.results.frames import columns_of
+from zerobench.results.frames import base_types
 from zerobench.results.tables import load
 from zerobench.zero.checkpoint.save_load import find_weights
 
@@ -74,7 +74,7 @@ def written(name: str, content: Any) -> Example:
 def search(folder: Path) -> list[Path]:
     runs()(folder)
     values = {int: 1, float: 0.5, str: "2026-01-01T00:00:00+00:00", bool: True}
-    write_search(folder, SearchRow(**{name: values[base] for name, base in columns_of(SearchRow)}))
+    write_search(folder, SearchRow(**{name: values[base] for name, base in base_types(SearchRow)}))
     return sorted((folder / "searches").glob("*.json"))
 
 

@@ -17,7 +17,7 @@ import torch
 
 from tests.faults import disk
 from tests.faults.disk import opened
-from zerobench.ranks.start_ranks import launch
+from zerobench.ranks.start_ranks import LaunchError, launch
 from zerobench.zero.offload.disk import ALIGN_BYTES, DiskError, FileStore, Pool, Scratch, problems_of_path, sweep
 
 BLOCK = 4 * ALIGN_BYTES
@@ -173,11 +173,13 @@ def test_a_path_that_will_not_do_is_a_sentence(tmp_path: Path) -> None:
 def test_no_file_outlives_its_rank(tmp_path: Path) -> None:
     """Ranks are killed, or end well and close nothing; files of other processes stay."""
     mine = Scratch(tmp_path)
-    for worker, status in ((disk.is_killed_while_writing, "crash"), (disk.leaves_files, "ok")):
-        outcome = launch(worker, [disk.DiskJob(rank, str(tmp_path)) for rank in range(2)], tmp_path / "logs", 60)
-        assert outcome.status == status
-        assert list(tmp_path.glob("zerobench-*")) == [mine.path]
-    assert all(len(files) == 2 for files in outcome.results)
+    jobs = [disk.DiskJob(rank, str(tmp_path)) for rank in range(2)]
+    with pytest.raises(LaunchError, match=r"^crash: "):
+        launch(disk.is_killed_while_writing, jobs, tmp_path / "logs", 60)
+    assert list(tmp_path.glob("zerobench-*")) == [mine.path]
+    results = launch(disk.leaves_files, jobs, tmp_path / "logs", 60)
+    assert list(tmp_path.glob("zerobench-*")) == [mine.path]
+    assert all(len(files) == 2 for files in results)
     mine._end()
     assert list(tmp_path.glob("zerobench-*")) == []
 

@@ -24,7 +24,7 @@ from zerobench.host import files
 from zerobench.host.temporary import LEASE, Aside, temporary_folder
 from zerobench.ranks import fork_server
 from zerobench.results import folders
-from zerobench.results.folders import Unwritten, abandoned, amend_row, messages_of, temporary_results
+from zerobench.results.folders import Unwritten, abandoned, amend_row, temporary_results, unwritten_messages
 from zerobench.sweep.cell import find_or_run, run_cell, run_prefix, write_lost
 from zerobench.sweep.command import check_folders
 from zerobench.sweep.sweep import Sweep
@@ -122,17 +122,17 @@ def test_a_run_that_fits_nowhere_is_a_row_all_the_same(temporary: Path, monkeypa
     sweep = Sweep(MagicMock())
     sweep.run([simulated(NOWHERE)])
     kept = next(temporary.iterdir())
-    assert sweep.rows[0]["status"] == "ok"
-    assert zerobench.load(kept).runs.run_id.tolist() == [sweep.rows[0]["run_id"]]
+    assert sweep.rows[0].status == "ok"
+    assert zerobench.load(kept).runs.run_id.tolist() == [sweep.rows[0].run_id]
     monkeypatch.setattr(tempfile, "tempdir", NOWHERE)
     temporary_results.cache_clear()
     sweep.run([simulated(NOWHERE, seed=1)])
-    assert sweep.rows[1]["status"] == "crash"
-    assert "no folder can be made for it" in sweep.rows[1]["reason"]
-    first, second = messages_of(sweep.unwritten)
+    assert sweep.rows[1].status == "crash"
+    assert "no folder can be made for it" in sweep.rows[1].reason
+    first, second = unwritten_messages(sweep.unwritten)
     assert f"1 run could not be written to {NOWHERE} (No such file or directory); it is kept in {kept} instead" in first
     assert "it is in the table above alone" in second
-    assert messages_of([Unwritten(Path("a"), "full", None)] * 2) == [
+    assert unwritten_messages([Unwritten(Path("a"), "full", None)] * 2) == [
         "2 runs could not be written to a (full); they are in the table above alone"
     ]
 
@@ -198,11 +198,11 @@ def test_a_full_disk_ends_no_sweep_and_loses_no_row(small_disk: Path, temporary:
 
     sweep = Sweep(MagicMock(progress=fill))
     sweep.run([simulated(home), simulated(home, seed=1)])
-    assert [row["status"] for row in sweep.rows] == ["ok", "ok"], [row["reason"] for row in sweep.rows]
+    assert [row.status for row in sweep.rows] == ["ok", "ok"], [row.reason for row in sweep.rows]
     (kept,) = {one.kept for one in sweep.unwritten}
     assert kept.parent == temporary
-    assert set(zerobench.load(kept).runs.run_id) == {row["run_id"] for row in sweep.rows}
-    assert "No space left on device" in messages_of(sweep.unwritten)[0]
+    assert set(zerobench.load(kept).runs.run_id) == {row.run_id for row in sweep.rows}
+    assert "No space left on device" in unwritten_messages(sweep.unwritten)[0]
     assert list(home.glob(".partial-*")) == [], "what was begun there goes"
 
 
@@ -247,7 +247,7 @@ def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
         assert other.stdout.readline() == "held\n"
         second = replace(one, repeat=1)
         row, reused = find_or_run(second, lambda _: None, on_wait=lambda _: runs.append("waited"))
-        assert (row["status"], reused, runs) == ("ok", False, [])
+        assert (row.status, reused, runs) == ("ok", False, [])
 
         said: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""Every end of the ranks is an outcome, and no process is left."""
+"""Every end of the ranks is their results or an error, and no process is left."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ from tests.faults import workers
 from tests.ranks import wait_until
 from zerobench.ranks import fork_server
 from zerobench.ranks.rank_main import rank_main
-from zerobench.ranks.start_ranks import Failure, end, explain, launch, start
+from zerobench.ranks.start_ranks import Failure, LaunchError, end, explain, launch, start
 
 
 def ranks_alive() -> list[psutil.Process]:
@@ -26,8 +26,7 @@ def ranks_alive() -> list[psutil.Process]:
 
 def test_results_come_back_in_order(tmp_path: Path) -> None:
     told: list = []
-    outcome = launch(workers.fine, [0, 1, 2], tmp_path, 60, told.append)
-    assert (outcome.status, outcome.results) == ("ok", [0, 1, 4])
+    assert launch(workers.fine, [0, 1, 2], tmp_path, 60, told.append) == [0, 1, 4]
     assert sorted(t["rank"] for t in told) == [0, 1, 2]
 
 
@@ -47,10 +46,11 @@ def test_results_come_back_in_order(tmp_path: Path) -> None:
 )
 def test_a_rank_that_fails_ends_the_pass_at_once(tmp_path: Path, worker, status: str, words: str) -> None:
     begun = time.monotonic()
-    outcome = launch(worker, [0, 1, 2], tmp_path, 300)
-    assert outcome.status == status
-    assert words in outcome.reason
-    assert "\n" not in outcome.reason
+    with pytest.raises(LaunchError) as raised:
+        launch(worker, [0, 1, 2], tmp_path, 300)
+    assert raised.value.status == status
+    assert words in raised.value.reason
+    assert "\n" not in raised.value.reason
     assert time.monotonic() - begun < 200
     assert ranks_alive() == []
 
@@ -102,9 +102,10 @@ def test_a_hang_is_a_timeout_with_stacks_in_the_log(tmp_path: Path) -> None:
         looks.append("about to hang" in log.read_text() and len(ranks_alive()) == 1)
         return "timeout" if all(looks[-2:]) else None  # the second time: rank 0's result has been read
 
-    outcome = launch(workers.hangs, [0, 1], tmp_path, 300, watch=over)
-    assert outcome.status == "timeout"
-    assert outcome.reason == "launch.timeout_s=300 was over and rank 1 still ran; the stacks are in the logs"
+    with pytest.raises(LaunchError) as raised:
+        launch(workers.hangs, [0, 1], tmp_path, 300, watch=over)
+    assert raised.value.status == "timeout"
+    assert raised.value.reason == "launch.timeout_s=300 was over and rank 1 still ran; the stacks are in the logs"
     assert "in hangs" in log.read_text()
     assert ranks_alive() == []
 
@@ -113,17 +114,18 @@ def test_a_timeout_names_the_rank_that_was_stopped(tmp_path: Path) -> None:
     def over() -> str | None:
         return "timeout" if psutil.STATUS_STOPPED in [rank.status() for rank in ranks_alive()] else None
 
-    outcome = launch(workers.stops, [0, 1], tmp_path, 300, watch=over)
+    with pytest.raises(LaunchError) as raised:
+        launch(workers.stops, [0, 1], tmp_path, 300, watch=over)
     words = "rank 0, 1 still ran; rank 1 was stopped by a signal (SIGSTOP, for example), and others may have waited"
-    assert outcome.status == "timeout"
-    assert words in outcome.reason
+    assert raised.value.status == "timeout"
+    assert words in raised.value.reason
     assert ranks_alive() == []
 
 
 def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "rank0.log").mkdir()
-    outcome = launch(workers.fine, [0], tmp_path, 60)
-    assert (outcome.status, "raised IsADirectoryError" in outcome.reason) == ("crash", True)
+    with pytest.raises(LaunchError, match=r"^crash: .*raised IsADirectoryError"):
+        launch(workers.fine, [0], tmp_path, 60)
 
 
 def test_ctrl_c_is_left_to_the_command_from_the_servers_first_instruction_on() -> None:

@@ -27,12 +27,12 @@ from zerobench.sweep.aggregate import (
     join_columns,
     median_interval,
 )
-from zerobench.sweep.cell import _blank_row, passes_of, run_cell
+from zerobench.sweep.cell import new_row, pass_names, run_cell
 from zerobench.theory.shapes import Schedule
 
 
 def row():
-    return _blank_row(cell("zero2", 2))
+    return new_row(cell("zero2", 2))
 
 
 def record(rank: int, mode: str, losses: list[float], seconds: list[float]) -> RankRecord:
@@ -187,13 +187,13 @@ def test_bytes_of_the_interface_are_per_rank_and_per_step_of_the_warm_up_too() -
 
 
 def test_the_passes_of_a_cell() -> None:
-    assert passes_of(cell("ddp", 2).config) == ("timed", "accounted")
-    assert passes_of(cell("ddp", 64, backend="simulated").config) == ("accounted",)
-    assert passes_of(cell("ddp", 2, measure=Measure(trace=True)).config) == ("timed", "accounted", "traced")
-    assert passes_of(cell("ddp", 2, measure=Measure(passes="timed", trace=True)).config) == ("timed", "traced")
+    assert pass_names(cell("ddp", 2).config) == ("timed", "accounted")
+    assert pass_names(cell("ddp", 64, backend="simulated").config) == ("accounted",)
+    assert pass_names(cell("ddp", 2, measure=Measure(trace=True)).config) == ("timed", "accounted", "traced")
+    assert pass_names(cell("ddp", 2, measure=Measure(passes="timed", trace=True)).config) == ("timed", "traced")
     once = cell("ddp", 2, measure=Measure(passes="both_once")).config
-    assert passes_of(once) == ("timed", "accounted")
-    assert passes_of(once, repeat=1) == ("timed",)
+    assert pass_names(once) == ("timed", "accounted")
+    assert pass_names(once, repeat=1) == ("timed",)
     assert has_times(cell("zero2", 2, measure=Measure(3, 2, passes="timed")).config)
     assert not has_times(cell("zero2", 2, measure=Measure(3, 2, passes="accounted")).config)
 

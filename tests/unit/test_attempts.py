@@ -5,6 +5,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -31,7 +32,7 @@ from zerobench.sweep.sweep import Sweep
 
 def attempt(one: Cell, hour: int, **more: object) -> str:
     """An attempt that began at an hour of a day, by the clock; its run_id."""
-    row = replace(cells._blank_row(one), status="ok", started=f"2026-01-01T{hour:02}:00:00.000+00:00", **more)
+    row = replace(cells.new_row(one), status="ok", started=f"2026-01-01T{hour:02}:00:00.000+00:00", **more)
     where, prefix = Path(one.config.results_dir), cells.run_prefix(one)
     tables = {"lines": [LineRow(0, "peak", "activations", "mlp", "model.py:7 in forward", 4096, 1)]}
     return write_run(claim_folder(where, prefix), prefix, row, one.config, {}, tables).name
@@ -51,7 +52,7 @@ def test_a_clock_that_is_set_back_makes_no_older_run_the_newest(tmp_path: Path) 
     reused = cells.find_reusable(one)
     assert reused["run_id"] == made[-1]
     held = look(tmp_path / "runs")
-    kept = [run.row["run_id"] for run, verdict in zip(held.runs, held.verdicts(), strict=True) if not verdict]
+    kept = [run.row.run_id for run, verdict in zip(held.runs, held.verdicts(), strict=True) if not verdict]
     assert kept == [beside, made[-1]]
     assert list(load_side(str(tmp_path / "runs")).runs["run_id"]) == expected
     collect(results, tmp_path / "collection")
@@ -137,9 +138,8 @@ def ends(monkeypatch: pytest.MonkeyPatch, *statuses: str) -> list[str]:
     """Has attempts end so, one after the other; returns the list of those to come."""
     coming = list(statuses)
 
-    def attempt(*_: Any) -> tuple[dict[str, Any], bool]:
-        left = len(coming)
-        return {"status": coming.pop(0), "reason": "because", "attempt": len(statuses) - left + 1}, False
+    def attempt(*_: Any) -> tuple[Any, bool]:
+        return SimpleNamespace(status=coming.pop(0), reason="because"), False
 
     monkeypatch.setattr(sweeps, "find_or_run", attempt)
     return coming
@@ -164,7 +164,7 @@ def test_a_launch_is_run_again_at_most_that_often(monkeypatch, tmp_path, retry, 
     )
     assert one.problems == ()
     sweep.run([one])
-    assert [row["status"] for row in sweep.rows] == [last], "one row, the last attempt's"
+    assert [row.status for row in sweep.rows] == [last], "one row, the last attempt's"
     assert len(coming) == left
     assert sweep.failed_fast is (last != "ok"), "only the last attempt counts"
     assert sweep.reporter.again.call_count == len(statuses) - left - 1

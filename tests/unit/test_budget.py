@@ -264,7 +264,7 @@ def test_scratch_of_kernels_is_judged_on_the_processor_of_the_record(
     environment: str, here: str, worse: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ceiling by hand, here of timed_allocator_peak_bytes, holds on every processor."""
-    monkeypatch.setattr(budget, "code_of", lambda row: "current")
+    monkeypatch.setattr(budget, "code_age", lambda row: "current")
     limits = dict.fromkeys(("peak_bytes", "allocator_peak_bytes"), Limit(MIB))
     limits["timed_allocator_peak_bytes"] = Limit(9, "<=")
     budgets = Environment({"processor": "AMD EPYC"}, {"c": CellBudget(None, limits)})
@@ -278,7 +278,7 @@ def test_scratch_of_kernels_is_judged_on_the_processor_of_the_record(
 @pytest.mark.slow
 def test_a_cell_of_the_name_that_does_other_work_is_told_by_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command of the file was changed: what it was recorded by says what the budget is for."""
-    monkeypatch.setattr(budget, "code_of", lambda row: "current")
+    monkeypatch.setattr(budget, "code_age", lambda row: "current")
     command = ["strategy=zero2", "model=gpt_tiny", "world_size=2", "device=cpu", "clip=1.0"]
     (before,), (now,) = compose_cells(command), compose_cells([*command[:-1], "optimizer.lr=0.1"])
     budgeted = CellBudget(work_id(before.config), {"peak_bytes": Limit(MIB)})

@@ -17,8 +17,8 @@ from zerobench.budgets.lines import (
     LineTable,
     MovedLine,
     fold,
+    line_tables,
     lines_by_cell,
-    lines_of,
     moved_lines,
     ordered,
     parse_lines,
@@ -158,7 +158,7 @@ def test_of_parameters_those_that_grew_are_named() -> None:
                (("up.weight", 512 * wide), ("up.bias", 4 * wide), ("down.weight", 512 * wide), ("down.bias", 512))]
         ]  # fmt: skip
         rows = [{"run_id": "a"} | vars(one) for one in rows_by_line(0, "peak", storages)]
-        return lines_of(pd.DataFrame(rows))["peak"]
+        return line_tables(pd.DataFrame(rows))["peak"]
 
     before, after = parameters(256), parameters(320)
     short = parse_lines(plain({"peak": before}))["peak"]
@@ -185,10 +185,10 @@ def test_the_fullest_rank_and_launch_count() -> None:
             ("b", 0, "growth", "x.py:3 in f", -4), ("b", 1, "growth", "x.py:3 in f", 0),
         )
     ]  # fmt: skip
-    found = lines_of(pd.DataFrame(rows))
+    found = line_tables(pd.DataFrame(rows))
     assert [(one.source, one.bytes) for one in found["peak"].lines] == [("x.py:1 in f", 5), ("x.py:2 in f", 5)]
     assert found["growth"].bytes == 0
-    assert lines_of(pd.DataFrame(rows).iloc[:0]) == {}
+    assert line_tables(pd.DataFrame(rows).iloc[:0]) == {}
     launches = pd.DataFrame({"run_id": ["b", "a", "c"], "cell_id": ["one", "one", "two"]})
     assert lines_by_cell(pd.DataFrame(rows), launches) == {"one": found}
 

@@ -13,7 +13,7 @@ from zerobench.budgets.budget_file import BudgetFile, read_budget
 from zerobench.budgets.judge import Limit
 from zerobench.budgets.lines import Line, LineTable
 from zerobench.budgets.reports import MARKER_OF_CHANGES
-from zerobench.commands.compare import rows_of
+from zerobench.commands.compare import line_rows
 
 pytestmark = pytest.mark.slow
 
@@ -157,8 +157,8 @@ def test_a_comparison_names_the_lines_that_moved(loops: Path, capsys: pytest.Cap
 
 def test_lines_that_a_comparison_does_not_list_are_one_row() -> None:
     table = LineTable(tuple(Line("activations", f"m{n}", f"a.py:{n} in f", 1024 * n, 1) for n in range(1, 12)))
-    rows = rows_of("peak", {"peak": LineTable()}, {"peak": table})
+    rows = line_rows("peak", {"peak": LineTable()}, {"peak": table})
     assert [row[0] for row in rows[:2]] == ["a.py:11 in f (m11)", "a.py:10 in f (m10)"]
     assert rows[-1] == ["3 other lines", "0 B", "6.0 KiB", "+6.0 KiB"]
     assert len(rows) == 9
-    assert rows_of("peak", {}, {"peak": table}) == [], "older runs have no lines"
+    assert line_rows("peak", {}, {"peak": table}) == [], "older runs have no lines"

@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.test_documents import FENCE, INLINE, PAGES, ROOT, name
 from zerobench.cli import VERBS
-from zerobench.config.compose import RefusedError, check_line, composer_of
+from zerobench.config.compose import RefusedError, check_line, make_composer
 from zerobench.config.composer import Composer
 from zerobench.config.flags import split_arguments, unknown_flags
 from zerobench.config.keys import GROUPS, KEYS
@@ -119,7 +119,7 @@ def is_override(word: str) -> bool:
 
 def problem_of_overrides(overrides: list[str], multirun: bool, dirs: list[Path] | None = None) -> str:
     try:
-        check_line(composer_of(dirs) if dirs else shared_composer(), overrides, multirun, list(VERBS))
+        check_line(make_composer(dirs) if dirs else shared_composer(), overrides, multirun, list(VERBS))
     except RefusedError as refused:
         return "; ".join(one for one in refused.problems if "Could not find 'hydra/" not in one)  # a plugin is an extra
     return ""
@@ -128,7 +128,7 @@ def problem_of_overrides(overrides: list[str], multirun: bool, dirs: list[Path] 
 @cache
 def shared_composer() -> Composer:
     """One that has composed what it was asked for before."""
-    return composer_of([])
+    return make_composer([])
 
 
 def parsed(run: Any) -> str:

@@ -15,12 +15,12 @@ from zerobench.budgets.comparison import (
     NoiseFloor,
     compare_runs,
     detectable,
-    effect_of,
-    environment_of,
     floor_from,
-    floor_of,
     interleaved,
     lookup,
+    measure_effect,
+    noise_environment,
+    noise_floor,
     pair_up,
     pairs_needed,
     read_floors,
@@ -30,7 +30,7 @@ from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
 from zerobench.records import CATEGORIES, COLLECTIVES, RunRow
 from zerobench.results.frames import frame_of
-from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.cell import new_row
 
 MIB = 2**20
 Row = dict[str, Any]
@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 def run(of: Cell, repeat: int = 0, step_s: float = 0.1, started: str = "2026-01-01T00:00:00", **more: Any) -> Row:
     """A row that is ok: 8 MiB at the peak, one in each category."""
-    row = asdict(_blank_row(replace(of, repeat=repeat)))
+    row = asdict(new_row(replace(of, repeat=repeat)))
     row |= {f"{kind}_{name}_bytes": MIB for name in CATEGORIES for kind in ("peak", "max")}
     row |= {f"volume_{name}_psi": 0.5 for name in COLLECTIVES}
     row |= {"run_id": f"{of.cell_id}-{started}-{repeat}", "status": "ok", "started": started, "psi": 1000}
@@ -195,7 +195,7 @@ def test_cells_are_matched_by_work_then_by_name_and_the_rest_is_listed() -> None
 @pytest.mark.slow
 def test_a_failed_cell_is_told_of_and_compared_in_nothing() -> None:
     one = cell("zero1", 2)
-    failed = asdict(_blank_row(one)) | {"status": "oom", "reason": "rank 0 was killed"}
+    failed = asdict(new_row(one)) | {"status": "oom", "reason": "rank 0 was killed"}
     worse, better = only(compare([run(one)], [failed])), only(compare([failed], [run(one)]))
     assert (list(worse.failed), worse.moved, worse.effects) == (["B"], (), ())
     assert worse.worse
@@ -222,7 +222,7 @@ def test_slower_has_the_ratio_and_interval_that_scipy_says() -> None:
 
 def test_an_interval_with_1_is_noise_and_so_is_an_effect_below_the_least() -> None:
     one = cell("zero1", 2)
-    wide = effect_of("step_s", [1.0, 1.0, 1.0], [1.30, 0.95, 1.10], 0.03)
+    wide = measure_effect("step_s", [1.0, 1.0, 1.0], [1.30, 0.95, 1.10], 0.03)
     assert wide.low < 1 < wide.ratio - 0.03
     assert wide.verdict == "noise"
     little = [time * factor for time, factor in zip(A, [1.019, 1.021, 1.02, 1.018, 1.022], strict=True)]
@@ -233,8 +233,8 @@ def test_an_interval_with_1_is_noise_and_so_is_an_effect_below_the_least() -> No
 
 def test_the_threshold_is_the_same_both_ways() -> None:
     for ratio in (1.0305, 1.0295):
-        up = effect_of("step_s", [1.0, 1.0], [ratio, ratio], 0.03).verdict
-        assert up == effect_of("step_s", [ratio, ratio], [1.0, 1.0], 0.03).verdict
+        up = measure_effect("step_s", [1.0, 1.0], [ratio, ratio], 0.03).verdict
+        assert up == measure_effect("step_s", [ratio, ratio], [1.0, 1.0], 0.03).verdict
         assert (up == "noise") == (ratio < 1.03)
 
 
@@ -273,7 +273,7 @@ def test_the_power_that_is_stated_is_the_power_that_there_is() -> None:
     many = [(row, row | {"step_s": 0.1 * float(np.exp(random.normal(0, spread)))}) for _ in range(2000)]
     needed = pairs_needed(many, 0.03)
     ratios = np.exp(random.normal(np.log(1.03), spread, size=(2000, needed))).tolist()
-    found = [effect_of("step_s", [1.0] * needed, one, 0.0).verdict == "slower" for one in ratios]
+    found = [measure_effect("step_s", [1.0] * needed, one, 0.0).verdict == "slower" for one in ratios]
     assert 0.75 < np.mean(found) < 0.87
     assert detectable(many[:2]) is pairs_needed(many[:2], 0.03) is None
     least = detectable(many[:needed])
@@ -285,9 +285,9 @@ def test_the_floor_covers_ratios_of_identical_code_in_95_of_100_cases() -> None:
     random = np.random.default_rng(0)
     times = np.exp(random.normal(0, 0.02, size=(4000, 8)))
     ratios = times[:, 6] / times[:, 7]
-    within = [max(r, 1 / r) - 1 <= floor_of(list(mine[:6])) for mine, r in zip(times, ratios, strict=True)]
+    within = [max(r, 1 / r) - 1 <= noise_floor(list(mine[:6])) for mine, r in zip(times, ratios, strict=True)]
     assert np.mean(within) == pytest.approx(0.95, abs=0.012)
-    assert floor_of([1.0, 1.0, 1.0]) == 0
+    assert noise_floor([1.0, 1.0, 1.0]) == 0
 
 
 @pytest.mark.thorough
@@ -317,6 +317,6 @@ def test_a_new_record_replaces_that_of_its_environment_alone(tmp_path: Path) -> 
     for floor in (old, other, new):
         write_floor(tmp_path, floor)
     assert read_floors(tmp_path) == [other, new]
-    assert lookup([other, new], environment_of(launches(one, [1], 0)[0])) == new
+    assert lookup([other, new], noise_environment(launches(one, [1], 0)[0])) == new
     with pytest.raises(ValueError, match="has 2 launches; a noise floor needs 3"):
         floor_from(launches(one, [1, 2], 0), one.config)

@@ -11,8 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from validation.store import read
 from validation.table1 import CellRow
 from zerobench.config.compose import RefusedError, compose_cells
-from zerobench.config.yaml_file import read_yaml
-from zerobench.host.files import read_text
+from zerobench.host.files import read_text, read_yaml
 from zerobench.ranks.collectives import load_calibration
 
 

@@ -34,7 +34,7 @@ from zerobench.predict.estimate import simulated_ranks
 from zerobench.probes.ledger import Ledger, ShapesOnly
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.simulation.execute import Target, execute
-from zerobench.sweep.cell import ranks_of
+from zerobench.sweep.cell import ranks_to_run
 
 
 class ReadsValues(nn.Module):
@@ -150,7 +150,7 @@ def test_of_ranks_that_own_matrices_the_one_with_the_peak_is_executed(strategy: 
     found = execute(config)
     assert (found.rank, found.peak_bytes, found.states_bytes) == (peak, max(peaks), max(states))
     assert sum(found.at_most_states.values()) == max(states)
-    assert ranks_of(replace(config, backend="simulated")) == [peak]
+    assert ranks_to_run(replace(config, backend="simulated")) == [peak]
 
 
 PRIVATE: list[tuple[ModuleType | type, str]] = [

@@ -20,7 +20,7 @@ from zerobench.records import CATEGORIES, STATES, MemoryRow
 from zerobench.results.frames import frame_of
 from zerobench.results.summary import summarize
 from zerobench.results.tables import collect
-from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.cell import new_row
 
 
 def test_memory_bars_are_the_fullest_ranks_at_either_instant() -> None:
@@ -118,7 +118,7 @@ def test_losses_are_means_over_ranks_less_those_of_ddp() -> None:
 
 def test_cells_of_one_strategy_are_told_apart() -> None:
     rows = [run("zero2", 2), run("ddp", 2)]
-    other = _blank_row(cell("zero2", 2, micro_batch=2, bucket_bytes=4096))
+    other = new_row(cell("zero2", 2, micro_batch=2, bucket_bytes=4096))
     rows.append(replace(rows[0], config=other.config, cell_id=other.cell_id, run_id="other"))
     ticks = [label.get_text() for label in figure_of("volume", results_of(rows)).axes[0].get_xticklabels()]
     assert ticks == ["–\nddp", "64.0 KiB\nzero2", "4.0 KiB\nzero2"]

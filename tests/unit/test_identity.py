@@ -13,7 +13,7 @@ from zerobench.config.cell import VERSION, CellConfig, work_id
 from zerobench.config.schema import Gpt, Launch, Measure
 from zerobench.config.schema_memory import CpuOffload, Hpz, OffloadActivations
 from zerobench.config.schema_training import Fp16, Rprop
-from zerobench.host.serialize import rebuild, to_plain
+from zerobench.host.job import rebuild, to_plain
 
 ROOT = Path(__file__).parents[2]
 

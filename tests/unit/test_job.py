@@ -19,15 +19,14 @@ from tests.ranks import free_port, wait_until
 from tests.unit.test_clock import Clock
 from zerobench.host import job
 from zerobench.host import store as job_store
-from zerobench.host.job import Job, JobContext, JobError, Membership, RankInfo, find_job
-from zerobench.host.serialize import rebuild, to_plain
+from zerobench.host.job import Job, JobContext, JobError, Membership, RankInfo, find_job, rebuild, to_plain
 from zerobench.host.store import Heartbeat, HeartbeatMonitor, JobStore, LostError
 from zerobench.probes.energy import GpuState
 from zerobench.probes.probe import EventOrder
 from zerobench.rank_record import RankRecord
 from zerobench.ranks import over_cluster
 from zerobench.ranks.over_cluster import interruption
-from zerobench.ranks.start_ranks import Interrupted, Outcome
+from zerobench.ranks.start_ranks import Interrupted, LaunchError
 from zerobench.records import MemoryRow, StepRow
 from zerobench.theory.shapes import ParameterShape, Schedule
 
@@ -272,7 +271,7 @@ def follow(mine: JobContext) -> None:
     """over_cluster.follow without its signals, which a thread cannot have."""
     while (order := over_cluster._next_order(mine)) is not None:
         if mine.job.rank < len(order["jobs"]):
-            mine.store.post(f"end/{mine.passes}/{mine.job.rank}", to_plain(over_cluster._end_of(mine, order)))
+            mine.store.post(f"end/{mine.passes}/{mine.job.rank}", to_plain(over_cluster._run_own_rank(mine, order)))
 
 
 class Died(BaseException):
@@ -285,13 +284,13 @@ def test_lost_rank_crashes_its_cell_and_later_cells_that_need_it(tmp_path: Path,
     """Four ranks on three nodes; the disk of rank 1 is full in a pass; the node of rank 2 dies in one of all four."""
     contexts: list[JobContext] = []
 
-    def launch(worker: Any, jobs: Sequence[int], log_dir: Path, *_: Any, first: int = 0, **__: Any) -> Outcome:
+    def launch(worker: Any, jobs: Sequence[int], log_dir: Path, *_: Any, first: int = 0, **__: Any) -> list[Any]:
         if first == 2:
             contexts[2].heartbeat.stop()
             raise Died
         if jobs[0] == 9:
             raise OSError(28, "No space left on device")
-        return Outcome("ok", "", [worker(job, print) for job in jobs])
+        return [worker(job, print) for job in jobs]
 
     monkeypatch.setattr(over_cluster.here, "launch", launch)
     monkeypatch.setattr(over_cluster, "POLL_S", 0.005)
@@ -308,15 +307,17 @@ def test_lost_rank_crashes_its_cell_and_later_cells_that_need_it(tmp_path: Path,
     for thread in threads:
         thread.start()
 
-    def run(*jobs: int) -> Outcome:
+    def run(*jobs: int) -> list[Any]:
         return over_cluster._Pass(contexts[0], double, jobs, tmp_path, 20).run(print)
 
     try:
-        assert run(8, 9).reason == "rank 1 could not run its part: OSError: [Errno 28] No space left on device"
-        for outcome in (run(2, 3, 4, 5), run(2, 3, 4)):
-            assert outcome.status == "crash"
-            assert outcome.reason == "rank 2 is lost: its process says nothing (rank 2 of the job, on a/2)"
-        assert (run(6).results, run(4, 5).results) == ([12], [8, 10])
+        with pytest.raises(LaunchError, match=r"rank 1 could not run its part: OSError: \[Errno 28\] No space left"):
+            run(8, 9)
+        for lost in ((2, 3, 4, 5), (2, 3, 4)):
+            with pytest.raises(LaunchError) as raised:
+                run(*lost)
+            assert str(raised.value) == "crash: rank 2 is lost: its process says nothing (rank 2 of the job, on a/2)"
+        assert (run(6), run(4, 5)) == ([12], [8, 10])
         with pytest.raises(JobError, match="world_size=5: the job that was joined has 4 ranks"):
             over_cluster.places(5, tmp_path)
         contexts[3].leave(f"was {interruption()}")

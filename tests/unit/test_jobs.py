@@ -21,19 +21,19 @@ from zerobench.commands.folder_contents import look
 from zerobench.config.cell import Cell
 from zerobench.config.compose import compose, compose_cells, in_one, propose
 from zerobench.config.composer import hydra_config
-from zerobench.config.plugins import LauncherChoice, Resources, at_once, nodes_of, resources_of
+from zerobench.config.plugins import LauncherChoice, Resources, at_once, job_nodes, requested_resources
 from zerobench.config.schema import Launch, Measure, Search
 from zerobench.host import environment
 from zerobench.host.temporary import claim
-from zerobench.ranks.start_ranks import Interrupted, launch_each
+from zerobench.ranks.start_ranks import Failure, Interrupted, launch_each
 from zerobench.records import SearchRow
 from zerobench.results.folders import JOBS, tidy, write_search
 from zerobench.results.tables import load
 from zerobench.simulation.execute import Limits, execute, execute_all
 from zerobench.sweep import jobs
-from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.cell import new_row
 from zerobench.sweep.command import run_cells
-from zerobench.sweep.jobs import JobSweep, command_of, resources_for, run_job
+from zerobench.sweep.jobs import JobSweep, job_command, resources_for, run_job
 from zerobench.sweep.progress import Reporter
 from zerobench.sweep.search import BatchSearch
 from zerobench.sweep.search import _blank_row as _blank_search_row
@@ -50,10 +50,10 @@ End = Callable[[str, Path], object]
 
 
 def row(status: str = "ok", repeat: int = 0) -> str:
-    """A line with a row as far as a sweep looks at it."""
+    """A line with the row of a run."""
     one = {"status": status, "reason": "because", "run_id": f"x{repeat}", "seconds": 1.0, "loss_last": 1.0,
            "peak_bytes": 5, "step_s": 1.0, "passes_agree": True, "repeat": repeat}  # fmt: skip
-    return json.dumps(one) + "\n"
+    return json.dumps(vars(new_row(cell("zero1", 2))) | one) + "\n"
 
 
 def run(
@@ -83,7 +83,7 @@ def run(
 
     monkeypatch.setattr(jobs, "POLL_S", 0.01)
     monkeypatch.setattr(jobs, "instantiate_launcher", launcher)
-    monkeypatch.setattr(jobs, "command_of", lambda cell, composed: cell.config.strategy.name)
+    monkeypatch.setattr(jobs, "job_command", lambda cell, composed: cell.config.strategy.name)
     composed: Any = SimpleNamespace(launcher=choice(**{"n_jobs": 1, **settings}), composer=None, own=())
     sweeps: list[JobSweep] = []
 
@@ -110,7 +110,7 @@ def test_a_job_runs_all_repeats_of_a_cell_and_its_rows_are_taken_once(monkeypatc
     cells = cells_of(tmp_path, "ddp", "zero1", measure=Measure(2, 2, repeats=2))
     sweep, launched = run(monkeypatch, cells, end)
     assert launched == ["ddp", "zero1"]
-    assert [one["repeat"] for one in sweep.rows] == [0, 1, 0, 1]
+    assert [one.repeat for one in sweep.rows] == [0, 1, 0, 1]
     assert "job 1 of jobs: ddp tiny N=2 b=8 and 1 more" in capsys.readouterr().err
     assert not list(tmp_path.glob(f"{JOBS}*")), "the folder of jobs that are over goes"
 
@@ -128,9 +128,9 @@ def test_a_lost_job_is_a_row_and_the_others_go_on(monkeypatch, tmp_path: Path, r
     cells = cells_of(tmp_path, "ddp", "zero1", measure=Measure(2, 2, repeats=2))
     sweep, launched = run(monkeypatch, cells, end)
     assert launched == ["ddp", "zero1"]
-    assert [one["status"] for one in sweep.rows][:1] == ["crash"]
+    assert [one.status for one in sweep.rows][:1] == ["crash"]
     why = "failed: OSError: the node is gone" if raises else "ended without a row for it"
-    assert sweep.rows[0]["reason"] == f"its job of jobs {why}; the same command runs it again"
+    assert sweep.rows[0].reason == f"its job of jobs {why}; the same command runs it again"
     lost = next(one for one in load(tmp_path).runs.to_dict("records") if one["strategy"] == "ddp")
     assert (lost["status"], lost["launcher"]) == ("crash", "jobs")
     assert "the last words" in (tmp_path / lost["run_id"] / "logs/job.log").read_text()
@@ -141,8 +141,8 @@ def test_a_job_whose_launcher_cannot_be_made_is_a_row_and_the_others_go_on(monke
     cells = cells_of(tmp_path, "ddp", "zero1")
     sweep, launched = run(monkeypatch, cells, lambda _, rows: rows.write_text(row()), refused="ddp")
     assert launched == ["zero1"]
-    assert [one["status"] for one in sweep.rows] == ["crash", "ok"]
-    assert "its job of jobs failed: OSError: no space left" in sweep.rows[0]["reason"]
+    assert [one.status for one in sweep.rows] == ["crash", "ok"]
+    assert "its job of jobs failed: OSError: no space left" in sweep.rows[0].reason
 
 
 def test_fail_fast_begins_no_other_job(monkeypatch, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def searching(where: Path, batch: int = 4) -> tuple[Cell, SearchRow]:
 
 
 def combination(asked: Cell, status: str) -> str:
-    blank = vars(_blank_row(asked)) | {"status": status, "reason": "made up", "run_id": "x", "peak_bytes": 5}
+    blank = vars(new_row(asked)) | {"status": status, "reason": "made up", "run_id": "x", "peak_bytes": 5}
     return json.dumps(blank) + "\n"
 
 
@@ -188,7 +188,7 @@ def test_a_search_whose_combinations_all_fail_and_one_that_was_lost_before_its_r
     run(monkeypatch, [asked], lambda _, rows: rows.write_text(lines), exits=1)
     assert "made up" in capsys.readouterr().out
     sweep, _ = run(monkeypatch, [asked], lambda _, rows: rows.write_text(combination(asked, "oom")), exits=1)
-    assert [(one["status"], one["launcher"]) for one in sweep.rows] == [("crash", "jobs")]
+    assert [(one.status, one.launcher) for one in sweep.rows] == [("crash", "jobs")]
     assert sweep.searches == []
 
 
@@ -236,7 +236,7 @@ def test_the_folder_of_a_killed_sweep_goes_and_that_of_a_living_one_stays(tmp_pa
 def test_a_job_runs_the_words_of_its_cell_as_they_were_resolved() -> None:
     words = ["-m", "strategy=ddp,zero3", "strategy.keep_root=true", "model=mlp", "hydra/launcher=joblib"]
     composed = compose(words)
-    ddp, zero3 = (command_of(one, composed) for one in composed.cells)
+    ddp, zero3 = (job_command(one, composed) for one in composed.cells)
     assert "strategy.keep_root=true" in zero3
     assert not any("keep_root" in word for word in ddp), "ddp has no such key"
     assert {"model=mlp", "world_size=2", "device=cpu", "backend=gloo", "hydra.mode=RUN"} <= set(ddp)
@@ -265,7 +265,7 @@ def test_a_job_of_an_experiment_runs_the_cell_that_was_planned(tmp_path: Path, e
         propose(composed, lambda batch: [planned.append(one) or [1.0] for one in batch])
     assert len(planned) == 2
     for one in planned:
-        words = command_of(one, composed)[1 + len(jobs.program()) :]
+        words = job_command(one, composed)[1 + len(jobs.program()) :]
         assert [run.cell_id for run in compose_cells(words)] == [one.cell_id]
         assert "experiment=mine" in words
 
@@ -284,7 +284,7 @@ def test_experiment_chooses_launcher_and_environment_of_job(tmp_path: Path) -> N
 
 def test_nodes_tasks_and_gpus_follow_the_cell() -> None:
     def asked(world_size: int, node_size: int | None = None, device: str = "cpu", **settings: int) -> Resources:
-        return resources_of(choice("submitit_slurm", settings, **SLURM), world_size, node_size, 1, device)
+        return requested_resources(choice("submitit_slurm", settings, **SLURM), world_size, node_size, 1, device)
 
     assert asked(4) == Resources(1, 1, 4, None)  # one task starts its ranks itself
     assert asked(4, node_size=2) == asked(4, tasks_per_node=2) == Resources(2, 2, 1, None)
@@ -292,7 +292,7 @@ def test_nodes_tasks_and_gpus_follow_the_cell() -> None:
     assert asked(4, device="cuda") == Resources(1, 1, 4, 4)
     assert asked(16, device="cuda", gpus_per_node=8) == Resources(2, 8, 1, 8)
     assert asked(2, device="cuda", gpus_per_node=8) == Resources(1, 1, 2, 2)
-    assert nodes_of(choice("submitit_slurm", {"nodes": 4, "gpus_per_node": 8}, **SLURM), 8, None) == 4
+    assert job_nodes(choice("submitit_slurm", {"nodes": 4, "gpus_per_node": 8}, **SLURM), 8, None) == 4
     slurm, wanted = choice("submitit_slurm", **SLURM), cell("ddp", 4, launch=Launch(threads=2))
     assert resources_for(wanted, slurm).settings(slurm) == {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 8}
 
@@ -409,9 +409,10 @@ def is_process(result: Any) -> bool:
 @pytest.mark.slow
 def test_a_process_that_goes_on_after_a_job_takes_the_next_until_one_fails(tmp_path: Path) -> None:
     jobs = ["process", "process", "done", "process", "killed", "process"]
-    outcomes = launch_each(work, jobs, tmp_path, 60.0, at_once=1, goes_on=is_process)
-    assert [one.status for one in outcomes] == ["ok", "ok", "ok", "ok", "crash", "ok"]
-    first, second, _, third, fourth = (one.results[0] for one in outcomes if one.results)
+    *ended, failure, last = launch_each(work, jobs, tmp_path, 60.0, at_once=1, goes_on=is_process)
+    assert isinstance(failure, Failure)
+    assert failure.status == "crash"
+    first, second, _, third, fourth = (*ended, last)
     assert first == second != third != fourth
     assert not multiprocessing.active_children()
 

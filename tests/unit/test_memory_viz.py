@@ -27,7 +27,7 @@ from zerobench.probes.intervals import ASIDE, Birth, Event, History, Interval, S
 from zerobench.probes.ledger import Ledger
 from zerobench.probes.snapshot import FOLDER, PROTOCOL, snapshot_of, snapshots, stamp, written
 from zerobench.probes.traced_pass import STEP, Overlap, intersect, length, overlaps, spans, subtract
-from zerobench.ranks.start_ranks import Outcome
+from zerobench.ranks.start_ranks import Failure, LaunchError
 from zerobench.records import CATEGORIES, EventRow
 from zerobench.sweep import cell as cells
 from zerobench.watching.held_tensors import leave_out
@@ -293,11 +293,11 @@ def test_a_snapshot_that_fails_does_not_hide_the_error(told: list[Any], tmp_path
 
 
 def test_the_row_of_a_run_out_of_memory_names_the_snapshot(tmp_path: Path, monkeypatch) -> None:
-    def launch(_worker: Any, jobs: list[RankJob], *_: Any) -> Outcome:
+    def launch(_worker: Any, jobs: list[RankJob], *_: Any) -> None:
         for job in jobs:
             (Path(job.folder) / FOLDER).mkdir(exist_ok=True)
             (Path(job.folder) / FOLDER / f"rank{job.rank}.pickle").write_bytes(b"")
-        return Outcome("oom", "rank 0 raised OutOfMemoryError: CUDA out of memory", [])
+        raise LaunchError([Failure(0, "oom", "raised OutOfMemoryError: CUDA out of memory")], 60.0)
 
     monkeypatch.setattr(cells, "launch", launch)
     row = cells.run_cell(cell("ddp", 2, results_dir=str(tmp_path)), lambda _: None)

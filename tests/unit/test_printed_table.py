@@ -21,17 +21,17 @@ from zerobench.host.terminal import is_quiet, progress_console, quiet, stdout_co
 from zerobench.results import printed_table
 from zerobench.results.grid import Grid
 from zerobench.results.options import choose
-from zerobench.results.printed_table import html_of
+from zerobench.results.printed_table import runs_html
 from zerobench.results.tables import collect
-from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.cell import new_row
 
 
 def rows() -> list[dict]:
-    ok = asdict(_blank_row(cell("zero2", 2)))
+    ok = asdict(new_row(cell("zero2", 2)))
     figures = {"peak_bytes": 255036216, "states_bytes": 175085872, "predicted_states_bytes": 175079728}
     ok |= figures | {"volume_psi": 2.0, "predicted_volume_psi": 2.0, "step_s": 0.3521, "step_s_low": 0.3462}
     ok |= {"status": "ok", "step_s_high": 0.3687, "tokens_per_s": 2909.0, "loss_last": 2.8601}
-    other = asdict(_blank_row(cell("zero1", 2)))
+    other = asdict(new_row(cell("zero1", 2)))
     return [ok, {**other, "status": "crash", "reason": "timed pass: rank 1 was killed"}]
 
 
@@ -153,7 +153,7 @@ def test_on_a_busy_machine_no_time_is_the_best_and_it_is_said_above_the_table(ca
     assert shown.startswith(busy)
     assert "100.0" in lines["zero2"]
     assert "2.000*" in lines["zero3"], "bytes are exact on any machine"
-    assert "the machine was busy" in html_of(results_of(rows).runs)
+    assert "the machine was busy" in runs_html(results_of(rows).runs)
     rows[1].cores = 64
     assert "busy" not in table_of(rows, capsys)[1], "cores were left"
 
@@ -223,7 +223,7 @@ def test_a_terminal_whose_encoding_lacks_a_character_shows_another(tmp_path: Pat
 
 def test_a_status_from_outside_has_no_escapes() -> None:
     row = rows()[1] | {"status": "crash\x1b[2J", "name": "zero1", "launches": 1}
-    table = printed_table.grid_of([row], printed_table.columns_of([row]))
+    table = printed_table.cell_grid([row], printed_table.shown_columns([row]))
     assert "\x1b" not in "".join(str(text) for text in table.rows[0])
 
 

@@ -1,6 +1,7 @@
 """A sweep's progress: the time left, on a clock of the test's own."""
 
 import os
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -12,7 +13,8 @@ from zerobench.config.compose import compose_cells
 from zerobench.host.environment import exported_threads
 from zerobench.host.terminal import stdout_console
 from zerobench.sweep import progress
-from zerobench.sweep.progress import Entry, Reporter, interruption_of, seconds_left, table_of
+from zerobench.sweep.cell import new_row
+from zerobench.sweep.progress import Entry, Reporter, interruption_message, progress_table, seconds_left
 from zerobench.sweep.sweep import rounds
 
 
@@ -26,7 +28,7 @@ def launches_of(*arguments: str) -> list[Cell]:
     return list(rounds(compose_cells(["-m", "device=cpu", "launch.threads=1", "measure.steps=7", *arguments])))
 
 
-OK = {"status": "ok", "loss_last": 1.0, "peak_bytes": 5 * 2**20, "step_s": 1.0, "passes_agree": True}
+OK = replace(new_row(cell("ddp", 2)), status="ok", loss_last=1.0, peak_bytes=5 * 2**20, step_s=1.0, passes_agree=True)
 
 
 def play(clock: Clock, reporter: Reporter, launch: Cell, step_s: float, first_s: float) -> None:
@@ -62,7 +64,7 @@ def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(clock: C
     reporter.start(good[1])
     reporter.end(good[1], OK, True)
     reporter.start(good[2])
-    reporter.end(good[2], {"status": "crash", "reason": "no"}, False)
+    reporter.end(good[2], replace(OK, status="crash", reason="no", peak_bytes=None), False)
     reporter.skip(good[3])
     assert seconds_left(reporter.entries, 1, clock.now) == 0
 
@@ -72,15 +74,20 @@ def test_a_sweep_that_is_stopped_tells_no_time_left_and_what_is_done(clock: Cloc
     reporter = Reporter()
     launches = launches_of("model=gpt_tiny", "seed=0,1,2")
     reporter.expect(launches)
-    assert interruption_of(reporter.entries) == "0 of 3 done, interrupted; the same command resumes"
+    assert interruption_message(reporter.entries) == "0 of 3 done, interrupted; the same command resumes"
     play(clock, reporter, launches[0], 1.0, 3.0)
     reporter.start(launches[1])
     name = reporter.entry.name
     wanted = f"1 of 3 done, {name} interrupted; the same command resumes"
-    assert interruption_of(reporter.entries) == wanted, "it has no row yet"
-    reporter.end(launches[1], {"status": "interrupted", "reason": "stopped by the user"}, False, stopped=True)
+    assert interruption_message(reporter.entries) == wanted, "it has no row yet"
+    reporter.end(
+        launches[1],
+        replace(OK, status="interrupted", reason="stopped by the user", peak_bytes=None),
+        False,
+        stopped=True,
+    )
     assert capsys.readouterr().err.endswith(f"[2/3] {name}: interrupted: stopped by the user\n")
-    assert interruption_of(reporter.entries) == wanted
+    assert interruption_message(reporter.entries) == wanted
 
 
 def test_launches_of_jobs_are_timed_whole_and_run_side_by_side(clock: Clock, tmp_path) -> None:
@@ -101,17 +108,17 @@ def test_launches_of_jobs_are_timed_whole_and_run_side_by_side(clock: Clock, tmp
         reporter.start(one)
     assert [entry.state for entry in reporter.entries] == ["running", "submitted", "submitted"] * 2
     clock.now += 10
-    reporter.end(small[0], OK | {"seconds": 10.0}, False)
+    reporter.end(small[0], replace(OK, seconds=10.0), False)
     clock.now += 40
-    reporter.end(large[0], OK | {"seconds": 50.0}, False)
+    reporter.end(large[0], replace(OK, seconds=50.0), False)
     for one in (small[1], large[1]):
         reporter.start(one)
     assert reporter._left() == "about 60 s left", "10 + 10 + 50 + 50 s, two at a time"
     clock.now += 8
     assert reporter._left() == "about 52 s left"
-    reporter.end(small[1], OK | {"seconds": 8.0}, False)
+    reporter.end(small[1], replace(OK, seconds=8.0), False)
     assert reporter._left() == "about 47 s left", "68 s for 6 of 15, and 8 s of what is under way"
-    reporter.again(large[1], {"status": "crash", "reason": "no"})
+    reporter.again(large[1], replace(OK, status="crash", reason="no", peak_bytes=None))
     assert reporter._left() == "about 51 s left", "from its beginning"
 
 
@@ -121,7 +128,7 @@ def test_launches_that_run_side_by_side_are_all_in_sight() -> None:
         launches[number].state = state
     console = stdout_console()
     with console.capture() as shown:
-        console.print(table_of(launches, 20, "about 9 s left", height=11))
+        console.print(progress_table(launches, 20, "about 9 s left", height=11))
     said = shown.get()
     assert "cell 2 " in said
     assert "cell 30 " in said

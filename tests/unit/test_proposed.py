@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
@@ -15,7 +15,8 @@ from zerobench.config import composer
 from zerobench.config.cell import Cell
 from zerobench.config.compose import RefusedError, compose, compose_cells
 from zerobench.config.composer import Composer
-from zerobench.sweep.cell import _blank_row
+from zerobench.records import RunRow
+from zerobench.sweep.cell import new_row
 from zerobench.sweep.command import run_proposed
 from zerobench.sweep.sweep import Sweep
 
@@ -59,7 +60,7 @@ class MadeUp(Sweep):
     ran: list[int] = []  # noqa: RUF012
     ends_at, ending = 99, "stopped"
 
-    def run_one(self, launch: Cell) -> dict[str, Any] | None:
+    def run_one(self, launch: Cell) -> RunRow | None:
         self.reporter.start(launch)
         if len(self.ran) == self.ends_at:
             setattr(self, self.ending, True)
@@ -69,16 +70,16 @@ class MadeUp(Sweep):
         self.take(launch, row)
         return row
 
-    def row(self, cell: Cell) -> dict[str, Any]:
+    def row(self, cell: Cell) -> RunRow:
         size, repeat = cell.config.micro_batch, cell.repeat
-        row = asdict(_blank_row(cell)) | {"run_id": f"{cell.cell_id}-{repeat}", "passes_agree": True}
+        row = replace(new_row(cell), run_id=f"{cell.cell_id}-{repeat}", passes_agree=True)
         if cell.problems or size > 10:
-            return row | {"status": "invalid" if cell.problems else "oom", "reason": "made up"}
+            return replace(row, status="invalid" if cell.problems else "oom", reason="made up")
         if size == 7:
-            return row | {"status": "crash", "reason": "made up"}
+            return replace(row, status="crash", reason="made up")
         step = (1.0 + abs(size - 4)) * (1 + repeat / 10)
         times = {"step_s": step, "forward_s": step, "backward_s": step, "update_s": step}
-        return row | times | {"status": "ok", "peak_bytes": size * 8 * MIB, "tokens_per_s": 1000 / step}
+        return replace(row, **times, status="ok", peak_bytes=size * 8 * MIB, tokens_per_s=1000 / step)
 
 
 Ran = Callable[..., tuple[int, str]]
@@ -183,7 +184,7 @@ def test_a_plugin_that_cannot_be_imported_is_a_sentence(monkeypatch: pytest.Monk
         raise ValueError("mutable default <class 'hydra_plugins.hydra_nevergrad_sweeper.config.OptimConf'>")
 
     monkeypatch.setattr(Composer, "compose_whole", fails)
-    composer.compositions_of.cache_clear()
+    composer.composition_cache.cache_clear()
     assert "a Hydra plugin cannot be imported here: mutable default" in refusal("-m", "seed=1,2")
 
 

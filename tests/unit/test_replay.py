@@ -13,12 +13,12 @@ import pytest
 
 import zerobench
 from zerobench import cli
+from zerobench.commands.perfetto import live_bytes
 from zerobench.commands.predict import costs_of
 from zerobench.commands.replay import command
-from zerobench.commands.replay.command import NUMBERS, WORDS, data_of
-from zerobench.commands.replay.worlds import TICKS, ReplayWorld, at, executed_worlds, recorded_worlds, ticks_of
+from zerobench.commands.replay.command import NUMBERS, WORDS, page_data
+from zerobench.commands.replay.worlds import TICKS, ReplayWorld, at, common_ticks, executed_worlds, recorded_worlds
 from zerobench.records import CATEGORIES
-from zerobench.results.events import live_bytes
 from zerobench.simulation.execute import CUDA, execute_all
 from zerobench.simulation.prediction import reduced, schedule_of, step_time
 
@@ -43,7 +43,7 @@ def inflated(text: str) -> dict[str, Any]:
 
 def test_the_pages_data_are_the_tables(world: ReplayWorld) -> None:
     """Each value of each event, read back as the page reads it."""
-    found = inflated(DATA.search(command.page_of([world]))[1])
+    found = inflated(DATA.search(command.page_text([world]))[1])
     strings = found["strings"]
     for panel, packed in zip(world.panels, found["worlds"][0]["panels"], strict=True):
         assert [packed[name] for name in ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "run_id")] == [
@@ -67,7 +67,7 @@ def test_the_pages_data_are_the_tables(world: ReplayWorld) -> None:
 
 def test_one_clock_keeps_every_order_and_meets_at_phases_and_modules(world: ReplayWorld) -> None:
     streams = [stream for panel in world.panels for stream in panel.streams.values()]
-    clocks = ticks_of(streams)
+    clocks = common_ticks(streams)
     meets = []
     for stream, ticks in zip(streams, clocks, strict=True):
         assert (np.diff(ticks) >= 0).all()
@@ -82,7 +82,7 @@ def test_one_clock_keeps_every_order_and_meets_at_phases_and_modules(world: Repl
 
 def test_the_committed_page_is_todays(world: ReplayWorld) -> None:
     """Its code and style, and of its data the measured world; what was executed is not executed again here."""
-    committed, now = (RECORDED.parents[1] / "docs/assets/replay/step.html").read_text(), command.page_of([world])
+    committed, now = (RECORDED.parents[1] / "docs/assets/replay/step.html").read_text(), command.page_text([world])
     assert [DATA.sub("", text) for text in (committed, now)] == [DATA.sub("", now)] * 2, "run `make replay`"
     theirs, ours = (inflated(DATA.search(text)[1]) for text in (committed, now))
     assert [one["n"] for one in theirs["worlds"]] == [2**power for power in range(1, 11)]
@@ -95,7 +95,7 @@ def test_a_page_asks_for_nothing_and_escapes_what_runs_say(world: ReplayWorld) -
     hostile = "</script><script>alert(1)</script><b>"
     first = world.panels[0]
     planted = replace(first, row=first.row | {"model": hostile, "command": hostile})
-    text = command.page_of([replace(world, panels=(planted, *world.panels[1:]))])
+    text = command.page_text([replace(world, panels=(planted, *world.panels[1:]))])
     assert hostile not in text
     assert text.count("<script") == 2
     assert not re.search(
@@ -159,7 +159,7 @@ def test_an_executed_step_is_the_recorded_one(world: ReplayWorld) -> None:
         assert panel.row[column] == stage3.row[column], column
     forms = {name: form.value for name, form in panel.formulas.items()}
     assert forms == {name: form.value for name, form in stage3.formulas.items()}
-    assert data_of([executed], {})["worlds"][0]["panels"][0]["label"] == "ZeRO-3"
+    assert page_data([executed], {})["worlds"][0]["panels"][0]["label"] == "ZeRO-3"
 
 
 @pytest.mark.slow
@@ -177,4 +177,4 @@ def test_predicted_times_on_one_gpu_are_those_of_predict(world: ReplayWorld) -> 
     ]
     assert events[events["kind"] == "phase"]["seconds"].tolist() == wanted
     assert not {"compute", "order"} & set(events["kind"]), "which no recorded step has"
-    assert data_of([made], {})["worlds"][0]["panels"][0]["label"] == "DDP"
+    assert page_data([made], {})["worlds"][0]["panels"][0]["label"] == "DDP"

@@ -4,7 +4,7 @@ import argparse
 import runpy
 import shutil
 import sys
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from zerobench.results.frames import to_frame
 from zerobench.results.options import Where
 from zerobench.results.tables import ALL_TABLES, COLUMNS, FIGURES, RANKS, Results, collect, load, merge
 from zerobench.sweep import from_python
-from zerobench.sweep.cell import _blank_row, run_cell
+from zerobench.sweep.cell import new_row, run_cell
 
 STAGES = Path(__file__).parents[2] / "results/reference/cpu/stages"
 
@@ -226,7 +226,7 @@ def test_of_many_runs_a_damaged_or_removed_one_is_left_out_with_a_sentence(tmp_p
 def of(name: str, **choices: Any) -> RunRow:
     """An ok run of a cell with these choices, made up."""
     made = run("zero1", 2)
-    blank = _blank_row(cell(choices.pop("strategy", "zero1"), choices.pop("ranks", 2), **choices))
+    blank = new_row(cell(choices.pop("strategy", "zero1"), choices.pop("ranks", 2), **choices))
     told = {key: getattr(blank, key) for key in ("cell_id", "config", "strategy", "world_size", "optimizer", "seed")}
     return replace(made, run_id=name, **told)
 
@@ -381,8 +381,8 @@ def test_lists_are_sweeps_and_a_run_records_the_same_command(composed: list[Any]
 
 @pytest.mark.slow
 def test_a_refused_cell_is_a_row_without_a_run(composed: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    def run_cells(cells: list[Cell], tables: bool) -> tuple[int, list[dict[str, Any]]]:
-        return 1, [asdict(run_cell(cell, lambda _: None)) for cell in cells if cell.problems]
+    def run_cells(cells: list[Cell], tables: bool) -> tuple[int, list[RunRow]]:
+        return 1, [run_cell(cell, lambda _: None) for cell in cells if cell.problems]
 
     monkeypatch.setattr(from_python, "run_cells", run_cells)
     where = str(tmp_path / "runs")

@@ -1,7 +1,7 @@
 """The search under a memory limit, against a machine that is made up."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,8 @@ from zerobench.config.cell import Cell
 from zerobench.config.schema import Search as SearchConfig
 from zerobench.config.schema_training import Bf16
 from zerobench.host.job import ROWS
-from zerobench.sweep.cell import _blank_row
+from zerobench.records import RunRow
+from zerobench.sweep.cell import new_row
 from zerobench.sweep.search import BatchSearch, combinations, is_search, run_searches
 from zerobench.sweep.search import _blank_row as _blank_search_row
 
@@ -23,7 +24,7 @@ class MadeUp:
     """Runs a cell by formula: 10 MiB, 4 a sequence (1 if recomputed), 5 more for DDP while it accumulates."""
 
     def __init__(self, status: str = "ok") -> None:
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[RunRow] = []
         self.stopped = False
         self.status = status
         self.limit = 1000 * MIB
@@ -32,20 +33,19 @@ class MadeUp:
         rounds = max((one.config.measure.repeats for one in cells), default=0)
         self.rows += [self.row(one, first + repeat) for repeat in range(rounds) for one in cells]
 
-    def row(self, one: Cell, repeat: int) -> dict[str, Any]:
+    def row(self, one: Cell, repeat: int) -> RunRow:
         config = one.config
         recomputed = config.model.checkpointing
         size, parts = config.micro_batch, config.accumulation
         peak = 10 * MIB + size * (1 if recomputed else 4) * MIB
         peak += 5 * MIB * (config.strategy.name == "ddp" and parts > 1)
-        row = asdict(_blank_row(replace(one, repeat=repeat)))
-        row |= {"run_id": f"{one.cell_id}-{repeat}", "passes_agree": True}
+        row = replace(new_row(replace(one, repeat=repeat)), run_id=f"{one.cell_id}-{repeat}", passes_agree=True)
         if self.status != "ok" or peak > self.limit:
-            return row | {"status": "oom" if peak > self.limit else self.status, "reason": "made up"}
+            return replace(row, status="oom" if peak > self.limit else self.status, reason="made up")
         step = (1.0 + 0.1 * parts) * (1.3 if recomputed else 1.0) * (1 + 0.01 * repeat)
         times = {"step_s": step, "forward_s": step, "backward_s": step, "update_s": step}
         speed = config.batch * config.sequence / step
-        return row | times | {"status": "ok", "peak_bytes": peak, "tokens_per_s": speed}
+        return replace(row, **times, status="ok", peak_bytes=peak, tokens_per_s=speed)
 
 
 def search_cell(strategy: str, limit: str, tmp_path: Any, **more: Any) -> Cell:
@@ -84,12 +84,12 @@ def test_the_fastest_that_fits_is_found(tmp_path, strategy: str, limit: str, bes
         assert found.reason == "needs at least 16.0 MiB, and the limit is 15.0 MiB"
         return
     every = [MadeUp().row(one, 2) for ladder in combinations(asked) for one in ladder]
-    fitting = [row for row in every if row["peak_bytes"] <= found.limit_bytes]
-    fastest = max(fitting, key=lambda row: row["tokens_per_s"])
+    fitting = [row for row in every if row.peak_bytes <= found.limit_bytes]
+    fastest = max(fitting, key=lambda row: row.tokens_per_s)
     assert (found.micro_batch, found.accumulation, found.checkpointing) == best
-    assert (fastest["micro_batch"], fastest["accumulation"], bool(fastest["checkpointing"])) == best
-    assert found.peak_bytes == fastest["peak_bytes"]
-    assert found.tokens_per_s == pytest.approx(fastest["tokens_per_s"], rel=1e-3)
+    assert (fastest.micro_batch, fastest.accumulation, bool(fastest.checkpointing)) == best
+    assert found.peak_bytes == fastest.peak_bytes
+    assert found.tokens_per_s == pytest.approx(fastest.tokens_per_s, rel=1e-3)
     assert found.tokens_per_s_low < found.tokens_per_s < found.tokens_per_s_high
     assert len(found.run_ids.split()) == 3
 
@@ -99,12 +99,8 @@ def test_what_needs_more_than_what_does_not_fit_is_not_run(tmp_path) -> None:
     machine = MadeUp()
     (found,) = run_searches([search_cell("zero2", "15 MiB", tmp_path)], machine)
     assert found.tried == 7
-    tried = [(row["micro_batch"], row["checkpointing"]) for row in machine.rows if row["repeat"] == 0]
+    tried = [(row.micro_batch, row.checkpointing) for row in machine.rows if row.repeat == 0]
     assert tried == [(1, False), (2, False), (8, False), (1, True), (2, True), (4, True), (8, True)]
-
-
-def split(row: dict[str, Any]) -> tuple[int, bool]:
-    return row["micro_batch"], row["checkpointing"]
 
 
 def test_two_limits_share_their_runs_and_leave_rows(monkeypatch, tmp_path) -> None:
@@ -113,7 +109,7 @@ def test_two_limits_share_their_runs_and_leave_rows(monkeypatch, tmp_path) -> No
     monkeypatch.setenv(ROWS, str(tmp_path / "rows"))
     cells = [search_cell("zero2", limit, tmp_path) for limit in ("20 MiB", "40 MiB")]
     found = run_searches(cells, machine)
-    short = [row["cell_id"] for row in machine.rows if row["run_id"].endswith("-0")]
+    short = [row.cell_id for row in machine.rows if row.run_id.endswith("-0")]
     assert len(short) - len(set(short)) == 0
     kept = zerobench.load(tmp_path).searches.sort_values("limit_bytes")
     assert list(kept.limit_bytes) == [20 * MIB, 40 * MIB]

@@ -15,12 +15,12 @@ import zerobench
 from tests.cells import cell
 from zerobench import cli
 from zerobench.commands.folder_contents import look
-from zerobench.host.temporary import lease_of
+from zerobench.host.temporary import lease_path
 from zerobench.records import ALLOCATOR, CATEGORIES, SCHEMA_VERSION, MemoryRow, RunRow, TensorRow, TrafficRow
 from zerobench.results.folders import claim_folder, write_run
 from zerobench.results.printed_table import print_failures, print_results
 from zerobench.results.tables import collect, load
-from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.cell import new_row
 
 clock = itertools.count()
 
@@ -28,7 +28,7 @@ clock = itertools.count()
 def make(where: Path, strategy: str = "zero2", logs: dict[str, str] | None = None, **more: Any) -> Path:
     """A run in `where`, each begun a second after the one before; returns its folder."""
     one = cell(strategy, 2)
-    row = _blank_row(one)
+    row = new_row(one)
     now = next(clock)
     row.started = f"2026-01-01T00:{now // 60:02}:{now % 60:02}.000+00:00"
     row.status, row.psi, row.peak_bytes, row.states_bytes = "ok", 1000, 5 * 2**20, 3 * 2**20
@@ -195,7 +195,7 @@ def test_what_no_prediction_explains_is_said_by_show_and_by_a_sweep(tmp_path: Pa
         "loopback 2.6 KiB, 1.35 of what a rank sends: gloo carries a reduce-scatter as an all-reduce, 2.6 KiB in all"
         in lines
     )
-    print_failures(load(tmp_path).runs.to_dict("records"))
+    print_failures(("the cell", row) for row in load(tmp_path).runs.to_dict("records"))
     assert f"unexplained: {said}" in capsys.readouterr().out
 
 
@@ -348,7 +348,7 @@ def test_prune_leaves_what_is_claimed_linked_or_no_run(tmp_path: Path, capsys) -
         ".partial-link",
         ".pruned-fresh-0badcafe",
         alive.path.name,
-        lease_of(alive.path).name,
+        lease_path(alive.path).name,
         "searches",
     }
     assert names(where / "searches") == {"good.json"}

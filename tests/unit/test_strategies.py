@@ -374,9 +374,9 @@ def test_a_peer_has_no_prediction_and_its_places_hold_a_dash(monkeypatch, capsys
     one = cell("fsdp2", 2)
     assert estimate(one.config).psi > 0
     assert estimate(one.config).states_bytes is estimate(one.config).volume_psi is None
-    from zerobench.sweep.cell import _blank_row
+    from zerobench.sweep.cell import new_row
 
-    row = asdict(_blank_row(one)) | {"status": "ok", "peak_bytes": 2**24, "states_bytes": 2**23, "volume_psi": 2.9}
+    row = asdict(new_row(one)) | {"status": "ok", "peak_bytes": 2**24, "states_bytes": 2**23, "volume_psi": 2.9}
     row |= {"step_s": 0.1, "step_s_low": 0.09, "step_s_high": 0.11, "tokens_per_s": 100.0, "loss_last": 2.5}
     printed_table.print_results([row])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "fsdp2" in line]

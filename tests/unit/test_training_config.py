@@ -163,13 +163,13 @@ def test_a_precision_becomes_an_engines_options() -> None:
 
 
 def test_a_row_says_precision_and_clipping() -> None:
-    from zerobench.sweep.cell import _blank_row
+    from zerobench.sweep.cell import new_row
 
     one = cell("zero2", 2, precision=training.Bf16(gradient_dtype="fp32"), clip=0.5, clip_norm="inf")
-    row = _blank_row(one)
+    row = new_row(one)
     assert row.precision == "bf16, gradient_dtype=fp32"
     assert row.optimizer == "adamw/fused, clipped at 0.5 (norm inf)"
-    assert _blank_row(cell("zero2", 2)).optimizer == "adamw/fused"
+    assert new_row(cell("zero2", 2)).optimizer == "adamw/fused"
 
 
 def test_a_model_not_built_in_fp32_is_refused_and_one_that_is_is_cast_with_its_ties() -> None:

@@ -14,7 +14,7 @@ from zerobench.predict.estimate import estimate
 from zerobench.predict.unexplained import Accounted, Expected, unexplained
 from zerobench.records import STATES, LineRow, MemoryRow
 from zerobench.sweep import parity
-from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.cell import new_row
 from zerobench.sweep.parity import CLOSE, DIFFERS, EQUAL, UNCHECKED
 from zerobench.theory.replay.states import Prediction
 
@@ -26,7 +26,7 @@ def said_of(
     strategy: str = "zero2", memory: list[MemoryRow] | None = None, expected: Expected | None = None,
     aside: bool = False, **columns: Any,
 ) -> str:  # fmt: skip
-    row = _blank_row(cell(strategy, 2))
+    row = new_row(cell(strategy, 2))
     row.predicted_states_bytes = row.states_bytes = MIB if strategy == "zero2" else None
     row.allocator_peak_bytes, row.max_inputs_bytes = 10 * MIB, 2048
     for name, value in columns.items():

@@ -17,8 +17,8 @@ from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, loa
 from tools.docs.render import MiB, render
 from zerobench.budgets.budget_file import read_budget
 from zerobench.config.schema_training import OPTIMIZERS
-from zerobench.plots.panels import rows_of
-from zerobench.plots.steps import losses_of
+from zerobench.plots.panels import cell_rows
+from zerobench.plots.steps import mean_losses
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results
 from zerobench.sizes import show_bytes
@@ -137,7 +137,7 @@ def delayed() -> str:
     """Loss that the delayed update costs."""
     results = load(REFERENCE / "delayed")
     late = {
-        bool(cell.config.offload.delayed): float(losses_of(results, cell).iloc[-50:].mean())
+        bool(cell.config.offload.delayed): float(mean_losses(results, cell).iloc[-50:].mean())
         for cell in cells(REFERENCE / "delayed")
     }
     gap = late[True] - late[False]
@@ -155,7 +155,7 @@ def low_bit() -> Iterator[Any]:
     usual, psi = None, 2**20
     for cell in cells(REFERENCE / "low_bit"):
         name = cell.config.optimizer.name
-        cell.loss = float(losses_of(results, cell).iloc[-50:].mean())
+        cell.loss = float(mean_losses(results, cell).iloc[-50:].mean())
         cell.usual = usual = cell.loss if usual is None else usual
         cell.bytes_per_parameter = OPTIMIZERS[name](implementation="loop").theory_shape().states_bytes(psi, 4) / psi
         cell.measured_bytes = int(limits[name]["max_optimizer_bytes"].value)
@@ -165,7 +165,7 @@ def low_bit() -> Iterator[Any]:
 def gradient_dtype() -> str:
     """Losses with gradients of several micro-batches summed in bf16 and in fp32."""
     results, both = load(REFERENCE / "gradient_dtype"), cells(REFERENCE / "gradient_dtype")
-    curves = {cell.config.precision.gradient_dtype: losses_of(results, cell).astype("float64") for cell in both}
+    curves = {cell.config.precision.gradient_dtype: mean_losses(results, cell).astype("float64") for cell in both}
     last = {dtype: curve.iloc[-10:].mean() for dtype, curve in curves.items()}
     means, gap = (
         f"{last['bf16']:.4f} with gradients in bf16 and {last['fp32']:.4f} in fp32",
@@ -245,7 +245,7 @@ def zeropp_error() -> str:
 
 
 def _last_loss(results: Results, cell: Any) -> float:
-    return float(losses_of(results, cell, "accounted").iloc[-LAST:].mean())
+    return float(mean_losses(results, cell, "accounted").iloc[-LAST:].mean())
 
 
 def activation() -> list[Any]:
@@ -267,7 +267,7 @@ def counted(results: Results, cell: Any) -> dict[str, dict[str, float]]:
     """Returns a cell's "allocations" and "lasting", each by category, the most of any rank in a step; empty if not
     counted.
     """
-    memory = rows_of(results, "memory", cell)
+    memory = cell_rows(results, "memory", cell)
     of_step = memory[(memory["phase"] == "step") & (memory["tier"] == "device")].dropna(subset=["lasting"])
     most = of_step.groupby("category")[["allocations", "lasting"]].max()
     return {str(column): {str(k): float(v) for k, v in most[column].items()} for column in most if len(most)}
@@ -323,7 +323,7 @@ def settings() -> Iterator[Any]:
 
 def _held(results: Results, cell: Any) -> dict[str, float]:
     """Bytes per parameter at the end of forward (parameters), between steps, and at most."""
-    timeline, memory = rows_of(results, "timeline", cell), rows_of(results, "memory", cell)
+    timeline, memory = cell_rows(results, "timeline", cell), cell_rows(results, "memory", cell)
     last = timeline[(timeline["phase"] == "forward") & (timeline["rank"] == 0)].sort_values("instant").iloc[-1]
     update = memory[(memory["phase"] == "update") & (memory["category"] == "parameters") & (memory["rank"] == 0)]
     held = {
@@ -349,7 +349,7 @@ def accumulation() -> Iterator[Any]:
     """Traffic of a step with m micro-batches, and the gradients that are held between them, beside formulas."""
     results = load(REFERENCE / "accumulation")
     for cell in cells(REFERENCE / "accumulation"):
-        policy, memory = cell.config.strategy.accumulate, rows_of(results, "memory", cell)
+        policy, memory = cell.config.strategy.accumulate, cell_rows(results, "memory", cell)
         forward = memory[(memory["phase"] == "forward") & (memory["category"] == "gradients")]
         cell.gradients = forward["max_bytes"].max() / cell.psi
         whole = policy == "last"  # DDP's buckets are beside its gradients while it does not reduce
@@ -374,9 +374,9 @@ def compile_blocks() -> list[Any]:
     results = load(REFERENCE / "compile")
     kind = lambda cell: "compiled" if cell.config.compile else "eager"  # noqa: E731
     pairs = beside(cells(REFERENCE / "compile"), lambda cell: cell.strategy, kind)
-    reference = losses_of(results, pairs[0].compiled)
+    reference = mean_losses(results, pairs[0].compiled)
     for pair in pairs:
-        compiled = losses_of(results, pair.compiled)
-        pair.gap = float((compiled - losses_of(results, pair.eager)).abs().max())
+        compiled = mean_losses(results, pair.compiled)
+        pair.gap = float((compiled - mean_losses(results, pair.eager)).abs().max())
         pair.from_ddp = float((compiled - reference).abs().max())
     return pairs

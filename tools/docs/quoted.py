@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from tools.docs.render import table
-from zerobench.records.describe import meanings_of
+from zerobench.records.describe import column_meanings
 
 HERE = Path(__file__).resolve().parents[2]
 RECORDED = HERE / "results/published/questions"
@@ -121,7 +121,7 @@ def described(found: Any, name: str) -> str:
     if isinstance(found, classmethod | staticmethod):
         found = found.__func__
     code = f"```text\n{signature(found, name)}\n```"
-    fields = meanings_of(found) if isinstance(found, type) else {}
+    fields = column_meanings(found) if isinstance(found, type) else {}
     rows = [[f"`{field}`", meaning] for field, meaning in fields.items() if meaning]
     parts = [code, listed(inspect.getdoc(found) or ""), table(["field", "meaning"], rows, 2) if rows else ""]
     return "\n\n".join(filter(None, parts))

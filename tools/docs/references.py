@@ -20,11 +20,11 @@ from tools.docs.render import table
 from zerobench import cli
 from zerobench.commands.simulated import FIGURES, SETTING, LargeTensor, SimulatedCell
 from zerobench.config import help
-from zerobench.config.compose import composer_of
+from zerobench.config.compose import make_composer
 from zerobench.config.composer import Composer
 from zerobench.config.keys import AUTO, GROUPS, KEYS
 from zerobench.config.schema import SCHEMAS
-from zerobench.records.describe import ROWS, columns_of, meanings_of
+from zerobench.records.describe import ROWS, column_meanings, columns_of
 from zerobench.results.grid import Grid
 from zerobench.sizes import show_bytes
 
@@ -71,7 +71,7 @@ def columns() -> str:
 
 def estimates() -> str:
     """Tables of the fields of an estimate and of its tensors."""
-    meanings = meanings_of(SimulatedCell)
+    meanings = column_meanings(SimulatedCell)
     derived = {name: str(getattr(SimulatedCell, name).__doc__) for name in (*FIGURES, "config") if name not in meanings}
     target = {
         "device": "Device that it was executed for: cpu or cuda.",
@@ -82,7 +82,7 @@ def estimates() -> str:
     estimate = own | {name: (meanings | derived)[name] for name in (*FIGURES, "config")}
     return "\n\n".join(
         f"{words}\n\n" + table(["field", "meaning"], [[f"`{name}`", meaning] for name, meaning in rows.items()], 2)
-        for words, rows in (("An estimate:", estimate), ("One of its `tensors`:", meanings_of(LargeTensor)))
+        for words, rows in (("An estimate:", estimate), ("One of its `tensors`:", column_meanings(LargeTensor)))
     )
 
 
@@ -134,7 +134,7 @@ def keys() -> str:
     """Groups and keys: default, range, unit, meaning, and names elsewhere. Keys of their own, then each group with its
     choices and keys, then other sections.
     """
-    composer = composer_of([])
+    composer = make_composer([])
     usual = {key: value for key, value, _ in help._leaves(composer.config_of([]))}
     defaults = _defaults(composer)
     sections = [
@@ -143,7 +143,7 @@ def keys() -> str:
         _table({key: {(): usual[key]} for key in KEYS if "." not in key}),
     ]
     for group, choices in composer.choices.items():
-        said = {name: help.line_of(group, name, composer).replace("|", "\\|") for name in choices}
+        said = {name: help.first_sentence(group, name, composer).replace("|", "\\|") for name in choices}
         lines = [f"| `{group}={name}` | {line} |" for name, line in said.items()]
         sections += [f"## {group}", _introduction(group), "\n".join(["| choice | |", "| --- | --- |", *lines])]
         if mine := defaults.get(group):

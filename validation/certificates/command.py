@@ -36,7 +36,7 @@ import torch.distributed as dist
 
 from zerobench.host.environment import rank_environment
 from zerobench.host.terminal import progress_bar
-from zerobench.ranks.start_ranks import launch
+from zerobench.ranks.start_ranks import LaunchError, launch
 from zerobench.records import CertificateRow
 from zerobench.watching import WatchError
 from zerobench.watching.held_tensors import leave_out
@@ -228,10 +228,11 @@ def run_all(patterns: Sequence[str], seed: int) -> list[CertificateOfLoop]:
             if not of_ranks:
                 continue
             jobs = [(of_ranks, rank, ranks, folder, seed) for rank in range(ranks)]
-            outcome = launch(_of_rank, jobs, Path(folder) / f"logs-{ranks}", TIMEOUT_S, heard)
-            if outcome.status != "ok":
+            try:
+                launch(_of_rank, jobs, Path(folder) / f"logs-{ranks}", TIMEOUT_S, heard)
+            except LaunchError as error:
                 logs = "\n".join(log.read_text()[-3000:] for log in sorted(Path(folder).glob(f"logs-{ranks}/*.log")))
-                raise ValueError(f"{outcome.status}: {outcome.reason}\n{logs}")
+                raise ValueError(f"{error}\n{logs}") from error
     order = {one: number for number, one in enumerate(work)}
     chosen = [row for row in rows if Work(row.loop, row.reference) in wanted]
     return sorted(chosen, key=lambda row: order[Work(row.loop, row.reference)])

@@ -30,11 +30,11 @@ from zerobench.config.compose import compose_cells
 from zerobench.host.files import read_text, replace_text
 from zerobench.host.temporary import temporary_folder
 from zerobench.ranks.rank_main import Worker
-from zerobench.ranks.start_ranks import launch
+from zerobench.ranks.start_ranks import LaunchError, launch
 from zerobench.results import tables
 from zerobench.results.provenance import machine, source_hash
 from zerobench.sections import known
-from zerobench.sweep.cell import passes_of
+from zerobench.sweep.cell import pass_names
 from zerobench.sweep.progress import Reporter
 from zerobench.sweep.sweep import Sweep, rounds
 
@@ -329,9 +329,12 @@ class GpuSuite:
     def _run_task(self, task: SuiteTask, one: SuiteLaunch) -> None:
         begun = time.monotonic()
         with temporary_folder() as folder:
-            outcome = launch(task.worker, task.jobs, folder / "logs", min(task.limit_s, self.deadline.left_s))
-        one.status, one.reason, one.seconds = outcome.status, outcome.reason, time.monotonic() - begun
-        one.result = outcome.results[0] if outcome.results else None
+            try:
+                results = launch(task.worker, task.jobs, folder / "logs", min(task.limit_s, self.deadline.left_s))
+                one.status, one.reason, one.result = "ok", "", results[0]
+            except LaunchError as error:
+                one.status, one.reason = error.status, error.reason
+        one.seconds = time.monotonic() - begun
 
     def _run_cells(self, section: SuiteSection) -> None:
         cells = section.cells(self.setup)
@@ -356,7 +359,7 @@ class GpuSuite:
                     raise KeyboardInterrupt
 
     def _run_cell(self, section: SuiteSection, sweep: Sweep, each: Cell, one: SuiteLaunch) -> None:
-        share = self.deadline.left_s / len(passes_of(each.config))  # each pass has a share of the time left
+        share = self.deadline.left_s / len(pass_names(each.config))  # each pass has a share of the time left
         limit = replace(each.config.launch, timeout_s=round(min(section.limit_s, share), 1))
         limited = each.changed(launch=limit)
         sweep.reporter.replace(each, limited)
@@ -364,8 +367,8 @@ class GpuSuite:
         if row is None:
             one.status, one.reason = "interrupted", "stopped by the user"
             return
-        one.row, one.status, one.reason, one.seconds = row, row["status"], row["reason"], row["seconds"]
+        one.row, one.status, one.reason, one.seconds = vars(row), row.status, row.reason, row.seconds
         one.reused = sweep.reused
         if one.status == "timeout" and limit.timeout_s < section.limit_s:
-            one.status, one.reason = NOT_RUN, f"{TOO_LATE} after {row['seconds']:.0f} s of it"
-        self.record.add_run(self.setup.folder(section.name) / row["run_id"])
+            one.status, one.reason = NOT_RUN, f"{TOO_LATE} after {row.seconds:.0f} s of it"
+        self.record.add_run(self.setup.folder(section.name) / row.run_id)

@@ -1,7 +1,7 @@
 """Limits on figures: judged in budget files, between runs, and in any project's tests.
 
-Commands alone import it. pytest loads plugin.py also in projects that never use it, so this file and marker.py import
-neither torch nor pandas.
+Commands alone import it. pytest loads plugin.py also in projects that never use it, so neither it nor
+this file imports torch or pandas.
 
     @pytest.mark.zerobench(peak="<= 24 psi", leaks=0)
     def test_step(zerobench_watch):

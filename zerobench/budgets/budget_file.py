@@ -28,10 +28,10 @@ import pandas as pd
 import yaml
 
 from ..config.cell import WATCHED, CellConfig
-from ..config.yaml_file import read_yaml
+from ..host.files import read_yaml
 from ..host.terminal import print_on, stdout_console
 from ..results.grid import Grid
-from ..results.provenance import commit_of, torch_minor
+from ..results.provenance import ask_git, torch_minor
 from ..results.summary import LEAST_LAUNCHES
 from . import judge
 from .judge import METRICS, Limit, parse_limit, show_limit
@@ -235,7 +235,7 @@ class LimitChange:
         return [self.cell, self.metric, judge.show_value(self.metric, self.before), now, signed, part, self.line]
 
 
-def changes_of(row: dict[str, Any], before: CellBudget, after: CellBudget) -> list[LimitChange]:
+def limit_changes(row: dict[str, Any], before: CellBudget, after: CellBudget) -> list[LimitChange]:
     """Returns the recorded limits of a cell whose values differ; a new cell is one change."""
     name = row["name"]
     if not before.limits:
@@ -301,7 +301,7 @@ def record_cell(
     twins = [environment.cells.pop(name) for name in same_work if name not in taken]
     environment.about |= {
         "recorded": datetime.now(UTC).date().isoformat(),
-        "commit": row["commit"] if row["data"] == WATCHED else commit_of(Path.cwd()),  # of the user's code
+        "commit": row["commit"] if row["data"] == WATCHED else ask_git("rev-parse", "HEAD", where=Path.cwd()),
         "zerobench": row["source_hash"],
         "torch": row["torch_version"],
         "cores": int(row["cores"]),
@@ -325,7 +325,7 @@ def record_cell(
     ):
         processors |= set(named.split(PROCESSORS))
     environment.about["processor"] = PROCESSORS.join(sorted(processors))
-    return changes_of(row, before, after), _noisy(row, limits)
+    return limit_changes(row, before, after), _noisy(row, limits)
 
 
 def _limits(before: dict[str, judge.Limit], row: dict[str, Any], wanted: Wanted) -> dict[str, judge.Limit]:
@@ -337,8 +337,15 @@ def _limits(before: dict[str, judge.Limit], row: dict[str, Any], wanted: Wanted)
             continue
         tolerance = before[metric].tolerance if metric in before else judge.DEFAULT_TOLERANCE.get(metric, 0.0)
         tolerance = tolerances.get(metric, tolerance)
-        if metric == "step_s":
-            _guard_time(row, tolerance)
+        if metric == "step_s":  # a time that the machine cannot repeat within the tolerance cannot be a budget
+            low, high, middle = row["step_s_low"], row["step_s_high"], row["step_s"]
+            if row["launches"] < LEAST_LAUNCHES or pd.isna(low):
+                why = f"step_s needs measure.repeats=3 or more, it has {row['launches']} launches"
+                raise judge.UnjudgedError(f"{row['name']}: {why}")
+            if high - middle > tolerance * middle or middle - low > tolerance * middle:
+                ends = " and ".join(judge.show_value("step_s", end) for end in (low, high))
+                why = f"step_s varies between {ends}, wider than its tolerance of {tolerance:.0%}"
+                raise judge.UnjudgedError(f"{row['name']}: {why}")
         limits[metric] = judge.Limit(float(value), "", tolerance)
     return {metric: limits[metric] for metric in judge.METRICS if metric in limits}
 
@@ -359,17 +366,3 @@ def _noisy(row: dict[str, Any], limits: dict[str, judge.Limit]) -> list[str]:
             f" --tolerance {metric}={percent}"
         )
     return messages
-
-
-def _guard_time(row: dict[str, Any], tolerance: float) -> None:
-    """Raises UnjudgedError if the machine cannot repeat a time within the tolerance: such a time cannot be a budget."""
-    low, high, middle = row["step_s_low"], row["step_s_high"], row["step_s"]
-    if row["launches"] < LEAST_LAUNCHES or pd.isna(low):
-        raise judge.UnjudgedError(
-            f"{row['name']}: step_s needs measure.repeats=3 or more, it has {row['launches']} launches"
-        )
-    if high - middle > tolerance * middle or middle - low > tolerance * middle:
-        raise judge.UnjudgedError(
-            f"{row['name']}: step_s varies between {judge.show_value('step_s', low)} and"
-            f" {judge.show_value('step_s', high)}, wider than its tolerance of {tolerance:.0%}"
-        )

@@ -47,10 +47,10 @@ from scipy import stats
 
 from ..config.cell import CellConfig, work_id
 from ..config.flat import base_name, differences, name_cells, show_value
-from ..config.yaml_file import read_yaml
 from ..host.environment import SIMULATED
+from ..host.files import read_yaml
 from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS
-from ..results.frames import records_of
+from ..results.frames import to_records
 from ..results.provenance import torch_minor
 from ..results.selection import latest
 from ..results.summary import LEAST_LAUNCHES, TIMES, geometric_interval, summarize
@@ -103,7 +103,7 @@ def effects(pairs: list[Pair], minimum: float, floors: list[NoiseFloor]) -> list
     judged, changes = interleaved(pairs) or same_runs(pairs), []
     for metric in TIMES:
         threshold = max([minimum, *(floor.of(metric, len(pairs) if judged else 1) for floor in floors)])
-        change = effect_of(metric, [a[metric] for a, _ in pairs], [b[metric] for _, b in pairs], threshold)
+        change = measure_effect(metric, [a[metric] for a, _ in pairs], [b[metric] for _, b in pairs], threshold)
         changes.append(change if judged else replace(change, verdict=UNJUDGED))
     return changes
 
@@ -113,25 +113,25 @@ def same_runs(pairs: list[Pair]) -> bool:
     return all((a["run_id"], a["started"]) == (b["run_id"], b["started"]) for a, b in pairs)
 
 
-def detectable(pairs: list[Pair], metric: str = "step_s") -> float | None:
+def detectable(pairs: list[Pair]) -> float | None:
     """Returns the smallest effect that these pairs detect in 80 of 100 cases; None for fewer than three pairs."""
-    spread = _spread(pairs, metric)
+    spread = _spread(pairs)
     return None if spread is None else float(np.expm1(_reach(len(pairs)) * spread))
 
 
-def pairs_needed(pairs: list[Pair], effect: float, metric: str = "step_s", most: int = 1000) -> int | None:
-    """Returns the number of pairs with this spread that detect the effect in 80 of 100 cases; None above `most`."""
-    spread = _spread(pairs, metric)
+def pairs_needed(pairs: list[Pair], effect: float) -> int | None:
+    """Returns the number of pairs with this spread that detect the effect in 80 of 100 cases; None above 1,000."""
+    spread = _spread(pairs)
     if spread is None:
         return None
-    return next((k for k in range(LEAST_LAUNCHES, most + 1) if _reach(k) * spread <= np.log1p(effect)), None)
+    return next((k for k in range(LEAST_LAUNCHES, 1001) if _reach(k) * spread <= np.log1p(effect)), None)
 
 
-def _spread(pairs: list[Pair], metric: str) -> float | None:
-    """Returns the standard deviation of the logarithms of the pairs' ratios."""
+def _spread(pairs: list[Pair]) -> float | None:
+    """Returns the standard deviation of the logarithms of the pairs' ratios of steps."""
     if len(pairs) < LEAST_LAUNCHES:
         return None
-    return float(np.std([np.log(b[metric] / a[metric]) for a, b in pairs], ddof=1))
+    return float(np.std([np.log(b["step_s"] / a["step_s"]) for a, b in pairs], ddof=1))
 
 
 def _reach(pairs: int) -> float:
@@ -140,7 +140,7 @@ def _reach(pairs: int) -> float:
     return float(quantiles.sum() / np.sqrt(pairs))
 
 
-def effect_of(metric: str, a: list[float], b: list[float], threshold: float) -> Effect:
+def measure_effect(metric: str, a: list[float], b: list[float], threshold: float) -> Effect:
     """Computes the change of a time over pairs of launches, at least one."""
     ratios = [theirs / ours for ours, theirs in zip(a, b, strict=True)]
     ratio = float(stats.gmean(ratios))
@@ -180,7 +180,7 @@ class NoiseFloor:
         return f"{self.cell}, {self.launches} launches of {self.date}"
 
 
-def environment_of(row: dict[str, Any]) -> dict[str, Any]:
+def noise_environment(row: dict[str, Any]) -> dict[str, Any]:
     """Returns the part of a run's row that determines which record applies to it."""
     return {
         "device_class": row["device_class"],
@@ -190,7 +190,7 @@ def environment_of(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def floor_of(times: list[float]) -> float:
+def noise_floor(times: list[float]) -> float:
     """Returns the floor of one pair, from the times of at least two launches."""
     spread = float(np.std(np.log(times), ddof=1))
     return float(np.expm1(stats.t.ppf((1 + CONFIDENCE) / 2, len(times) - 1) * spread * np.sqrt(2)))
@@ -203,12 +203,12 @@ def floor_from(launches: list[dict[str, Any]], config: CellConfig) -> NoiseFloor
     medians = {metric: [float(row[metric]) for row in launches] for metric in TIMES}
     last = launches[-1]
     return NoiseFloor(
-        environment=environment_of(last),
+        environment=noise_environment(last),
         cell=base_name(config),
         date=last["started"][:10],
         command=last["command"],
         commit=last["commit"],
-        floors={metric: floor_of(times) for metric, times in medians.items()},
+        floors={metric: noise_floor(times) for metric, times in medians.items()},
         medians=medians,
     )
 
@@ -390,7 +390,7 @@ def compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[
     pairs = pair_up(a.launches, b.launches)
     applicable = list[NoiseFloor]()
     if a.config.nodes == 1:  # a floor is of one machine; with another torch there is another
-        of_sides = (lookup(floors, environment_of(row)) for row in (a.row, b.row))
+        of_sides = (lookup(floors, noise_environment(row)) for row in (a.row, b.row))
         applicable = list({id(floor): floor for floor in of_sides if floor is not None}.values())
     return replace(
         compared,
@@ -449,7 +449,7 @@ def _range(values: set[Any]) -> str:
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
     """A cell of one side: its launches, and their summary row."""
 
@@ -465,9 +465,9 @@ def measured(runs: pd.DataFrame, lines: pd.DataFrame | None) -> list[Measured]:
     newest = latest(runs)
     by_cell = {} if lines is None else lines_by_cell(lines, newest)
     launches: dict[str, list[Row]] = {}
-    for row in records_of(newest):
+    for row in to_records(newest):
         launches.setdefault(row["cell_id"], []).append(row)
-    rows = records_of(summarize(runs))
+    rows = to_records(summarize(runs))
     configs = [CellConfig.from_json(row["config"]) for row in rows]
     return [
         Measured(name, config, row, launches[row["cell_id"]], by_cell.get(row["cell_id"], {}))

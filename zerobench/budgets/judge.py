@@ -22,7 +22,7 @@ import pandas as pd
 from ..config.cell import CellConfig
 from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, PHASE_PEAKS, STATES
 from ..sizes import parse_bytes, show_bytes
-from .lines import SHARE, CodeLine, Lines, categories_of, largest_lines, lines_behind
+from .lines import SHARE, CodeLine, Lines, categories_behind, largest_lines, lines_behind
 
 MAXIMA = tuple(f"max_{category}_bytes" for category in CATEGORIES)
 PARTS = tuple(f"volume_{collective}_psi" for collective in COLLECTIVES)
@@ -166,11 +166,6 @@ def parse_limit(metric: str, text: Any) -> Limit:
     return Limit(value, match[1] or "", tolerance)
 
 
-def held_elsewhere(limits: dict[str, Limit]) -> dict[str, Limit]:
-    """Returns the limits of a cell that also apply on a processor other than the one they were recorded on."""
-    return {metric: limit for metric, limit in limits.items() if limit.bound or metric not in OF_KERNELS}
-
-
 def show_limit(metric: str, limit: Limit) -> Any:
     """Formats a limit as `record` writes it: a bare number if it is exact."""
     number: Any = int(limit.value) if metric.endswith("_bytes") else limit.value
@@ -258,7 +253,7 @@ def _by_line(metric: str, limit: Limit, row: dict[str, Any], before: Lines) -> t
     not explain, the lines with the most bytes of the categories that exceed it.
     """
     above, now = float(row[metric]) - limit.value, row.get("lines") or {}
-    by, table = above, categories_of(metric)
+    by, table = above, categories_behind(metric)
     if limit.bound and table and table[0] in before and table[0] in now:
         by = max(now[table[0]].bytes - before[table[0]].bytes, 0) if above > 0 else 0
     moved = lines_behind(metric, by, before, now)
@@ -305,7 +300,7 @@ def beyond_psi(metric: str, by: float, row: dict[str, Any]) -> dict[str, str]:
     bytes above its limit, the largest first. If no category is considerably above a multiple of ψ, or of a rank's
     share of it, in elements of the model's dtype, all categories of states have their multiples: "gradients 8ψ".
     """
-    table = categories_of(metric)
+    table = categories_behind(metric)
     if not by > 0 or metric == "growth_bytes" or table is None or pd.isna(row.get("psi")) or not row["psi"]:
         return {}
     element, at = 4 if str(row.get("precision")).startswith("fp32") else 2, "peak" if "peak" in metric else "max"

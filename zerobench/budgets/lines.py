@@ -30,6 +30,9 @@ from ..sizes import show_bytes
 MOST = 40
 """Most rows of a table in a budget."""
 
+MOST_MODULES = 100_000
+"""Most modules that folded lines may name."""
+
 AT = ("peak", "growth")
 """The tables of a run."""
 
@@ -91,10 +94,10 @@ Lines = dict[str, LineTable]
 def lines_by_cell(lines: pd.DataFrame, launches: pd.DataFrame) -> dict[str, Lines]:
     """Returns cell id -> the tables of its `launches`; `lines`: the table of lines of all runs."""
     with_cells = lines.merge(launches[["run_id", "cell_id"]], on="run_id")
-    return {str(cell_id): lines_of(of_cell) for cell_id, of_cell in with_cells.groupby("cell_id", sort=False)}
+    return {str(cell_id): line_tables(of_cell) for cell_id, of_cell in with_cells.groupby("cell_id", sort=False)}
 
 
-def lines_of(lines: pd.DataFrame) -> Lines:
+def line_tables(lines: pd.DataFrame) -> Lines:
     """Returns the tables of one cell, each from the run and rank with the most bytes; `lines`: of its runs."""
     tables: Lines = {}
     for at in AT if len(lines) else ():
@@ -162,7 +165,7 @@ def _named(line: Line, depth: int, part: str) -> Line:
     return replace(line, module=".".join(module), name=".".join(name))
 
 
-def unfold(lines: Iterable[Line], most: int = 100_000) -> tuple[Line, ...]:
+def unfold(lines: Iterable[Line]) -> tuple[Line, ...]:
     """Undoes `fold`. Raises ValueError for a row whose bytes its modules do not divide, or with too many modules."""
     pending, unfolded = list(lines), list[Line]()
     while pending:
@@ -174,14 +177,14 @@ def unfold(lines: Iterable[Line], most: int = 100_000) -> tuple[Line, ...]:
         else:
             first, last = int(span[1]), int(span[2])
             count = last - first + 1
-            if not 1 <= count <= most:
+            if not 1 <= count <= MOST_MODULES:
                 raise ValueError(f"{line.path:.80} is no range of modules, as blocks.0–4 is")
             if line.bytes % count or line.storages % count:
                 raise ValueError(f"{line.path:.80} is {count} modules, which do not divide {line.bytes} bytes equally")
             module = replace(line, bytes=line.bytes // count, storages=line.storages // count)
             pending += [_named(module, depth, str(number)) for number in range(first, last + 1)]
-        if len(unfolded) + len(pending) > most:
-            raise ValueError(f"these lines name more than {most:,} modules")
+        if len(unfolded) + len(pending) > MOST_MODULES:
+            raise ValueError(f"these lines name more than {MOST_MODULES:,} modules")
     return ordered(unfolded)
 
 
@@ -407,7 +410,7 @@ def _by_line(pairs: Iterable[tuple[Line | None, Line | None]]) -> list[MovedLine
 # -- of a metric ---------------------------------------------------------------------------------------
 
 
-def categories_of(metric: str) -> tuple[str, tuple[str, ...]] | None:
+def categories_behind(metric: str) -> tuple[str, tuple[str, ...]] | None:
     """Returns the table, "peak" or "growth", and the categories whose lines explain a metric; None if none do."""
     if metric == "growth_bytes":
         return "growth", CATEGORIES
@@ -423,7 +426,7 @@ def lines_behind(metric: str, by: float, before: Lines, after: Lines, most: int 
     """Returns the lines that explain a metric's difference of `by` bytes: those with a considerable change in the same
     direction, the largest first.
     """
-    at, categories = categories_of(metric) or ("", ())
+    at, categories = categories_behind(metric) or ("", ())
     if at not in before or at not in after or not by:
         return []
     same_way = [line for line in moved_lines(before[at], after[at]) if (line.difference > 0) == (by > 0)]
@@ -435,7 +438,7 @@ def largest_lines(metric: str, lines: Lines, categories: Collection[str] = (), m
     """Returns the lines with the most bytes of a metric, or of these of its categories, for a limit without an earlier
     measurement.
     """
-    at, all_categories = categories_of(metric) or ("", ())
+    at, all_categories = categories_behind(metric) or ("", ())
     moved = moved_lines(LineTable(), lines.get(at, LineTable()))
     largest = [line for line in moved if line.category in (categories or all_categories)][:most]
     return [replace(line.code_line, sentence=line.sentence.replace(": +", ": ", 1)) for line in largest]

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .marker import FIXTURE, IN_RANK, MARKER
-
 if TYPE_CHECKING:
     from .limits import Request
     from .verdict import Watches
+
+MARKER, FIXTURE = "zerobench", "zerobench_watch"
+
+IN_RANK = "zerobench_rank"
+"""Option of a session in a process that runs a test of `ranks=N` (ranks.py): the rank."""
 
 HELP = (
     "zerobench(LIMITS..., ranks=None, timeout_s=300, recorded=None): hold the memory and traffic of the loops that the"
@@ -60,17 +63,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marked, kind = item.get_closest_marker(MARKER), getattr(item, "cls", None)
     if not marked and not used:
         return
+    problem = ""
     if not marked:
-        problem = f"takes {FIXTURE} and has no limits; add @pytest.mark.{MARKER}(leaks=0), or others"
-        pytest.fail(f"zerobench: {item.name} {problem}", pytrace=False)
-    if not used and kind is not None and any(base.__module__ == "unittest.case" for base in kind.__mro__):
-        problem = (
-            "a method of unittest.TestCase takes no fixtures; write it as a function, or in a class without a base"
-        )
-        pytest.fail(f"zerobench: {item.name}: {problem}", pytrace=False)
-    if not used:
-        problem = f"is marked and takes no {FIXTURE}, so nothing would be measured; add the argument"
-        pytest.fail(f"zerobench: {item.name} {problem}", pytrace=False)
+        problem = f" takes {FIXTURE} and has no limits; add @pytest.mark.{MARKER}(leaks=0), or others"
+    elif not used and kind is not None and any(base.__module__ == "unittest.case" for base in kind.__mro__):
+        instead = "write it as a function, or in a class without a base"
+        problem = f": a method of unittest.TestCase takes no fixtures; {instead}"
+    elif not used:
+        problem = f" is marked and takes no {FIXTURE}, so nothing would be measured; add the argument"
+    if problem:
+        pytest.fail(f"zerobench: {item.name}{problem}", pytrace=False)
     from .limits import read
 
     if OUTCOME in item.stash:  # of an attempt before, under a plugin that reruns failed tests
@@ -84,15 +86,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _runs_in_ranks(item: pytest.Item) -> bool:
-    return item.stash[REQUEST].ranks is not None and IN_RANK not in item.config.stash
+    return item.stash[REQUEST].ranks is not None and not hasattr(item.config.option, IN_RANK)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Excludes tensors that already exist from a test's watches: its figures do not depend on earlier tests."""
     marker = item.get_closest_marker(MARKER)
-    in_ranks = marker is not None and marker.kwargs.get("ranks") is not None and IN_RANK not in item.config.stash
-    if FIXTURE not in getattr(item, "fixturenames", ()) or in_ranks:
+    ranks = None if marker is None or hasattr(item.config.option, IN_RANK) else marker.kwargs.get("ranks")
+    if FIXTURE not in getattr(item, "fixturenames", ()) or ranks is not None:
         return (yield)
     from ..watching.held_tensors import leave_out
 
@@ -125,13 +127,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     from ..watching import WatchError
     from . import verdict
     from .limits import GateError
-    from .verdict import Home
+    from .verdict import SUFFIX, Home
 
-    problem = ""
+    problem, file = "", pyfuncitem.path
     try:
         result = yield
         watches, record = pyfuncitem.stash[WATCHES], bool(pyfuncitem.config.getoption("--zerobench-record"))
-        home = Home.of(pyfuncitem.path, pyfuncitem.nodeid)
+        home = Home(file.with_name(f"{file.stem}{SUFFIX}"), pyfuncitem.nodeid)
         judged = verdict.judge(list(watches.made.values()), pyfuncitem.stash[REQUEST], home, record)
     except (GateError, WatchError) as error:
         problem = str(error)

@@ -26,8 +26,7 @@ import pytest
 from ..host.environment import rank_environment
 from ..host.files import replace_text
 from ..host.temporary import temporary_folder
-from ..ranks.start_ranks import launch
-from .marker import IN_RANK
+from ..ranks.start_ranks import LaunchError, launch
 
 LAST = 3000
 """Characters of a rank's output that a failure shows."""
@@ -40,29 +39,36 @@ _BELOW = re.compile(
 
 def run(item: pytest.Function, ranks: int, timeout_s: float) -> RankReport:
     """Runs a test in ranks. Returns rank 0's report, or a failure report on behalf of all ranks."""
+    first: RankReport
+    ended: LaunchError | None = None
     with temporary_folder() as folder:
         jobs = _jobs(item, ranks, folder, timeout_s)
-        outcome = launch(run_rank, jobs, folder / "logs", timeout_s)
+        try:
+            first = launch(run_rank, jobs, folder / "logs", timeout_s)[0]
+        except LaunchError as error:
+            ended = error
         failed = [report for job in jobs if (report := job.failure()) is not None]
-        logs = {rank: _end_of(folder / "logs" / f"rank{rank}.log") for rank in range(ranks)}
+        logs = {}  # the end of each rank's output; stacks are reduced to frames outside pytest and zerobench
+        for rank in range(ranks):
+            log = folder / "logs" / f"rank{rank}.log"
+            lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+            logs[rank] = "\n".join(line for line in lines if not _BELOW.match(line))[-LAST:].strip()
     if jobs[0].shown:
         print("".join(f"rank {rank}:\n{log}\n" for rank, log in logs.items() if log))
-    first: RankReport
-    if outcome.status == "ok":
-        first = outcome.results[0]
+    if ended is None:
         return first
     reported = {report.rank for report in failed}
-    died = [failure for failure in outcome.failures if failure.rank not in reported]
+    died = [failure for failure in ended.failures if failure.rank not in reported]
     if failed and all(failure.status == "timeout" for failure in died):
         first = min(failed, key=lambda report: report.at)
         output = [f"-- {title}, rank {first.rank} --\n{text.rstrip()[-LAST:]}" for title, text in first.sections]
         head = "" if first.recorded_and_notes else f"on rank {first.rank} of {ranks}:\n"  # a verdict is on all ranks
         return replace(first, message="\n".join([f"{head}{first.message}", *output]))
-    if outcome.status == "timeout":
+    if ended.status == "timeout":
         running = ", ".join(str(failure.rank) for failure in died)
         message = f"zerobench: timeout_s={timeout_s:g} was over and rank {running} of {ranks} still ran"
     else:
-        message = f"zerobench: rank {died[0].rank} {died[0].text}" if died else f"zerobench: {outcome.reason}"
+        message = f"zerobench: rank {died[0].rank} {died[0].text}" if died else f"zerobench: {ended.reason}"
     shown = [f"-- end of the output of rank {rank} --\n{log}" for rank, log in logs.items() if log]
     return RankReport(0, "failed", "\n".join([message, *shown]))
 
@@ -83,12 +89,6 @@ def _jobs(item: pytest.Function, ranks: int, folder: Path, timeout_s: float) -> 
         )
         for rank in range(ranks)
     ]  # fmt: skip
-
-
-def _end_of(log: Path) -> str:
-    """Returns the end of a rank's output; stacks are reduced to frames outside pytest and zerobench."""
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-    return "\n".join(line for line in lines if not _BELOW.match(line))[-LAST:].strip()
 
 
 QUIET: dict[str, Any] = {
@@ -185,7 +185,7 @@ class OneTest:
             setattr(config.option, name, value)
         config.option.basetemp = f"{self._job.folder}/tmp{self._job.rank}"
         config.args = [self._job.target]
-        config.stash[IN_RANK] = self._job.rank
+        config.option.zerobench_rank = self._job.rank  # which plugin.py reads
         # By these names, plugins recognize a process that reports to another one.
         names = {"workerid": f"rank{self._job.rank}", "workercount": self._job.ranks, "testrunuid": self._job.folder}
         config.workerinput = names | {"mainargv": list(sys.argv)}  # type: ignore[attr-defined]

@@ -220,11 +220,11 @@ def is_github(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("GITHUB_ACTIONS") == "true"
 
 
-def report_to_github(findings: Sequence[Finding], environment: Mapping[str, str] = os.environ) -> None:
+def report_to_github(findings: Sequence[Finding]) -> None:
     """Prints the annotations, and adds the verdict to the step's summary."""
-    for command in commands_of(broken(findings), repository_root(environment)):
+    for command in commands_of(broken(findings), repository_root()):
         print(command)
-    if summary := environment.get("GITHUB_STEP_SUMMARY"):
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as file:
             file.write(fitted(check_body(findings), MOST_OF_SUMMARY))
 

@@ -24,7 +24,7 @@ import pandas as pd
 from torch import nn
 
 from ..records import COLLECTIVES
-from ..results.frames import records_of
+from ..results.frames import to_records
 from ..results.tables import Results
 from ..sizes import show_count
 from ..watching import Watch
@@ -49,11 +49,6 @@ class Home:
     path: Path
     nodeid: str
 
-    @classmethod
-    def of(cls, test_file: Path, nodeid: str) -> Home:
-        """Returns the home of a test."""
-        return cls(test_file.with_name(f"{test_file.stem}{SUFFIX}"), nodeid)
-
     @property
     def how(self) -> str:
         """Explains how to record the test."""
@@ -62,12 +57,12 @@ class Home:
 
 def measured(results: Results, name: str) -> dict[str, Any]:
     """Returns the row of a watch as plain values, under the name of its cell."""
-    row = records_of(results.runs.iloc[:1])[0]
+    row = to_records(results.runs.iloc[:1])[0]
     metrics = (*MEMORY, *(TRAFFIC if row["world_size"] > 1 else ()))
     about = ("status", "reason", "commit", "torch_version", "processor", "cores")
     plain = {key: row[key] for key in (*metrics, *about)}
     environment = environment_of(row["device_class"], row["torch_version"])
-    by_line = lines.plain(lines.lines_of(results.lines))
+    by_line = lines.plain(lines.line_tables(results.lines))
     return plain | {"name": name, "work": None, "environment": environment, "lines": by_line}
 
 
@@ -206,7 +201,7 @@ def _judge_watch(
     watched: WatchedByTest, results: Results, request: Request, home: Home, record: bool, verdict: GateVerdict
 ) -> None:
     row, name = measured(results, watched.name), watched.name
-    sections = _Sections(results, lines.lines_of(results.lines))
+    sections = _Sections(results, lines.line_tables(results.lines))
     total = sections.check_hand(watched, request.limits if watched.limits is None else watched.limits)
     if request.recorded and watched.limits is None:
         if not record:
@@ -223,14 +218,6 @@ def _judge_watch(
         verdict.failures.append("\n".join([head, *sections.texts]))
         if reports.is_github():
             verdict.notes += reports.commands_of(sections.findings, reports.repository_root())
-
-
-def _net(growth: lines.LineTable | None) -> lines.LineTable:
-    """Returns the lines that have grown, without lines that only replace others, such as rebuilt buckets."""
-    table, sums = growth or lines.LineTable(), Counter[tuple[str, str]]()
-    for line in table.lines:
-        sums[line.category, line.name] += line.bytes
-    return replace(table, lines=tuple(line for line in table.lines if sums[line.category, line.name] > 0))
 
 
 class _Sections:
@@ -265,7 +252,12 @@ class _Sections:
         """Adds a broken limit, with the lines of code that changed since the record, or else those with the most bytes
         of the categories that exceed it.
         """
-        metric, growth, code_lines = finding.metric, _net(self.now.get("growth")), list[lines.CodeLine]()
+        metric, code_lines = finding.metric, list[lines.CodeLine]()
+        # lines that have grown, without those that only replace others, such as rebuilt buckets
+        growth, net = self.now.get("growth", lines.LineTable()), Counter[tuple[str, str]]()
+        for line in growth.lines:
+            net[line.category, line.name] += line.bytes
+        growth = replace(growth, lines=tuple(line for line in growth.lines if net[line.category, line.name] > 0))
         if metric == "growth_bytes":
             sizes = Counter[str]()
             for line in growth.lines:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from ..budgets import budget_file, judge, reports
-from ..budgets.budget_file import LimitChange, Wanted, print_changes, record_cell
+from ..budgets.budget_file import Wanted, print_changes, record_cell
 from ..budgets.lines import lines_by_cell
 from ..budgets.reports import is_github, report_to_github
 from ..config.cell import LOCAL, Cell, CellConfig, work_id
@@ -30,7 +30,7 @@ from ..results.summary import summarize
 from ..results.tables import Results
 from ..sizes import show_count
 from ..sweep.command import run_cells
-from .folder_contents import code_of
+from .folder_contents import code_age
 
 USAGE = """\
 zerobench budget record [--file FILE] [--runs PATH] [--metrics A,B] [--time] [--dry-run] [-m] KEY=VALUE ...
@@ -101,21 +101,13 @@ def record(arguments: list[str]) -> int:
         noisy += said
     if noisy:
         raise RefusedError(noisy)
-    _write_and_tell(file, rows, changes, chosen)
-    return 0
-
-
-def _write_and_tell(
-    file: budget_file.BudgetFile, rows: list[dict[str, Any]], changes: list[LimitChange], chosen: argparse.Namespace
-) -> None:
-    """Writes the file, unless it is a dry run, and reports the changes."""
     print_changes(changes)
     for path in (chosen.markdown, chosen.comment):
         if path:
             reports.write_comment(path, reports.MARKER_OF_CHANGES, reports.changes_body(str(file.path), changes))
     if chosen.dry_run:
         print_line(f"budget: {file.path}, {show_count(len(rows), 'cell')}; --dry-run: nothing was written")
-        return
+        return 0
     budget_file.write_budget(file)
     print_line(f"budget: {file.path}, {show_count(len(rows), 'cell')}")
     watched = all(row["data"] == "watched" for row in rows)
@@ -124,6 +116,7 @@ def _write_and_tell(
             "add to --runs the overrides that made the runs, as in: budget record --runs PATH -m strategy=zero1,zero2"
         )
         print_note(f"warning: {file.path} has no command, so budget check will want --runs, too; {ways}")
+    return 0
 
 
 def _record_parser() -> argparse.ArgumentParser:
@@ -197,12 +190,6 @@ def check(arguments: list[str]) -> int:
         except (OSError, ValueError) as error:  # the other files are judged all the same
             findings.append(judge.Finding("unjudged", str(path), "", str(error), limits=0))
     reports.print_findings(findings)
-    _write_reports(findings, chosen)
-    return exit_code(findings, chosen.strict)
-
-
-def _write_reports(findings: list[judge.Finding], chosen: argparse.Namespace) -> None:
-    """Writes the requested reports."""
     if chosen.junit:
         reports.write_junit(chosen.junit, findings)
     if chosen.markdown:
@@ -213,6 +200,7 @@ def _write_reports(findings: list[judge.Finding], chosen: argparse.Namespace) ->
         reports.write_benchmark(chosen.benchmark_json, findings)
     if is_github() if chosen.github is None else chosen.github:
         report_to_github(findings)
+    return exit_code(findings, chosen.strict)
 
 
 UNJUDGED = 125
@@ -244,7 +232,7 @@ def _check_file(
         rows = run_rows(cells)
     else:
         rows = finished
-        if older := [row["name"] for row in rows if code_of(row) == "older"]:
+        if older := [row["name"] for row in rows if code_age(row) == "older"]:
             print_line(f"by older code than this: {', '.join(older)}; without --runs they are measured again")
     findings: list[judge.Finding] = []
     for environment in dict.fromkeys(row["environment"] for row in rows):
@@ -257,7 +245,9 @@ def _check_file(
             namesakes = (each for each in own_rows if each["name"] == name and id(each) not in matched)
             other = None if row else next(namesakes, None)
             matched += [id(row), id(other)]
-            limits = judge.held_elsewhere(budgeted.limits) if away else budgeted.limits
+            limits = budgeted.limits
+            if away:
+                limits = {name: limit for name, limit in limits.items() if limit.bound or name not in judge.OF_KERNELS}
             if other is None:
                 findings += judge.judge_limits(name, limits, row, budgeted.lines)
             else:
@@ -324,7 +314,7 @@ def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
     code, rows = run_cells(cells)
     if code == 130:
         raise KeyboardInterrupt
-    ids = {row["run_id"] for row in rows}
+    ids = {row.run_id for row in rows}
     folders = dict.fromkeys(cell.config.results_dir for cell in cells if not cell.problems)
     results = tables.merge([tables.load(folder).of(ids) for folder in folders])
     return summaries(frame_of(rows, RunRow), results)

@@ -13,9 +13,9 @@ from ..host.temporary import temporary_folder
 from ..host.terminal import progress_bar, stdout_console
 from ..ranks import collectives
 from ..ranks.over_cluster import launch, places
-from ..ranks.start_ranks import Interrupted
+from ..ranks.start_ranks import LaunchError
 from ..results.grid import Grid
-from ..results.options import TIME_LIMIT, Parser, verb
+from ..results.options import Parser, time_limit, verb
 from ..results.provenance import device_class, machine, started
 from ..sizes import parse_bytes, show_bytes
 
@@ -37,42 +37,36 @@ def calibrate(arguments: list[str]) -> int:
         raise ValueError(f"--repetitions {chosen.repetitions}: must be at least 3, or a median says nothing")
     if chosen.out is not None and chosen.out.is_file():
         raise ValueError(f"--out {chosen.out}: is a file; name a folder")
-    try:
-        return _calibrate_collectives(chosen)
-    except (Interrupted, KeyboardInterrupt):
-        print_note("zerobench calibrate: stopped; nothing is recorded")
-        return 130
-
-
-def _calibrate_collectives(chosen: argparse.Namespace) -> int:
-    """Measures, records and shows the collectives. Returns the exit code."""
     given = (size for size in chosen.sizes.split(",") if size.strip())
     sizes = tuple(sorted({collectives.evenly(parse_bytes(size), chosen.world_size) for size in given}))
     if len(sizes) < 2 or sizes[0] == 0:
         message = "give two sizes above 0 at least, as in 64KiB,1MiB,16MiB; a line needs two"
         raise ValueError(f"--sizes {chosen.sizes}: {message}")
     gather()
-    title = f"{len(sizes)} sizes, N={chosen.world_size}"
-    rounds = chosen.repetitions + collectives.WARMUP
-    with temporary_folder() as scratch, progress_bar(title, rounds, "rounds") as report:
-        jobs = [
-            collectives.CalibrationJob(
-                rank, chosen.world_size, chosen.device, rendezvous, chosen.dtype, sizes, chosen.repetitions,
-                chosen.timeout,
-            )
-            for rank, rendezvous in enumerate(places(chosen.world_size, scratch / "rendezvous"))
-        ]  # fmt: skip
-        outcome = launch(collectives.calibrate_rank, jobs, scratch / "logs", chosen.timeout, report)
-    if outcome.status != "ok":
-        print_note(f"zerobench calibrate: nothing is recorded: {outcome.status}: {outcome.reason}")
+    title, rounds = f"{len(sizes)} sizes, N={chosen.world_size}", chosen.repetitions + collectives.WARMUP
+    try:
+        with temporary_folder() as scratch, progress_bar(title, rounds, "rounds") as report:
+            jobs = [
+                collectives.CalibrationJob(
+                    rank, chosen.world_size, chosen.device, rendezvous, chosen.dtype, sizes, chosen.repetitions,
+                    chosen.timeout,
+                )
+                for rank, rendezvous in enumerate(places(chosen.world_size, scratch / "rendezvous"))
+            ]  # fmt: skip
+            times = launch(collectives.calibrate_rank, jobs, scratch / "logs", chosen.timeout, report)
+    except LaunchError as error:
+        print_note(f"zerobench calibrate: nothing is recorded: {error}")
         return 1
+    except KeyboardInterrupt:
+        print_note("zerobench calibrate: stopped; nothing is recorded")
+        return 130
     folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
     provenance = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **started(machines(chosen.world_size)),
         **machine(chosen.device, collectives.BACKENDS[chosen.device]),
     }
-    show(collectives.write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance))
+    show(collectives.write_calibration(folder, slowest(times, chosen.world_size, chosen.dtype), provenance))
     print_line(f"recorded in {folder}; zerobench.load_calibration reads it")
     return 0
 
@@ -86,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--repetitions", type=int, default=20, help="repetitions of each size (default: %(default)s)")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
-    add("--timeout", type=TIME_LIMIT, default=600, help="seconds for the launch of the ranks (default: %(default)s)")
+    add("--timeout", type=time_limit, default=600, help="seconds for the launch of the ranks (default: %(default)s)")
     add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS)")
     return parser
 

@@ -28,13 +28,12 @@ from ..budgets.comparison import (
 )
 from ..budgets.lines import Lines, moved_lines
 from ..host.terminal import file_console, stdout_console
-from ..results.grid import Grid
+from ..results.grid import Grid, Passage, print_passages
 from ..results.options import Parser, add_options, verb
 from ..results.selection import matching
 from ..results.tables import Results
 from ..sizes import counted, show_bytes, show_count
 from .interleave import Side, add_interleave, check_sides, load_side, measure_in_turns, split_overrides
-from .passages import Part, Passage, print_passages
 
 MINIMUM_EFFECT = 3.0
 """Smallest relevant effect, in percent."""
@@ -67,16 +66,22 @@ def title(pair: Compared) -> str:
     return pair.a.name if pair.a.name == pair.b.name else f"{pair.a.name} against {pair.b.name}"
 
 
-def _parts(pair: Compared) -> list[Part]:
+def _parts(pair: Compared) -> list[str | Grid]:
     differs = [f"differs: {difference}" for difference in pair.differs]
     if pair.refused:
         return [*differs, f"{NOT_COMPARABLE}: {'; '.join(pair.refused)}"]
     if pair.failed:
         return [*differs, *(f"{side} is {row['status']}: {row['reason']}" for side, row in pair.failed.items())]
-    return [*differs, *_exact(pair), *_rough(pair), *_losses(pair), *_times(pair)]
+    rough = []
+    for change in pair.rough:
+        if change.relative is not None:
+            verdict = f"noise, below {100 * ROUGH_NOISE:.0f} %" if abs(change.relative) < ROUGH_NOISE else "moved"
+            sizes = f"{show_bytes(change.a or 0)} → {show_bytes(change.b or 0)} ({percent(change.relative)})"
+            rough.append(f"{change.metric} {sizes}: {verdict}; the system's figure is not exact")
+    return [*differs, *_exact(pair), *rough, *_losses(pair), *_times(pair)]
 
 
-def _exact(pair: Compared) -> Iterator[Part]:
+def _exact(pair: Compared) -> Iterator[str | Grid]:
     if pair.moved:
         yield Grid(["bytes and volumes", "A", "B", "difference", ""], [_moved(change) for change in pair.moved])
     parts = parts_of_peak(pair)
@@ -87,7 +92,7 @@ def _exact(pair: Compared) -> Iterator[Part]:
     elif parts:
         yield f"peak_bytes did not move and is made up differently{made_of}"
     for at, heading in HEADER.items():
-        if rows := rows_of(at, pair.a.lines, pair.b.lines):
+        if rows := line_rows(at, pair.a.lines, pair.b.lines):
             yield Grid([heading, "A", "B", "difference"], rows)
     yield from (f"{metric}: noise" for metric in pair.unsteady)
     count = len(pair.equal) + len(pair.moved) + len(pair.unsteady)
@@ -123,14 +128,6 @@ def signed(size: float) -> str:
     return f"{'+' if size > 0 else '−' if size < 0 else ''}{show_bytes(abs(size))}"
 
 
-def _rough(pair: Compared) -> Iterator[str]:
-    for change in pair.rough:
-        if change.relative is not None:
-            verdict = f"noise, below {100 * ROUGH_NOISE:.0f} %" if abs(change.relative) < ROUGH_NOISE else "moved"
-            sizes = f"{show_bytes(change.a or 0)} → {show_bytes(change.b or 0)} ({percent(change.relative)})"
-            yield f"{change.metric} {sizes}: {verdict}; the system's figure is not exact"
-
-
 def _losses(pair: Compared) -> Iterator[str]:
     if pair.loss_refused:
         yield f"losses {NOT_COMPARABLE}: {'; '.join(pair.loss_refused)}"
@@ -143,7 +140,7 @@ def _losses(pair: Compared) -> Iterator[str]:
             yield f"{change.metric} is {change.a} in A and {change.b} in B, {by}"
 
 
-def _times(pair: Compared) -> Iterator[Part]:
+def _times(pair: Compared) -> Iterator[str | Grid]:
     if pair.time_refused:
         yield f"times {NOT_COMPARABLE}: {'; '.join(pair.time_refused)}"
         return
@@ -187,7 +184,7 @@ SHOWN = 8
 HEADER = {"peak": "lines of code at the peak", "growth": "lines of code that grow over the steps"}
 
 
-def rows_of(at: str, a: Lines, b: Lines) -> list[list[str]]:
+def line_rows(at: str, a: Lines, b: Lines) -> list[list[str]]:
     """Returns a row per line that moved: line, bytes in A, in B, difference; none if a side has no lines.
 
     Lines beyond SHOWN are combined into one row, so that the differences add up to the table's total.
@@ -256,7 +253,13 @@ def compare(arguments: list[str]) -> int:
     if not comparison.pairs:
         raise ValueError(f"no cell of {chosen.a} is also in {chosen.b}")
     try:
-        _write(passages(comparison), chosen.format, chosen.out)
+        if chosen.out is not None:
+            chosen.out.parent.mkdir(parents=True, exist_ok=True)
+        with nullcontext(sys.stdout) if chosen.out is None else chosen.out.open("w") as file:
+            if chosen.format == "markdown":
+                file.write("\n".join(passage.markdown() for passage in passages(comparison)))
+            else:
+                print_passages(stdout_console() if chosen.out is None else file_console(file), passages(comparison))
     except OSError as error:
         raise ValueError(f"--out: {error}") from error
     return int(chosen.fail_on_change and comparison.worse)
@@ -279,13 +282,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--fail-on-change", action="store_true", help=change_help)
     return parser
-
-
-def _write(comparison: list[Passage], style: str, out: Path | None) -> None:
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    with nullcontext(sys.stdout) if out is None else out.open("w") as file:
-        if style == "markdown":
-            file.write("\n".join(passage.markdown() for passage in comparison))
-        else:
-            print_passages(stdout_console() if out is None else file_console(file), comparison)

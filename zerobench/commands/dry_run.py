@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..config.cell import Cell
+from ..config.compose import CommandLine, RefusedError, refuse_senseless
 from ..config.flat import name_cells
-from ..config.plugins import LauncherChoice, Resources, at_once
+from ..config.plugins import SWEEPER, LauncherChoice, Resources, at_once
 from ..host.pipes import first_line
 from ..host.terminal import print_on, stdout_console
 from ..predict.estimate import Estimate, Fit, estimate, fit_of
@@ -45,6 +46,17 @@ JOB, ASKED = "job", "asks for"
 ALL_COLUMNS = (*HEADER, OF_MEMORY, *SOMETIMES, VOLUME, JOB, ASKED)
 
 FIRST_TO_GO = ("up", "down", "between nodes", "files", "formula", "ψ", "host", VOLUME, OF_MEMORY)
+
+
+def plan_composed(composed: CommandLine, chosen: Sequence[str] | None) -> int:
+    """Prints what would run, in the columns `chosen`. Returns the exit code. Raises RefusedError for a sweeper that
+    proposes cells, and if every cell is refused.
+    """
+    if composed.proposes:
+        why = "its cells follow from what earlier ones measured, and are not known beforehand"
+        raise RefusedError([f"--dry-run: {SWEEPER}={composed.sweeper}: {why}; leave one out"])
+    refuse_senseless(composed.cells)
+    return print_plan(composed.cells, chosen, composed.launcher) if composed.cells else 0
 
 
 def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher: LauncherChoice | None = None) -> int:

@@ -27,7 +27,7 @@ from ..results.grid import Grid
 from ..results.options import PRICED, RESULTS, Parser, add_options, add_price, verb
 from ..results.printed_table import CODED, ONE_MEMORY, shares_memory
 from ..results.selection import latest
-from ..results.summary import price_of, summarize
+from ..results.summary import price_columns, summarize
 from ..sizes import counted, escape_control, printable, show_count
 from .perfetto import write_perfetto
 
@@ -53,7 +53,7 @@ def select(
     """
     frame: pd.DataFrame = results.sweep() if table == "runs" else getattr(results, table)
     if price is not None and table == "runs":
-        frame = frame.assign(**price_of(frame, price))
+        frame = frame.assign(**price_columns(frame, price))
     if latest and "run_id" in frame:
         kept = selection.latest(results.runs)["run_id"]
         frame = frame[frame["run_id"].isin(kept)]
@@ -74,12 +74,6 @@ def short_columns(runs: pd.DataFrame) -> list[str]:
     there = [name for more in ELSEWHERE.values() for name in more if runs[name].astype("float64").gt(0).any()]
     usual = [name for column in SHORT for name in (column, *(n for n in ELSEWHERE.get(column, ()) if n in there))]
     return [*usual, *priced]
-
-
-def note_of(frame: pd.DataFrame, columns: list[str]) -> str:
-    """Returns a note that a reader of these columns needs, to follow the table; empty if there is none."""
-    shared = "host_peak_bytes" in columns and shares_memory(frame.to_dict("records"))  # type: ignore[arg-type]
-    return f"\n{ONE_MEMORY}\n" if shared else ""
 
 
 def to_markdown(frame: pd.DataFrame) -> str:
@@ -143,7 +137,13 @@ def to_latex(results: tables.Results, table: str, columns: str | None, price: fl
             empty = text.columns[text.loc[row] == "--"]
             text.loc[row, empty[0] if len(empty) else wanted[-1]] = frame.loc[row, "status"]
     sides = "".join("r" if _is_numeric(frame[name]) else "l" for name in wanted)
-    text.columns = pd.Index([_latex_head(frame, name) for name in wanted])
+    heads, noun = [], counted(frame.get("sequence", ()))
+    for name in wanted:
+        head = re.sub("(?<=.)(_per_s|_bytes|_psi|_s)$", "", name).replace("_", " ")
+        head = head.replace("tokens", noun) if name.startswith("tokens_per_s") else head
+        unit = _latex_scale(frame, name)[0].replace("tokens /", f"{noun} /")
+        heads.append(f"{head} ({unit})" if unit else head)
+    text.columns = pd.Index(heads)
     style = text.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
     rows = style.to_latex(hrules=True, column_format=sides)
     return f"{_source(frame)}\n{rows}".replace("ψ", r"$\psi$").replace("μ", r"$\mu$")  # pdfLaTeX lacks both letters
@@ -157,14 +157,6 @@ def _latex_scale(frame: pd.DataFrame, name: str) -> tuple[str, float]:
         return "" if unit in REPEATS_NAME else unit.removeprefix("elements / "), 1.0
     largest = frame[name].astype("float64").abs().max()  # NaN if the column has no number: the smallest scale
     return next((scale for scale in scales if largest >= scale[1]), scales[-1])
-
-
-def _latex_head(frame: pd.DataFrame, name: str) -> str:
-    head = re.sub("(?<=.)(_per_s|_bytes|_psi|_s)$", "", name).replace("_", " ")
-    noun = counted(frame.get("sequence", ()))
-    head = head.replace("tokens", noun) if name.startswith("tokens_per_s") else head
-    unit = _latex_scale(frame, name)[0].replace("tokens /", f"{noun} /")
-    return f"{head} ({unit})" if unit else head
 
 
 def _latex_cells(frame: pd.DataFrame, name: str) -> list[str]:
@@ -204,19 +196,7 @@ def _source(frame: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def collect(results: tables.Results, out: Path) -> str:
-    """Writes a collection into the folder `out`."""
-    tables.collect(results, out)
-    return f"{out}: {show_count(len(results.runs), 'run')}, a table each as parquet; zerobench.load reads it"
-
-
-LATEX = "latex"
-
-FILES: dict[str, Callable[[tables.Results, Path], str]] = {
-    "parquet": collect,
-    "perfetto": write_perfetto,
-}
-"""Format -> function that writes runs to --out and returns a message on what it wrote."""
+LATEX, PARQUET, PERFETTO = "latex", "parquet", "perfetto"
 
 
 @verb
@@ -224,20 +204,26 @@ def export(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 for a folder or column that does not exist."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
-    if chosen.format in FILES and chosen.out is None:
-        where = "FILE" if chosen.format == "perfetto" else "FOLDER"
-        parser.error(f"--format {chosen.format} needs --out {where}")
+    if chosen.format in (PARQUET, PERFETTO) and chosen.out is None:
+        parser.error(f"--format {chosen.format} needs --out {'FILE' if chosen.format == PERFETTO else 'FOLDER'}")
     results, _ = tables.load(chosen.runs).chosen(chosen.where)
-    if chosen.format in FILES:
-        kept = latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
-        print_line(FILES[chosen.format](results.of(kept), chosen.out))
+    if chosen.format in (PARQUET, PERFETTO):
+        results = results.of(latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"])
+        if chosen.format == PERFETTO:
+            print_line(write_perfetto(results, chosen.out))
+        else:
+            tables.collect(results, chosen.out)
+            runs = show_count(len(results.runs), "run")
+            print_line(f"{chosen.out}: {runs}, a table each as parquet; zerobench.load reads it")
         return 0
     if chosen.format == LATEX:
         text = to_latex(results, chosen.table, chosen.columns, chosen.price)
     else:
         short = chosen.format == "markdown"
         frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short, chosen.price)
-        text = TEXTS[chosen.format](frame[columns]) + (note_of(frame, columns) if short else "")
+        text = TEXTS[chosen.format](frame[columns])
+        records: Any = frame.to_dict("records") if short and "host_peak_bytes" in columns else []
+        text += f"\n{ONE_MEMORY}\n" if shares_memory(records) else ""
     if chosen.out is None:
         sys.stdout.write(text)
     else:
@@ -256,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", nargs="?", default=RESULTS, help="a results folder or a run (default: %(default)s)")
     parser.add_argument(
         "--format",
-        choices=(*TEXTS, LATEX, *FILES),
+        choices=(*TEXTS, LATEX, PARQUET, PERFETTO),
         default="csv",
         help="csv, markdown: one table as text; latex: one table for a paper, a row per cell (its newest launches"
         " together), with units and 95 %% intervals, for the package booktabs; parquet: every table of all runs as one"

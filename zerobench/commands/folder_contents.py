@@ -39,7 +39,7 @@ from ..sizes import show_bytes, show_count, show_ms
 class RunInFolder:
     """A run: its row, and its folder unless it is in a collection."""
 
-    row: dict[str, Any]
+    row: RunRow
     folder: Path | None
     began: Moment
 
@@ -64,23 +64,21 @@ class FolderContents:
         newest: dict[tuple[Any, ...], Moment] = {}
         code: dict[tuple[Any, ...], str] = {}
         for run in self.runs:
-            if run.row["status"] == "ok":
+            if run.row.status == "ok":
                 newest[_launch(run.row)] = run.began
-                code[_place(run.row)] = run.row["source_hash"]
-        return [self._verdict(run, newest, code) for run in self.runs]
+                code[_environment(run.row)] = run.row.source_hash
 
-    def _verdict(
-        self, run: RunInFolder, newest: dict[tuple[Any, ...], Moment], code: dict[tuple[Any, ...], str]
-    ) -> str:
-        row = run.row
-        ok = row["status"] == "ok"
-        if ok and row["run_id"] in self.named:
-            return ""
-        if run.began < newest.get(_launch(row), run.began):
-            return "superseded"
-        if not ok:
-            return "failed"
-        return "outdated" if row["source_hash"] != code[_place(row)] else ""
+        def verdict(run: RunInFolder) -> str:
+            row, ok = run.row, run.row.status == "ok"
+            if ok and row.run_id in self.named:
+                return ""
+            if run.began < newest.get(_launch(row), run.began):
+                return "superseded"
+            if not ok:
+                return "failed"
+            return "outdated" if row.source_hash != code[_environment(row)] else ""
+
+        return [verdict(run) for run in self.runs]
 
 
 def look(where: Path) -> FolderContents:
@@ -93,12 +91,12 @@ def look(where: Path) -> FolderContents:
     unreadable: list[str] = []
     with _warnings_to(unreadable):
         entries = [(folder, row) for folder in run_folders(where) if (row := read_row(folder)) is not None]
-    entries.sort(key=lambda entry: split(entry[1]["run_id"]))
+    entries.sort(key=lambda entry: split(entry[1].run_id))
     runs += _held([row for _, row in entries], [folder for folder, _ in entries])
     collections = collections_in(where)
     for collection in collections:
-        rows: list[dict[str, Any]] = load(collection).runs.to_dict("records")  # type: ignore[assignment]
-        runs += _held(rows, [None] * len(rows))
+        rows: list[Any] = load(collection).runs.to_dict("records")
+        runs += _held([RunRow(**row) for row in rows], [None] * len(rows))
     runs.sort(key=lambda run: run.began)
     with _warnings_to(unreadable):
         damaged_runs = _damaged(runs)
@@ -122,13 +120,13 @@ def _damaged(runs: Sequence[RunInFolder]) -> set[Path]:
     launch, or older code. `runs`: in the order in which they began.
     """
     damaged: set[Path] = set()
-    for key, replaced in ((_launch, "run_id"), (_place, "source_hash")):
+    for key, replaced in ((_launch, "run_id"), (_environment, "source_hash")):
         groups: dict[tuple[Any, ...], list[RunInFolder]] = {}
         for run in runs:
             groups.setdefault(key(run.row), []).append(run)
         for group in groups.values():
-            for run in reversed([run for run in group if run.row["status"] == "ok"]):
-                if all(run.row[replaced] == other.row[replaced] for other in group):
+            for run in reversed([run for run in group if run.row.status == "ok"]):
+                if all(getattr(run.row, replaced) == getattr(other.row, replaced) for other in group):
                     break
                 if run.folder is None or (run.folder not in damaged and is_whole(run.folder)):
                     break
@@ -136,12 +134,12 @@ def _damaged(runs: Sequence[RunInFolder]) -> set[Path]:
     return damaged
 
 
-def _held(rows: list[dict[str, Any]], folders: Sequence[Path | None]) -> list[RunInFolder]:
-    began = moments((row["run_id"], row["started"]) for row in rows)
+def _held(rows: list[RunRow], folders: Sequence[Path | None]) -> list[RunInFolder]:
+    began = moments((row.run_id, row.started) for row in rows)
     return [RunInFolder(*fields) for fields in zip(rows, folders, began, strict=True)]
 
 
-def size_of(path: Path) -> int:
+def stored_bytes(path: Path) -> int:
     """Returns the bytes of a file, or of all files below a folder; links are not followed."""
     files = [path] if not path.is_dir() else [Path(at) / name for at, _, names in os.walk(path) for name in names]
     total = 0
@@ -151,12 +149,12 @@ def size_of(path: Path) -> int:
     return total
 
 
-def _launch(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["cell_id"], row["repeat"], *(row[name] for name in CODE))
+def _launch(row: RunRow) -> tuple[Any, ...]:
+    return (row.cell_id, row.repeat, *(getattr(row, name) for name in CODE))
 
 
-def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["cell_id"], *(row[name] for name in CODE if name != "source_hash"))
+def _environment(row: RunRow) -> tuple[Any, ...]:
+    return (row.cell_id, *(getattr(row, name) for name in CODE if name != "source_hash"))
 
 
 def _read_searches(folder: Path) -> tuple[frozenset[str], list[Path]]:
@@ -173,7 +171,7 @@ def _read_searches(folder: Path) -> tuple[frozenset[str], list[Path]]:
     return frozenset(named), damaged
 
 
-def code_of(row: dict[str, Any]) -> str:
+def code_age(row: dict[str, Any]) -> str:
     """ "current" or "older": whether the code that measured this run is the current code; "?" if unknown."""
     config = CellConfig.from_json(row["config"])
     for registry, name in ((MODELS, config.model.kind), (DATA, config.data.name)):
@@ -191,16 +189,16 @@ def only(held: FolderContents, where: list[Where]) -> FolderContents:
     """Keeps only the runs that meet the conditions."""
     runs = frame_of([run.row for run in held.runs], RunRow)
     kept = set(matching(runs, where)["run_id"])
-    return replace(held, runs=[run for run in held.runs if run.row["run_id"] in kept]) if where else held
+    return replace(held, runs=[run for run in held.runs if run.row.run_id in kept]) if where else held
 
 
 def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> None:
     """Prints counts, the table with the columns `chosen`, the runs in progress, and suggested next steps."""
     console = stdout_console()
     cells = sorted_cells([run.row for run in held.runs]) if held.runs else []
-    by_status = Counter(run.row["status"] for run in held.runs)
+    by_status = Counter(run.row.status for run in held.runs)
     statuses = ", ".join(f"{number} {name}" for name, number in sorted(by_status.items(), key=lambda s: s[0] != "ok"))
-    size = sum(size_of(run.folder) for run in held.runs if run.folder) + sum(map(size_of, held.collections))
+    size = sum(stored_bytes(run.folder) for run in held.runs if run.folder) + sum(map(stored_bytes, held.collections))
     counts = f"{held.where}: {show_count(len(held.runs), 'run')} of {show_count(len(cells), 'cell')}"
     superseded = held.verdicts().count("superseded")
     notes = [statuses] if statuses else []
@@ -210,7 +208,7 @@ def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> N
         console.print(Grid(STATUS, [_line(cell) for cell in cells], 2, FIRST_TO_GO, chosen))
     lines += [f"being written now: {path.name.removeprefix(PARTIAL).rsplit('-', 1)[0]}" for path in held.writing]
     if held.leftovers:
-        size = sum(size_of(path) for path in held.leftovers)
+        size = sum(stored_bytes(path) for path in held.leftovers)
         lines.append(f"{show_count(len(held.leftovers), 'leftover')} of dead processes, {show_bytes(size)}")
     lines += [f"unreadable: {complaint}" for complaint in held.unreadable]
     for line in lines + ([] if is_quiet() else next_steps(held, cells)):
@@ -233,7 +231,7 @@ def next_steps(held: FolderContents, cells: list[dict[str, Any]]) -> list[str]:
         steps.append(f"{show_count(failed, 'failed run')}: `zerobench show RUN{there}` shows why{removes}")
     if "superseded" in own or held.leftovers:
         steps.append(f"`zerobench prune{where}` removes superseded runs and leftovers")
-    if older := sum(code_of(cell) == "older" for cell in cells):
+    if older := sum(code_age(cell) == "older" for cell in cells):
         steps.append(f"{show_count(older, 'cell')} by older code: the same sweep again measures them again")
     return steps or [f"`zerobench export{where}` writes these as tables"]
 
@@ -243,10 +241,7 @@ def _line(cell: dict[str, Any]) -> list[str]:
     figures = ["–", "–"]
     if cell["status"] == "ok":
         figures = [show_bytes(cell["peak_bytes"]), show_ms(cell["step_s"])]
-    return [cell["name"], state, _ago(cell["started"]), code_of(cell), *figures]
-
-
-def _ago(started: str) -> str:
-    seconds = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(started)).total_seconds())
+    seconds = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(cell["started"])).total_seconds())
     units = {"d": 86400, "h": 3600, "min": 60, "s": 1}
-    return next(f"{seconds / size:.0f} {unit}" for unit, size in units.items() if seconds >= size or unit == "s")
+    ago = next(f"{seconds / size:.0f} {unit}" for unit, size in units.items() if seconds >= size or unit == "s")
+    return [cell["name"], state, ago, code_age(cell), *figures]

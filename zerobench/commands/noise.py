@@ -47,18 +47,24 @@ def noise(arguments: list[str]) -> int:
             print_line(f"{chosen.noise}: no noise floor is recorded; zerobench noise record measures it")
         return 0
     if chosen.runs is not None:
-        return _record(chosen.noise, *_runs_of_one_cell(chosen.runs))
+        runs = latest(load_side(chosen.runs).runs)
+        runs = runs[(runs["status"] == "ok") & runs["step_s"].notna()]
+        if (count := runs["cell_id"].nunique()) != 1:
+            hint = "name one, as in --runs 'results/runs/ddp-*'"
+            raise ValueError(f"{chosen.runs}: holds {count} cells that are ok; {hint}")
+        launches: list[Any] = runs.to_dict("records")
+        return _record(chosen.noise, launches, CellConfig.from_json(launches[0]["config"]))
     cell = _compose(overrides, chosen.launches)
     check_folders([cell])
     with Reporter() as reporter:
         sweep = Sweep(reporter)
         sweep.run([cell])
-    failed = [row for row in sweep.rows if row["status"] != "ok"]
+    failed = [row for row in sweep.rows if row.status != "ok"]
     if sweep.stopped or failed:
-        why = "; ".join(row["reason"] for row in failed)
+        why = "; ".join(row.reason for row in failed)
         print_note(f"zerobench noise: nothing is recorded: {why}")
         return 130 if sweep.stopped else 1
-    return _record(chosen.noise, sweep.rows, cell.config)
+    return _record(chosen.noise, [vars(row) for row in sweep.rows], cell.config)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,16 +97,6 @@ def _compose(overrides: list[str], launches: int) -> Cell:
     if cells[0].config.measure.repeats < LEAST_LAUNCHES:
         raise RefusedError([f"measure.repeats={cells[0].config.measure.repeats}: must be at least {LEAST_LAUNCHES}"])
     return cells[0]
-
-
-def _runs_of_one_cell(where: str) -> tuple[list[dict[str, Any]], CellConfig]:
-    """Returns the newest launches of the only cell in a folder, and its config. Raises ValueError for several cells."""
-    runs = latest(load_side(where).runs)
-    runs = runs[(runs["status"] == "ok") & runs["step_s"].notna()]
-    if runs["cell_id"].nunique() != 1:
-        count = runs["cell_id"].nunique()
-        raise ValueError(f"{where}: holds {count} cells that are ok; name one, as in --runs 'results/runs/ddp-*'")
-    return runs.to_dict("records"), CellConfig.from_json(runs["config"].iloc[0])  # type: ignore[return-value]
 
 
 def _record(folder: Path, launches: list[dict[str, Any]], config: CellConfig) -> int:

@@ -26,7 +26,6 @@ from typing import Any
 import pandas as pd
 
 from ..records import CATEGORIES, TIERS
-from ..results.events import collectives_of, live_bytes, streams_of
 from ..results.tables import Results
 
 Entry = dict[str, Any]
@@ -61,7 +60,7 @@ def write_perfetto(results: Results, out: Path) -> str:
     entries: list[Entry] = []
     ranks = 0
     for run in recorded:
-        for rank, stream in streams_of(results.events[results.events["run_id"] == run]).items():
+        for rank, stream in streams_by_rank(results.events[results.events["run_id"] == run]).items():
             ranks += 1
             entries += process(ranks, f"{run} rank {rank}", stream)
     trace = {"traceEvents": entries, "displayTimeUnit": "ms"}
@@ -73,12 +72,20 @@ def write_perfetto(results: Results, out: Path) -> str:
     return f"{out}: {len(entries)} entries of {ranks} ranks of {len(recorded)} runs; open it at https://ui.perfetto.dev"
 
 
+def streams_by_rank(events: pd.DataFrame) -> dict[int, pd.DataFrame]:
+    """Returns rank -> its stream, from the events of one run."""
+    return {
+        int(str(rank)): stream.sort_values("index", ignore_index=True)
+        for rank, stream in events.groupby("rank", sort=True)
+    }
+
+
 def process(number: int, name: str, events: pd.DataFrame) -> list[Entry]:
     """Returns the entries of one rank: its names, spans and counters. `events`: of one run and rank, in order."""
     rows = list(events.itertuples(index=False))
     entries = [_told("process_name", number, 0, name=name), _told("process_sort_index", number, 0, sort_index=number)]
     for index, track in enumerate(TRACKS):
-        spans = [span for span in spans_of(rows) if span.track == track]
+        spans = [span for span in all_spans(rows) if span.track == track]
         spans.sort(key=lambda span: (span.begin, -span.end))
         nested = track in ("forward", "backward")
         for lane, lane_spans in enumerate([spans] if nested else lanes(spans)):
@@ -93,7 +100,7 @@ def process(number: int, name: str, events: pd.DataFrame) -> list[Entry]:
     return entries + list(counters(number, events))
 
 
-def spans_of(rows: list[Any]) -> list[TraceSpan]:
+def all_spans(rows: list[Any]) -> list[TraceSpan]:
     """Returns the spans of all tracks."""
     end = rows[-1].seconds
     phases = [row for row in rows if row.kind == "phase"]
@@ -140,18 +147,24 @@ def _backwards(rows: list[Any], phases: list[TraceSpan]) -> Iterator[TraceSpan]:
 
 
 def _collectives(rows: list[Any], phases: list[TraceSpan]) -> Iterator[TraceSpan]:
-    for collective in collectives_of(rows):
-        first = collective.launches[0]
-        if collective.end >= 0:
-            end = rows[collective.end].seconds
-        else:
+    waits: dict[Any, float] = {}
+    launches: dict[int, list[Any]] = {}
+    for row in rows:
+        if row.kind == "wait":
+            waits.setdefault(row.operation, row.seconds)
+        elif row.kind == "launch":
+            launches.setdefault(int(row.operation), []).append(row)
+    for operation, launched in launches.items():
+        first, end = launched[0], waits.get(operation)
+        if end is None:
             end = next((phase.end for phase in reversed(phases) if phase.begin <= first.seconds), first.seconds)
-        facts = {
-            "payload_bytes": collective.total("bytes"), "wire_bytes": collective.total("wire_bytes"),
-            "between_nodes_bytes": collective.total("between_bytes"), "operations": collective.total("calls"),
-            "operator": first.operator, "dtype": first.dtype, "ranks": first.group_size, "source": first.source,
+        sums = {
+            "payload_bytes": "bytes", "wire_bytes": "wire_bytes", "between_nodes_bytes": "between_bytes",
+            "operations": "calls",
         }  # fmt: skip
-        yield TraceSpan("collectives", collective.name, first.seconds, end, facts)
+        facts = {name: sum(getattr(row, column) for row in launched) for name, column in sums.items()}
+        facts |= {"operator": first.operator, "dtype": first.dtype, "ranks": first.group_size, "source": first.source}
+        yield TraceSpan("collectives", f"{first.collective} {first.unit}".strip(), first.seconds, end, facts)
 
 
 def _units(rows: list[Any], end: float) -> Iterator[TraceSpan]:
@@ -175,6 +188,29 @@ def lanes(spans: Iterable[TraceSpan]) -> list[list[TraceSpan]]:
             filled.append(free := [])
         free.append(span)
     return filled
+
+
+SIGNS = {"live": 1, "birth": 1, "free": -1, "label": 1}
+"""Kind of an event -> sign of its bytes in the sum of its own category."""
+
+
+def live_bytes(events: pd.DataFrame) -> pd.DataFrame:
+    """Returns the sums after each event of one run and rank: index as `events`, columns (tier, category), int64, bytes.
+
+    A tier without live bytes has columns of zeros.
+    """
+    signs = events["kind"].astype("object").map(SIGNS).fillna(0).astype("int64")
+    changes = events["bytes"].astype("int64") * signs
+    relabeled = events["bytes"].where(events["kind"] == "label", 0).astype("int64")
+    sums = {
+        (tier, category): (
+            changes.where((events["tier"] == tier) & (events["category"] == category), 0)
+            - relabeled.where((events["tier"] == tier) & (events["previous"] == category), 0)
+        ).cumsum()
+        for tier in TIERS
+        for category in CATEGORIES
+    }
+    return pd.DataFrame(sums, index=events.index).astype("int64")
 
 
 def counters(number: int, events: pd.DataFrame) -> Iterator[Entry]:

@@ -14,14 +14,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..host.pipes import print_note
-from ..plots import MODULES, Plots, function_of
-from ..plots.bars import add_capacity
+from ..plots import MODULES, Plots, figure_function
 from ..plots.marks import learn_colors
-from ..plots.page import CAPTIONED, FORMATS, Page, add_page_options, page_of
+from ..plots.page import CAPTIONED, FORMATS, Page, add_page_options, pop_page
 from ..plots.panels import MOST_PANELS
-from ..plots.scaling import add_drop_from
+from ..plots.scaling import DDP, REFERENCES
 from ..results.options import RESULTS, Parser, add_options, refuse
 from ..results.tables import Results, load
+from ..sizes import parse_memory
 
 OWN = {"capacity": "memory", "drop_from": "throughput"}
 """Option -> the figure that it applies to."""
@@ -41,7 +41,7 @@ def plot(arguments: list[str]) -> int:
     for option, of in OWN.items():
         if of != figure and chosen.pop(option) != parser.get_default(option):
             parser.error(f"--{option.replace('_', '-')} is an option of {of}, not of {figure}")
-    return save_figure(f"zerobench plot {figure}", figure, function_of(figure), runs, chosen)
+    return save_figure(f"zerobench plot {figure}", figure, figure_function(figure), runs, chosen)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,9 +52,17 @@ def _parser() -> argparse.ArgumentParser:
     runs_help = f"results folders, runs or collections (default: {RESULTS})"
     parser.add_argument("runs", nargs="*", default=[Path(RESULTS)], type=Path, help=runs_help)
     add_figure_options(parser, out=None)
-    for add in (add_capacity, add_drop_from):
-        add(parser)
+    parser.add_argument("--capacity", type=_capacity, help="memory: bytes of a rank, as in 24GiB, drawn as a line")
+    drop_help = "throughput: reference of the drop (default: %(default)s)"
+    parser.add_argument("--drop-from", choices=tuple(REFERENCES), default=DDP, help=drop_help)
     return parser
+
+
+def _capacity(text: str) -> int:
+    try:
+        return parse_memory(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_figure_options(parser: argparse.ArgumentParser, out: Path | None) -> None:
@@ -75,7 +83,7 @@ def save_figure(
 
     Exit code 2, with an error message, if there is nothing to draw.
     """
-    page, out = page_of(options), options.pop("out")
+    page, out = pop_page(options), options.pop("out")
     try:
         page, folder, stem = _place(page, out, name)
         results, left_out = load_all(runs).chosen(options.pop("where"), options.pop("all"))

@@ -15,7 +15,7 @@ from ..results.folders import PARTIAL
 from ..results.grid import Grid
 from ..results.options import Parser, verb
 from ..sizes import show_bytes, show_count
-from .folder_contents import FolderContents, look, size_of
+from .folder_contents import FolderContents, look, stored_bytes
 
 
 @dataclass(frozen=True)
@@ -64,27 +64,15 @@ def prune(arguments: list[str]) -> int:
         return 0
     if not chosen.yes and not sys.stdin.isatty():
         raise ValueError("there is no terminal to ask on; add --yes to remove these")
-    if not chosen.yes and not _ask("remove them? [y/N] "):
-        print("nothing was removed")
-        return 0
-    return remove_all(doomed)
-
-
-def choose(held: FolderContents, older_code: bool) -> list[Doomed]:
-    """Returns the entries to remove. Runs behind a link stay: they belong to another folder."""
-    unwanted = {"superseded", "failed"} | ({"outdated"} if older_code else set())
-    entries = []
-    for run, verdict in zip(held.runs, held.verdicts(), strict=True):
-        if run.folder is not None and verdict in unwanted and not run.folder.is_symlink():
-            reason = {"failed": run.row["status"], "outdated": "by older code"}.get(verdict, verdict)
-            entries.append((run.folder, reason))
-    entries += [(path, "left by a dead process") for path in held.leftovers]
-    entries += [(path, "damaged search") for path in held.damaged_searches]
-    return [Doomed(path, why, size_of(path), path.stat().st_mtime_ns) for path, why in entries]
-
-
-def remove_all(doomed: list[Doomed]) -> int:
-    """Removes each entry, even if others fail. Returns the exit code."""
+    if not chosen.yes:
+        try:
+            answer = input("remove them? [y/N] ").strip().lower()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            answer = ""
+        if answer not in ("y", "yes"):
+            print("nothing was removed")
+            return 0
     freed, gone, failed = 0, 0, 0
     for entry in doomed:
         try:
@@ -95,6 +83,19 @@ def remove_all(doomed: list[Doomed]) -> int:
             print_note(f"zerobench prune: {entry.path} cannot be removed: {error}")
     print_line(f"removed {gone} of {len(doomed)}, {show_bytes(freed)}")
     return int(failed > 0)
+
+
+def choose(held: FolderContents, older_code: bool) -> list[Doomed]:
+    """Returns the entries to remove. Runs behind a link stay: they belong to another folder."""
+    unwanted = {"superseded", "failed"} | ({"outdated"} if older_code else set())
+    entries = []
+    for run, verdict in zip(held.runs, held.verdicts(), strict=True):
+        if run.folder is not None and verdict in unwanted and not run.folder.is_symlink():
+            reason = {"failed": run.row.status, "outdated": "by older code"}.get(verdict, verdict)
+            entries.append((run.folder, reason))
+    entries += [(path, "left by a dead process") for path in held.leftovers]
+    entries += [(path, "damaged search") for path in held.damaged_searches]
+    return [Doomed(path, why, stored_bytes(path), path.stat().st_mtime_ns) for path, why in entries]
 
 
 def remove(entry: Doomed) -> bool:
@@ -115,11 +116,3 @@ def remove(entry: Doomed) -> bool:
     else:
         hidden.unlink()
     return True
-
-
-def _ask(question: str) -> bool:
-    try:
-        return input(question).strip().lower() in ("y", "yes")
-    except (EOFError, KeyboardInterrupt):
-        print()
-        return False

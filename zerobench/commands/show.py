@@ -19,14 +19,13 @@ from ..probes import snapshot
 from ..records import CATEGORIES, LINKS, PHASES
 from ..results import selection
 from ..results.frames import table_of
-from ..results.grid import Grid
+from ..results.grid import Grid, Passage, print_passages
 from ..results.options import RESULTS, Parser, verb
 from ..results.printed_table import ONE_MEMORY, name_of, step_interval
 from ..results.tables import Results, load
 from ..sizes import counted, show_bytes, show_count, show_ms, show_rate, show_samples
 from ..theory.closed_forms import Formula, from_json
-from .folder_contents import FolderContents, RunInFolder, code_of, look
-from .passages import Passage, print_passages
+from .folder_contents import FolderContents, RunInFolder, code_age, look
 from .reserved import show_snapshots
 
 Row = dict[str, Any]
@@ -289,7 +288,7 @@ def setting_of(row: Row) -> Iterator[tuple[str, str]]:
     when = row["started"].replace("T", " ")[:19]
     yield "when", f"{when} UTC, {row['seconds']:.1f} s for all passes; launch {row['repeat'] + 1} of its cell"
     commit = f"commit {row['commit'][:12]}, " if isinstance(row["commit"], str) else ""
-    yield "code", f"{row['source_hash']} ({code_of(row)}), {commit}torch {row['torch_version']}"
+    yield "code", f"{row['source_hash']} ({code_age(row)}), {commit}torch {row['torch_version']}"
     device = "" if row["device_class"] == "cpu" else f", {row['device_class']}"
     yield "machine", f"{row['processor']}, {row['cores']} cores{device}"
 
@@ -458,7 +457,7 @@ def show(arguments: list[str]) -> int:
     if len(paths) > 1:
         raise ValueError(f"{' '.join(chosen.run)}: name one run, or files of snapshots, which all exist")
     run, results = find(chosen.run[0], chosen.results)
-    print_account(run.row, results, run.folder)
+    print_account(vars(run.row), results, run.folder)
     return 0
 
 
@@ -477,7 +476,7 @@ def find(name: str, where: Path) -> tuple[RunInFolder, Results]:
     run = pick(name, held)
     if run.folder is not None:
         return run, _load_run(run.folder)
-    return run, load(where).of([run.row["run_id"]])
+    return run, load(where).of([run.row.run_id])
 
 
 def _load_run(folder: Path) -> Results:
@@ -493,5 +492,5 @@ def _load_run(folder: Path) -> Results:
 def pick(name: str, held: FolderContents) -> RunInFolder:
     """Returns the run that `name` selects (results/selection.py)."""
     hint = f"; `zerobench status {held.where}` lists the runs"
-    row = selection.pick(name, [run.row for run in held.runs], str(held.where), hint, held.unreadable)
-    return next(run for run in held.runs if run.row is row)
+    row = selection.pick(name, [vars(run.row) for run in held.runs], str(held.where), hint, held.unreadable)
+    return next(run for run in held.runs if vars(run.row) is row)

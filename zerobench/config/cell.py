@@ -11,7 +11,7 @@ import hashlib
 import json
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, make_dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..data import TEXT_VOCABULARY, Batching
@@ -58,39 +58,13 @@ def work_id(config: Any) -> str:
     kept = config.as_dict()
     for key in LOCAL:
         _remove(kept, key)
-    return hash_of(kept)
+    return config_hash(kept)
 
 
-def hash_of(written: dict[str, Any]) -> str:
+def config_hash(written: dict[str, Any]) -> str:
     """Returns the hash of an identity without volatile keys: 12 hex digits."""
     kept = {key: value for key, value in written.items() if key not in VOLATILE}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def identity_of(config: Any) -> dict[str, Any]:
-    """Returns every key of a cell in its written form, without those at their defaults."""
-    compared = [field.name for field in fields(config) if field.compare and field.name not in OF_A_SWEEP]
-    own = {name: getattr(config, name) for name in compared}
-    written = {name: value.values() if isinstance(value, Section) else value for name, value in own.items()}
-    written["model"]["name"] = written.pop("model_name")
-    text_hash = written.pop("text_hash")
-    if config.data.name == "text":
-        written["data"]["vocabulary"] = TEXT_VOCABULARY
-    if text_hash is not None:
-        written["data"]["text_hash"] = text_hash
-    for key, name in MOVED.items():
-        section, last = key.split(".")
-        written[name] = written[section].pop(last)
-    del written["launch"]
-    if written["huggingface"] is None:
-        del written["huggingface"]
-    for key, default in DEFAULTS.items():
-        section, _, last = key.rpartition(".")
-        if section and section not in written:
-            continue
-        if (written[section].get(last, default) if section else written[key]) == default:
-            _remove(written, section if last == "name" else key)
-    return written
 
 
 def _remove(written: dict[str, Any], key: str) -> None:
@@ -118,30 +92,28 @@ def restore(written: dict[str, Any]) -> dict[str, Any]:
         section, last = key.split(".")
         if name in written:
             written.setdefault(section, {})[last] = written.pop(name)
-    for declared in fields(Config):
-        if declared.name not in OF_A_SWEEP:
-            restored[declared.name] = _field(declared.name, written, declared.default)
+    for name, default in ((declared.name, declared.default) for declared in fields(Config)):
+        value = written.get(name, default)
+        values: dict[str, Any] = value if isinstance(value, dict) else {}
+        if name in SECTIONS or name == "measure":
+            restored[name] = _section(SECTIONS.get(name, Measure), values)
+        elif name in SCHEMAS:
+            choices = SCHEMAS[name]
+            chosen = choices.get(str(values.get("kind" if name == "model" else "name")))
+            if name in ("strategy", "optimizer") and model.get("kind") == WATCHED:
+                chosen = BASES[name]
+            restored[name] = _section(chosen or BASES.get(name) or next(iter(choices.values())), values)
+        elif name not in OF_A_SWEEP:
+            restored[name] = value
     if "huggingface" not in written:
         restored["huggingface"] = None
     return restored | {"nodes": written.get("nodes", 1), "ranks_per_gpu": written.get("ranks_per_gpu", 1)}
 
 
-def _field(name: str, written: dict[str, Any], default: Any) -> Any:
-    value = written.get(name, default)
-    values: dict[str, Any] = value if isinstance(value, dict) else {}
-    if name in SECTIONS or name == "measure":
-        return _section(SECTIONS.get(name, Measure), values)
-    if name not in SCHEMAS:
-        return value
-    choices = SCHEMAS[name]
-    chosen = values.get("kind" if name == "model" else "name")
-    model = written.get("model")
-    if name in ("strategy", "optimizer") and isinstance(model, dict) and model.get("kind") == WATCHED:
-        return _section(BASES[name], values)
-    return _section(choices.get(str(chosen)) or BASES.get(name) or next(iter(choices.values())), values)
-
-
 def _section(kind: Any, values: dict[str, Any]) -> Section:
+    """Returns a section of these values. Options that its schema lacks, as those of a user's choice that was not
+    imported, become fields of a class of its own.
+    """
     names = [field.name for field in fields(kind)]
     more = tuple(key for key in values if key not in names)
     section: Section = (_extended(kind, more) if more else kind)(**values)
@@ -150,7 +122,6 @@ def _section(kind: Any, values: dict[str, Any]) -> Section:
 
 @cache
 def _extended(kind: type, names: tuple[str, ...]) -> type:
-    """Returns a section class with options that its schema lacks, as for a user's choice that was not imported."""
     return make_dataclass(kind.__name__, [(name, Any, field(default=None)) for name in names], bases=(kind,))
 
 
@@ -198,7 +169,29 @@ class CellConfig(Config):
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
-        return identity_of(self)
+        """Every key in its written form, without those at their defaults."""
+        compared = [field.name for field in fields(self) if field.compare and field.name not in OF_A_SWEEP]
+        own = {name: getattr(self, name) for name in compared}
+        written = {name: value.values() if isinstance(value, Section) else value for name, value in own.items()}
+        written["model"]["name"] = written.pop("model_name")
+        text_hash = written.pop("text_hash")
+        if self.data.name == "text":
+            written["data"]["vocabulary"] = TEXT_VOCABULARY
+        if text_hash is not None:
+            written["data"]["text_hash"] = text_hash
+        for key, name in MOVED.items():
+            section, last = key.split(".")
+            written[name] = written[section].pop(last)
+        del written["launch"]
+        if written["huggingface"] is None:
+            del written["huggingface"]
+        for key, default in DEFAULTS.items():
+            section, _, last = key.rpartition(".")
+            if section and section not in written:
+                continue
+            if (written[section].get(last, default) if section else written[key]) == default:
+                _remove(written, section if last == "name" else key)
+        return written
 
     def written(self) -> dict[str, Any]:
         """Returns the identity as stored with runs on disk, with its format version."""
@@ -215,14 +208,15 @@ class CellConfig(Config):
         return cls(**restore(written))
 
     @classmethod
+    @lru_cache(2**12)
     def from_json(cls, text: str) -> CellConfig:
-        """Returns the cell of a row's column `config`."""
+        """Returns the cell of a row's column `config`; rows of the same cell share it."""
         return cls.from_dict(json.loads(text))
 
     @cached_property
     def cell_id(self) -> str:
         """Hash of the identity without volatile keys: 12 hex digits."""
-        return hash_of(self._identity)
+        return config_hash(self._identity)
 
     @property
     def data_ranks(self) -> int:

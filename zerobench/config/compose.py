@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from pathlib import Path
@@ -33,6 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ..host import job
+from ..host.files import read_yaml
 from ..host.pipes import print_note
 from ..host.signals import raise_if_interrupted, repeat_interruption
 from ..host.terminal import is_quiet
@@ -43,14 +44,13 @@ from ..zero.optim.segments import why_not_sharded
 from . import composer as hydra
 from . import schema_memory
 from .cell import Cell
-from .composer import GROUPS, BatchError, Composer, compositions_of, not_composed, reason, root_of
+from .composer import GROUPS, BatchError, Composer, composition_cache, not_composed, reason, root_key
 from .flags import asks_for_config, only_compose, split_arguments, unknown_flags
 from .flat import by_key
 from .keys import IDENTITY, meant, meant_verb, nearest, spaced, stray_keys, type_name
-from .plugins import BASIC, LAUNCHER, OBJECTIVE, SWEEPER, LauncherChoice, Objective, chosen_launcher, objectives_of
+from .plugins import BASIC, LAUNCHER, OBJECTIVE, SWEEPER, LauncherChoice, Objective, chosen_launcher, parse_objectives
 from .resolve import resolve_draft, unresolved
 from .schema import SCHEMAS, Data, Model, store_schemas, strategy_choices
-from .yaml_file import problems_of_folders
 
 CHOSEN_BY_GROUP = (
     "strategy.name", "model.kind", "data.name", "optimizer.name", "precision.name",
@@ -106,7 +106,7 @@ def refuse_senseless(cells: Sequence[Cell]) -> None:
         raise RefusedError(shared or list(every))
 
 
-def composer_of(extra_dirs: list[Any]) -> Composer:
+def make_composer(extra_dirs: list[Any]) -> Composer:
     """Returns a composer that knows every choice and key, including users' models and data."""
     bases = {"model": Model, "data": Data}
     users = {
@@ -116,7 +116,7 @@ def composer_of(extra_dirs: list[Any]) -> Composer:
     store_schemas(users)
     added = {group: list(schemas) for group, schemas in users.items()} | {"strategy": list(strategy_choices())}
     builders = ((group, *row) for group, registry in USERS.items() for row in registry.all().items())
-    compositions = compositions_of(*builders, *((name, spec.options) for name, spec in specs().items()))
+    compositions = composition_cache(*builders, *((name, spec.options) for name, spec in specs().items()))
     # a user's files may change between commands of one process
     return Composer(added, extra_dirs, {} if extra_dirs else compositions)
 
@@ -171,9 +171,9 @@ class CommandLine:
         return cells
 
 
-def compose_cells(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "") -> list[Cell]:
+def compose_cells(arguments: list[str], target: str = "") -> list[Cell]:
     """Returns the cells of a command line, to run or inspect in this process only. Raises RefusedError."""
-    line = compose(arguments, verbs, target)
+    line = compose(arguments, target=target)
     if line is None:
         return []
     if line.launcher is not None:
@@ -194,7 +194,7 @@ def compose(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "")
         flags, overrides, extra_dirs = split_arguments(arguments)
         if problems := unknown_flags(flags):
             raise RefusedError(problems)
-        line = check_line(composer_of(extra_dirs), overrides, bool({"-m", "--multirun"} & set(flags)), verbs, target)
+        line = check_line(make_composer(extra_dirs), overrides, bool({"-m", "--multirun"} & set(flags)), verbs, target)
         if line.launcher is not None and job.current_job() is not None:
             raise RefusedError(
                 [f"{LAUNCHER}={line.launcher.name}: this is a job already, and launches its cells itself"]
@@ -297,27 +297,12 @@ def check_line(
 
     try:
         # 1. Words are read.
-        problems += problems_of_folders(composer.extra_dirs, GROUPS)
-        spaces = spaced(arguments)
-        parsed, unread = _parse_all(arguments if not spaces else (), verbs)
-        problems += [spaces] if spaces else unread
-        stop_if_wrong()
-        own = [override.input_line or "" for override in parsed if root_of(override) == "hydra"]
-        parsed = [override for override in parsed if root_of(override) != "hydra"]
-        values = {id(override): composer.values_of(override) for override in parsed}
-        experiments = [values[id(override)] for override in parsed if override.key_or_group == "experiment"]
-        if any(len(choices) > 1 for choices in experiments):
-            problems.append("experiment: several experiments are several sweeps; run them one after the other")
-            stop_if_wrong()
-        parsed = [o for o in parsed if not (o.key_or_group == "experiment" and values[id(o)] == [None])]
+        own, parsed, values = _read_words(composer, arguments, verbs)
         given = {override.key_or_group: values[id(override)] for override in parsed}
 
         # 2. Experiments and users' choices must have all values, and the names that our schemas require.
         study = [f"experiment={e}" for e in given.get("experiment", [])[:1] if e in composer.choices["experiment"]]
-        for overrides in (study, *([choice, *study] for choice in _choices_of_users(composer, given))):
-            config = composer.config_of(overrides)
-            problem = problem_of_missing(config) or problem_of_names(config, CHOSEN_BY_GROUP)
-            problems += [problem] if problem and problem not in problems else []
+        problems += _problems_of_files(composer, given, study)
         stop_if_wrong()
 
         # 3. The launcher, the sweeper and its parameters follow from Hydra's own part.
@@ -329,16 +314,13 @@ def check_line(
         of_sweeper, unread = _parse_all([f"{key}={parameters[key]!s}" for key in parameters if key not in given], [])
         problems += unread
         parsed = [*of_sweeper, *parsed]
-        values |= {id(override): composer.values_of(override) for override in of_sweeper}
+        values |= {id(override): composer.override_values(override) for override in of_sweeper}
         axes = {o.key_or_group: o for o in parsed if o.is_sweep_override()}
         sweeper = BASIC if mode == "RUN" else part.runtime.choices.get(SWEEPER, BASIC)
         named = given[OBJECTIVE] if OBJECTIVE in given else [composer.config_of(study).get(OBJECTIVE)]
         objective = "" if mode == "RUN" else ",".join(str(name) for name in named if name is not None)
-        objectives: tuple[Objective, ...] = ()
-        try:
-            objectives = _check_sweeper(sweeper, objective, multirun, axes, values)
-        except ValueError as error:
-            problems.append(str(error))
+        objectives, wrong = _check_sweeper(sweeper, objective, multirun, axes, values)
+        problems += wrong
         stop_if_wrong()
 
         # 4. Each override has a key and values that some cell takes.
@@ -362,10 +344,12 @@ def check_line(
     stop_if_wrong()
 
     globs = [override for override in parsed if isinstance(override.value(), Glob)]
-    lines: dict[str, str] = {}  # of two overrides of a key the last counts
-    for override in parsed:
-        key, line = override.key_or_group, (override.input_line or "").lstrip("+")
-        lines[key] = f"{key}={','.join(values[id(override)])}" if override in globs else line
+    lines = {  # of two overrides of a key the last counts
+        o.key_or_group: f"{o.key_or_group}={','.join(values[id(o)])}"
+        if o in globs
+        else (o.input_line or "").lstrip("+")
+        for o in parsed
+    }
     return CommandLine(
         composer,
         fixed=tuple(text for key, text in lines.items() if key not in {*axes, OBJECTIVE}),
@@ -381,63 +365,83 @@ def check_line(
     )
 
 
+def _read_words(
+    composer: Composer, arguments: list[str], verbs: Collection[str]
+) -> tuple[list[str], list[Override], dict[int, list[Any]]]:
+    """Returns the overrides below `hydra`, the others, and the values of these by id. Raises RefusedError."""
+    problems = problems_of_folders(composer.extra_dirs, GROUPS)
+    if spaces := spaced(arguments):
+        raise RefusedError([*problems, spaces])
+    parsed, unread = _parse_all(arguments, verbs)
+    if problems + unread:
+        raise RefusedError(problems + unread)
+    own = [override.input_line or "" for override in parsed if root_key(override) == "hydra"]
+    parsed = [override for override in parsed if root_key(override) != "hydra"]
+    values = {id(override): composer.override_values(override) for override in parsed}
+    if any(len(values[id(override)]) > 1 for override in parsed if override.key_or_group == "experiment"):
+        raise RefusedError(["experiment: several experiments are several sweeps; run them one after the other"])
+    return own, [o for o in parsed if not (o.key_or_group == "experiment" and values[id(o)] == [None])], values
+
+
 def _check_sweeper(
     sweeper: str, objective: str, multirun: bool, axes: Mapping[str, Override], values: Mapping[int, list[Any]]
-) -> tuple[Objective, ...]:
-    """Returns the objectives. Raises ValueError with the error message if they do not fit the sweeper, or if there are
-    too many values to list, or infinitely many, which only a sweeper that proposes cells can draw from.
+) -> tuple[tuple[Objective, ...], list[str]]:
+    """Returns the objectives, and an error message if they do not fit the sweeper, or if there are too many values to
+    list, or infinitely many, which only a sweeper that proposes cells can draw from.
     """
-    if sweeper == BASIC:
-        endless = next((override.input_line for override in axes.values() if override.is_interval_sweep()), None)
-        if objective:
-            why = f"no sweeper asks for it; add {SWEEPER}=optuna, or leave it out"
-            raise ValueError(f"{OBJECTIVE}={objective}: {why}")
-        if endless:
-            raise ValueError(f"{endless}: {ENDLESS}")
-        if problem := problem_of_count({key: len(values[id(override)]) for key, override in axes.items()}):
-            raise ValueError(problem)
-        return ()
-    if not multirun:
-        raise ValueError(f"{SWEEPER}={sweeper}: it needs a sweep; add -m")
-    if not objective:
+    counts = {key: len(values[id(override)]) for key, override in axes.items()}
+    endless = next((override.input_line for override in axes.values() if override.is_interval_sweep()), None)
+    problem = ""
+    if sweeper == BASIC and objective:
+        problem = f"{OBJECTIVE}={objective}: no sweeper asks for it; add {SWEEPER}=optuna, or leave it out"
+    elif sweeper == BASIC and endless:
+        problem = f"{endless}: {ENDLESS}"
+    elif sweeper == BASIC and (cells := math.prod(counts.values())) > MOST_CELLS:
+        several = ", ".join(key for key, count in counts.items() if count > 1)
+        problem = f"{several}: {cells:,} cells; at most {MOST_CELLS:,} are listed"
+    elif sweeper != BASIC and not multirun:
+        problem = f"{SWEEPER}={sweeper}: it needs a sweep; add -m"
+    elif sweeper != BASIC and not objective:
         lacking = f"an objective; add {OBJECTIVE}=COLUMN, as {OBJECTIVE}=-tokens_per_s"
-        raise ValueError(f"{SWEEPER}={sweeper}: it needs {lacking}")
-    return objectives_of(objective)
+        problem = f"{SWEEPER}={sweeper}: it needs {lacking}"
+    if problem or sweeper == BASIC:
+        return (), [problem] if problem else []
+    try:
+        return parse_objectives(objective), []
+    except ValueError as error:
+        return (), [str(error)]
 
 
 def _parse_all(words: Sequence[str], verbs: Collection[str]) -> tuple[list[Override], list[str]]:
     """Returns the words that can be read, and an error message for each of the others."""
     parsed, problems = list[Override](), list[str]()
-    for word in words:
+    for word in (in_one(in_bytes(word)) for word in words):
+        longest = max(map(len, _WHOLE.findall(word)), default=0)
+        if longest > MOST_DIGITS:  # than any column of a table holds
+            why = f"a number of {longest} digits; the largest that any key takes has {MOST_DIGITS}"
+            problems.append(f"{word[:60]}…: {why}")
+            continue
         try:
-            parsed.append(_parse(word, verbs))
-        except ValueError as error:
-            problems.append(str(error))
+            override = hydra.parse(word)
+        except HydraException:
+            key = word.lstrip("+~").split("=")[0]
+            if "=" in word:
+                problems.append(f"{word}: the value cannot be read; quote it, as in '{key}=\"...\"'")
+            else:
+                hint = meant_verb(word, verbs)
+                problems.append(f"{word or repr('')}: neither KEY=VALUE nor a verb{hint}; see zerobench --help")
+            continue
+        if problem := problem_of_range(override):
+            problems.append(problem)
+        else:
+            parsed.append(override)
     return parsed, problems
 
 
-def _parse(argument: str, verbs: Collection[str]) -> Override:
-    """Parses a word of the command line. Raises ValueError with the error message for one that cannot be read."""
-    argument = in_one(in_bytes(argument))
-    if problem := problem_of_digits(argument):
-        raise ValueError(problem)
-    try:
-        override = hydra.parse(argument)
-    except HydraException:
-        key = argument.lstrip("+~").split("=")[0]
-        if "=" in argument:
-            message = f"{argument}: the value cannot be read; quote it, as in '{key}=\"...\"'"
-        else:
-            hint = meant_verb(argument, verbs)
-            message = f"{argument or repr('')}: neither KEY=VALUE nor a verb{hint}; see zerobench --help"
-        raise ValueError(message) from None
-    if problem := problem_of_range(override):
-        raise ValueError(problem)
-    return override
-
-
-def _choices_of_users(composer: Composer, given: Mapping[str, list[Any]]) -> list[str]:
-    """Returns the chosen files of a user's folders, which may set Hydra keys, as overrides."""
+def _problems_of_files(composer: Composer, given: Mapping[str, list[Any]], study: list[str]) -> list[str]:
+    """Returns error messages for the experiment, and for the chosen files of a user's folders, if they lack values or
+    the names that our schemas require.
+    """
     files = {
         (folder / group / f"{choice}.yaml", f"{group}={choice}")
         for folder in composer.extra_dirs
@@ -445,7 +449,11 @@ def _choices_of_users(composer: Composer, given: Mapping[str, list[Any]]) -> lis
         for choice in given.get(group, [])
         if choice in composer.choices[group]
     }
-    return [override for path, override in sorted(files) if path.is_file()]
+    problems: dict[str, None] = {}
+    for overrides in (study, *([override, *study] for path, override in sorted(files) if path.is_file())):
+        config = composer.config_of(overrides)
+        problems[problem_of_missing(config) or problem_of_names(config, CHOSEN_BY_GROUP)] = None
+    return [problem for problem in problems if problem]
 
 
 def _configs(composer: Composer, root: str, given: Mapping[str, list[Any]], study: list[str]) -> list[list[str]]:
@@ -459,7 +467,7 @@ def _check_override(
     composer: Composer, override: Override, values: list[Any], given: Mapping[str, list[Any]], study: list[str]
 ) -> tuple[list[str], bool]:
     """Returns error messages for an override, and whether some of the chosen configs lack its key."""
-    key, word, root = override.key_or_group, (override.input_line or "").lstrip("+"), root_of(override)
+    key, word, root = override.key_or_group, (override.input_line or "").lstrip("+"), root_key(override)
     if override.is_delete():
         return [f"{override.input_line}: keys cannot be deleted; every key has a default"], False
     problems, lacks, configs = [], False, _configs(composer, root, given, study)
@@ -549,6 +557,24 @@ def _problems_of_values(config: DictConfig, key: str, values: list[Any]) -> list
     return problems
 
 
+def problems_of_folders(folders: Iterable[Path], groups: Collection[str]) -> list[str]:
+    """Returns an error message for each damaged yaml file in these config folders. A file in a folder of `groups` is a
+    choice, which holds a mapping.
+    """
+    problems = []
+    patterns = ("*.yaml", "*/*.yaml", "*/*/*.yaml")
+    for path in [path for folder in folders for pattern in patterns for path in folder.glob(pattern)]:
+        group = path.parent.name
+        try:
+            content = read_yaml(path)
+        except (OSError, ValueError) as error:
+            problems.append(str(error))
+            continue
+        if group in groups and not isinstance(content, dict | None):
+            problems.append(f"{path}: it holds {str(content)[:40]!r}; a choice of {group} has KEY: VALUE")
+    return problems
+
+
 def problem_of_names(config: DictConfig, keys: Collection[str]) -> str:
     """Returns an error message if a yaml sets one of `keys`, each the name of a schema, to another name or without
     beginning with a schema, else "". All keys must have a value.
@@ -580,14 +606,6 @@ def _begun_with(group: str) -> str:
 # -- words, before Hydra parses them ------------------------------------------------------------------------------
 
 
-def problem_of_digits(argument: str) -> str:
-    """Returns an error message for an override with an integer that no column of a table holds, else ""."""
-    longest = max(map(len, _WHOLE.findall(argument)), default=0)
-    if longest > MOST_DIGITS:
-        return f"{argument[:60]}…: a number of {longest} digits; the largest that any key takes has {MOST_DIGITS}"
-    return ""
-
-
 def problem_of_range(override: Override) -> str:
     """Returns an error message for a range that is infinite, too long or empty, else ""; does not list the range."""
     value = override.value()
@@ -602,12 +620,6 @@ def problem_of_range(override: Override) -> str:
             f"{override.input_line}: a range of {math.ceil(count):,} values; a sweep has at most {MOST_CELLS:,} cells"
         )
     return f"{override.input_line}: a range without a value" if count <= 0 else ""
-
-
-def problem_of_count(counts: Mapping[str, int]) -> str:
-    """Returns an error message if keys with these numbers of values make more cells than are listed, else ""."""
-    cells, keys = math.prod(counts.values()), [key for key, count in counts.items() if count > 1]
-    return f"{', '.join(keys)}: {cells:,} cells; at most {MOST_CELLS:,} are listed" if cells > MOST_CELLS else ""
 
 
 def extremes(values: Sequence[Any]) -> Sequence[Any]:

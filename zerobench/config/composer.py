@@ -39,10 +39,10 @@ from hydra.types import HydraContext
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from ..host.files import read_yaml
 from ..host.pipes import first_line
 from ..host.signals import repeat_interruption
 from .schema import SCHEMAS, config_dir
-from .yaml_file import read_yaml
 
 GROUPS = (*SCHEMAS, "experiment")
 
@@ -71,7 +71,7 @@ class HydraComposition(NamedTuple):
 
 
 @lru_cache(4)
-def compositions_of(*choices: Hashable) -> dict[tuple[str, ...], HydraComposition]:
+def composition_cache(*choices: Hashable) -> dict[tuple[str, ...], HydraComposition]:
     """Returns the cache of compositions by overrides, for these `choices` added to the package's: a process may run
     many commands.
     """
@@ -128,7 +128,7 @@ class Composer:
         interpolated from Hydra's part.
         """
         parsed = [(word, parse(word)) for word in overrides]
-        is_choice = [override.key_or_group in GROUPS or root_of(override) == "hydra" for _, override in parsed]
+        is_choice = [override.key_or_group in GROUPS or root_key(override) == "hydra" for _, override in parsed]
         composition = self.compose([word for (word, _), chosen in zip(parsed, is_choice, strict=True) if chosen])
         if composition.asks_hydra or any(ASKS in word for word in overrides):
             config = self.compose_whole(overrides)
@@ -143,7 +143,7 @@ class Composer:
         lacks = composition.lacks or any(MISSING in word for word in overrides)
         return config, composition.hydra.runtime.choices["model"], lacks
 
-    def values_of(self, override: Override) -> list[Any]:
+    def override_values(self, override: Override) -> list[Any]:
         """Returns the values that an override sets or sweeps over; a glob selects among a group's choices."""
         value = override.value()
         if isinstance(value, Glob):
@@ -160,7 +160,7 @@ def parse(word: str) -> Override:
     return OverridesParser.create().parse_override(word)
 
 
-def root_of(override: Override) -> str:
+def root_key(override: Override) -> str:
     """Returns the group or section of an override's key."""
     return override.key_or_group.split(".")[0].split("/")[0]
 

@@ -43,11 +43,7 @@ CONFIG_DIR = ("--config-dir", "-cd")
 FLAGS_OF_RUNS = ("--multirun", "-m", "--run", "-r", *CONFIG_DIR)
 """Flags of commands that run cells; all other flags ask Hydra for something else."""
 
-
-COLUMNS = "--columns"
-
-
-PRICE = "--price"
+COLUMNS, PRICE = "--columns", "--price"
 
 
 def take_value(arguments: list[str], flag: str) -> tuple[list[str], str | None]:

@@ -39,17 +39,13 @@ WIDEST = 120
 """Maximum width of a line, and the width if output is not a terminal."""
 
 
-def of_groups(composer: Composer) -> str:
-    """Returns a line for each group, followed by its choices."""
-    lines = []
+def of_everything(composer: Composer) -> str:
+    """Returns help.txt, with a line for each group, followed by its choices, and for each key of the default config."""
+    groups = []
     for group, choices in composer.choices.items():
-        lines += [f"  {group:<11}{GROUPS[group].meaning}", _folded(", ".join(choices), 13)]
-    return "\n".join(lines)
-
-
-def of_keys(composer: Composer) -> str:
-    """Returns a line for each key of the default config."""
-    return _table(_leaves(composer.config_of([])))
+        groups += [f"  {group:<11}{GROUPS[group].meaning}", _folded(", ".join(choices), 13)]
+    text = (Path(__file__).parents[1] / "help.txt").read_text(encoding="utf-8")
+    return text.format(groups="\n".join(groups), keys=_table(_leaves(composer.config_of([]))))
 
 
 def of_word(word: str, composer: Composer) -> str:
@@ -58,14 +54,16 @@ def of_word(word: str, composer: Composer) -> str:
     if equals and group in composer.choices:
         if choice not in composer.choices[group]:
             raise ValueError(f"{group}={choice}: no such {group}{nearest(choice, composer.choices[group])}")
-        text = f"{group}={choice}\n{_folded(_text_of(group, choice, composer), 2)}"
+        text = f"{group}={choice}\n{_folded(_description(group, choice, composer), 2)}"
         if group == "experiment":
             return text
         own = [leaf for leaf in _leaves(composer.config_of([word])) if leaf[0].startswith(f"{group}.")]
         return f"{text}\n\n{_table(own) if own else 'It has no keys.'}"
     if group in composer.choices:
         lines = [f"{group}: {GROUPS[group].meaning}", ""]
-        lines += [_entry(f"  {group}={name}", line_of(group, name, composer)) for name in composer.choices[group]]
+        lines += [
+            _entry(f"  {group}={name}", first_sentence(group, name, composer)) for name in composer.choices[group]
+        ]
         example = composer.choices[group][0]
         return "\n".join([*lines, "", f"Its keys: zerobench --help {group}={example}"])
     config = composer.config_of([])
@@ -128,12 +126,12 @@ def _width() -> int:
     return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
-def line_of(group: str, choice: str, composer: Composer) -> str:
+def first_sentence(group: str, choice: str, composer: Composer) -> str:
     """Returns the first sentence on a choice."""
-    return _text_of(group, choice, composer).split(". ")[0].rstrip(".")
+    return _description(group, choice, composer).split(". ")[0].rstrip(".")
 
 
-def _text_of(group: str, choice: str, composer: Composer) -> str:
+def _description(group: str, choice: str, composer: Composer) -> str:
     """Returns the comment at the top of the choice's file, else the docstring of its schema or of a user's builder."""
     if group in USERS and choice in USERS[group].all():
         text = inspect.getdoc(USERS[group].all()[choice]) or f"registered by a user's script or package as {choice}"
@@ -144,16 +142,12 @@ def _text_of(group: str, choice: str, composer: Composer) -> str:
         tuned = serves if choice.endswith(TUNED) else ""
         return ". ".join(filter(None, [first.rstrip(".") + tuned, rest.rstrip(".")])) + "."
     for folder in composer.folders:
-        if (file := folder / group / f"{choice}.yaml").is_file() and (text := _comment(file)):
-            return text
+        if (file := folder / group / f"{choice}.yaml").is_file():  # the comment at its top
+            comment = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+            if text := " ".join(line.lstrip("# ") for line in comment if not line.startswith("# @package")):
+                return text
     schema = SCHEMAS.get(group, {}).get(choice)
     return " ".join((inspect.getdoc(schema) or "").split()) if schema else ""
-
-
-def _comment(file: Path) -> str:
-    """Returns the comment at the top of a yaml file, as text."""
-    lines = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
-    return " ".join(line.lstrip("# ") for line in lines if not line.startswith("# @package"))
 
 
 COMPLETION_FLAGS = ("--shell-completion", "-sc")

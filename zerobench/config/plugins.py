@@ -92,15 +92,15 @@ class Resources:
         return {key: value for key, value in vars(self).items() if value is not None and key in choice.settings}
 
 
-def resources_of(
+def requested_resources(
     choice: LauncherChoice, world_size: int, node_size: int | None, threads: int, device: str
 ) -> Resources:
     """Returns the resources of a cell: on one node, one task starts all ranks; on several nodes, each rank is a task
     and joins the job.
 
-    A world with more ranks than fit on a node (`most_per_node`) uses several nodes, if the launcher supports nodes.
+    A world with more ranks than fit on a node uses several nodes, if the launcher supports nodes.
     """
-    nodes = nodes_of(choice, world_size, node_size)
+    nodes = job_nodes(choice, world_size, node_size)
     ranks = -(-world_size // nodes)
     gpus = choice.asked.get("gpus_per_node") or (ranks if device == "cuda" and not choice.wants_gpus() else None)
     tasks = min(choice.asked.get("tasks_per_node") or (ranks if nodes > 1 else 1), ranks)
@@ -108,18 +108,15 @@ def resources_of(
     return Resources(nodes, tasks, cpus, None if gpus is None else min(gpus, ranks))
 
 
-def nodes_of(choice: LauncherChoice, world_size: int, node_size: int | None) -> int:
-    """Returns the number of nodes of a cell's job."""
+def job_nodes(choice: LauncherChoice, world_size: int, node_size: int | None) -> int:
+    """Returns the number of nodes of a cell's job. A node has at most as many ranks as the job asks for GPUs on it, or
+    for tasks if these are several.
+    """
     if choice.is_here or "nodes" not in choice.settings:
         return 1
-    most = node_size or most_per_node(choice) or world_size
+    tasks, gpus = (int(choice.asked.get(key) or 0) for key in ("tasks_per_node", "gpus_per_node"))
+    most = node_size or gpus or (tasks if tasks > 1 else world_size)
     return int(choice.asked.get("nodes") or -(-world_size // most))
-
-
-def most_per_node(choice: LauncherChoice) -> int | None:
-    """Returns the maximum number of ranks of a job on one node: its GPUs, or its tasks if several; None: no bound."""
-    tasks = int(choice.asked.get("tasks_per_node") or 1)
-    return int(choice.asked.get("gpus_per_node") or 0) or (tasks if tasks > 1 else None)
 
 
 def at_once(choice: LauncherChoice, wanted: Iterable[Resources]) -> int | None:
@@ -146,9 +143,9 @@ class Objective:
     column: str
     sign: str
 
-    def value_of(self, row: Mapping[str, Any]) -> float:
-        """Returns the value for the sweeper of a run's row."""
-        return float(row[self.column]) * (-1 if self.sign == "-" else 1)
+    def directed(self, figure: float) -> float:
+        """Returns the sweeper's value of a run's figure."""
+        return -float(figure) if self.sign == "-" else float(figure)
 
     @property
     def worst(self) -> float:
@@ -156,7 +153,7 @@ class Objective:
         return -inf if self.sign == "+" else inf
 
 
-def objectives_of(text: str) -> tuple[Objective, ...]:
+def parse_objectives(text: str) -> tuple[Objective, ...]:
     """Returns the objectives that `text` names, separated by commas. Raises ValueError for a name that is not a column
     of numbers, and for one without a sign of which larger values are better.
     """

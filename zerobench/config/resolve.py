@@ -24,12 +24,10 @@ from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, GptMoe, Huggingface, Model
 from .schema_training import NORMS, default_implementation
 
 
-def resolve(
-    config: Config, model_name: str, stray: list[str], launcher: LauncherChoice | None = None, target: str = ""
-) -> Cell:
+def resolve(config: Config, model_name: str, stray: list[str], target: str = "") -> Cell:
     """Resolves a copy of a config. Raises omegaconf's ValidationError for a value of the wrong type for its schema."""
     draft: Any = OmegaConf.to_object(OmegaConf.structured(config))
-    return resolve_draft(draft, model_name, stray, launcher, target)
+    return resolve_draft(draft, model_name, stray, target=target)
 
 
 def resolve_draft(
@@ -98,9 +96,20 @@ def _without_interpolations(node: Any) -> Any:
 
 def _resolve_batch(draft: Config, problems: list[str]) -> None:
     """batch = micro_batch · accumulation · world_size / tensor_parallel. A search chooses the first two itself."""
-    searching = draft.search.memory_limit is not None
-    if searching:
-        _check_search(draft, problems)
+    search = draft.search
+    if search.memory_limit is not None:
+        try:
+            parse_memory(search.memory_limit)
+        except ValueError as error:
+            problems.append(f"search.memory_limit: {error}")
+        if draft.batch is None:
+            problems.append(
+                "search.memory_limit: give batch, the samples of a step that all combinations have in common"
+            )
+        if draft.micro_batch is not None or draft.accumulation != 1:
+            problems.append("search.memory_limit: the search chooses micro_batch and accumulation; leave them out")
+        if not search.checkpointing:
+            problems.append("search.checkpointing=[]: name at least one of false and true")
     ranks, micro, batch = data_ranks(draft), draft.micro_batch, draft.batch
     parts = ranks * max(1, draft.accumulation)
     if micro is not None and batch is not None:
@@ -114,20 +123,6 @@ def _resolve_batch(draft: Config, problems: list[str]) -> None:
     draft.micro_batch, draft.batch = micro, batch if batch is not None else micro * parts
     if micro < 1:
         problems.append(f"micro_batch={micro}: every rank needs at least 1 sample")
-
-
-def _check_search(draft: Config, problems: list[str]) -> None:
-    search = draft.search
-    try:
-        parse_memory(search.memory_limit or "")
-    except ValueError as error:
-        problems.append(f"search.memory_limit: {error}")
-    if draft.batch is None:
-        problems.append("search.memory_limit: give batch, the samples of a step that all combinations have in common")
-    if draft.micro_batch is not None or draft.accumulation != 1:
-        problems.append("search.memory_limit: the search chooses micro_batch and accumulation; leave them out")
-    if not search.checkpointing:
-        problems.append("search.checkpointing=[]: name at least one of false and true")
 
 
 def _resolve_data(draft: Config, problems: list[str]) -> str | None:
@@ -186,6 +181,7 @@ def _resolve_model(draft: Config, problems: list[str]) -> None:
 
 
 def _problems_of_shape(where: str, shape: Any) -> list[str]:
+    """Fills in the width of an expert; returns error messages for shapes that cannot be run."""
     sizes = {key: getattr(shape, key) for key in ("layers", "hidden", "heads", "vocabulary") if hasattr(shape, key)}
     problems = [f"{where}.{key}={size}: must be at least 1" for key, size in sizes.items() if size < 1]
     if isinstance(shape, Huggingface) and shape.config is not None:
@@ -195,24 +191,18 @@ def _problems_of_shape(where: str, shape: Any) -> list[str]:
     if isinstance(shape, Gpt) and shape.tiles > shape.hidden:
         problems.append(f"model.tiles={shape.tiles}: a matrix of {shape.hidden} rows has no more tiles than that")
     if isinstance(shape, GptMoe):
-        problems += _problems_of_experts(shape)
+        shape.expert_hidden = shape.expert_hidden if shape.expert_hidden is not None else 4 * shape.hidden
+        if not 1 <= shape.top_k <= shape.experts:
+            experts = f"model.experts={shape.experts} experts"
+            problems.append(f"model.top_k={shape.top_k}: a token passes through 1 to {experts}")
+        if shape.routing not in gpt_moe.ROUTINGS:
+            problems.append(f"model.routing={shape.routing}: use {', '.join(gpt_moe.ROUTINGS)}")
+        for key, width in {"hidden": shape.hidden, "expert_hidden": shape.expert_hidden}.items():
+            if width % GROUPED_WIDTH and not shape.separate_experts:
+                why = f"a grouped product takes multiples of {GROUPED_WIDTH}; or use model.separate_experts=true"
+                problems.append(f"model.{key}={width}: {why}")
     if isinstance(shape, Huggingface):
         problems += huggingface.problems_of(shape.architecture, shape.options)
-    return problems
-
-
-def _problems_of_experts(shape: GptMoe) -> list[str]:
-    """Fills in the width of an expert; returns error messages for experts that cannot be run."""
-    shape.expert_hidden = shape.expert_hidden if shape.expert_hidden is not None else 4 * shape.hidden
-    problems, widths = [], {"hidden": shape.hidden, "expert_hidden": shape.expert_hidden}
-    if not 1 <= shape.top_k <= shape.experts:
-        problems.append(f"model.top_k={shape.top_k}: a token passes through 1 to model.experts={shape.experts} experts")
-    if shape.routing not in gpt_moe.ROUTINGS:
-        problems.append(f"model.routing={shape.routing}: use {', '.join(gpt_moe.ROUTINGS)}")
-    for key, width in widths.items():
-        if width % GROUPED_WIDTH and not shape.separate_experts:
-            why = f"a grouped product takes multiples of {GROUPED_WIDTH}; or use model.separate_experts=true"
-            problems.append(f"model.{key}={width}: {why}")
     return problems
 
 

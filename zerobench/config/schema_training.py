@@ -477,7 +477,17 @@ class Precision(Axis):
             why = f"precision={self.name} with strategy={strategy} has no other way; it is for bf16 with {casting}"
             problems.append(f"precision.masters=false: {why}")
         if spec.half == "casts":
-            problems += self._casting_problems(strategy)
+            if self.scales:
+                problems.append(f"precision={self.name}: strategy={strategy} scales no losses here; use bf16 or fp32")
+            if self.gradient_dtype != self.name:
+                why = f"strategy={strategy} has whole gradients in {self.name} and their shards in fp32; leave it out"
+                problems.append(f"precision.gradient_dtype={self.gradient_dtype}: {why}")
+            if self.wire_dtype != self.name and not self.masters:
+                why = f"without fp32 masters strategy={strategy} reduces in {self.name}; leave it out"
+                problems.append(f"precision.wire_dtype={self.wire_dtype}: {why}")
+            elif self.wire_dtype not in (self.name, "fp32"):
+                why = f"strategy={strategy} reduces in {' or '.join(dict.fromkeys((self.name, 'fp32')))}"
+                problems.append(f"precision.wire_dtype={self.wire_dtype}: {why}")
         elif not spec.composes.gradient_dtypes:
             why = f"strategy={strategy} keeps and sends gradients in the model's dtype, {self.name}; leave it out"
             other = {key: dtype for key, dtype in chosen.items() if dtype != self.name}
@@ -488,21 +498,6 @@ class Precision(Axis):
             why = f"strategy={strategy} has no fp32 master weights here; use precision=fp32"
             problems.append(f"precision={self.name}: {why}")
         return problems + self.scale_problems()
-
-    def _casting_problems(self, strategy: str) -> list[str]:
-        problems = []
-        if self.scales:
-            problems.append(f"precision={self.name}: strategy={strategy} scales no losses here; use bf16 or fp32")
-        if self.gradient_dtype != self.name:
-            why = f"strategy={strategy} has whole gradients in {self.name} and their shards in fp32; leave it out"
-            problems.append(f"precision.gradient_dtype={self.gradient_dtype}: {why}")
-        if self.wire_dtype != self.name and not self.masters:
-            why = f"without fp32 masters strategy={strategy} reduces in {self.name}; leave it out"
-            problems.append(f"precision.wire_dtype={self.wire_dtype}: {why}")
-        elif self.wire_dtype not in (self.name, "fp32"):
-            why = f"strategy={strategy} reduces in {' or '.join(dict.fromkeys((self.name, 'fp32')))}"
-            problems.append(f"precision.wire_dtype={self.wire_dtype}: {why}")
-        return problems
 
     def cast(self, model: nn.Module, strategy: str, upcast_frozen: bool = True) -> nn.Module:
         """Casts a model, always built in fp32, with its buffers to the dtype that `strategy` needs. `upcast_frozen`: if

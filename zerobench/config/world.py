@@ -12,7 +12,7 @@ from ..sizes import show_count
 from ..strategies import names_with, spec_of
 from .cell import CellConfig
 from .keys import KEYS
-from .plugins import LauncherChoice, nodes_of
+from .plugins import LauncherChoice, job_nodes
 from .schema import Config
 
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -73,7 +73,13 @@ def resolve_ranks(draft: Config, problems: list[str], launcher: LauncherChoice |
         nodes, ranks_per_machine = max(1, membership.machines(ranks)), membership.most_per_host(ranks)
         ranks_per_gpu = membership.ranks_per_gpu(ranks) if draft.device != "cpu" else 0
     elif launcher is not None:
-        nodes = _nodes_in_job(draft, launcher, ranks, problems)
+        nodes = job_nodes(launcher, ranks, draft.node_size)
+        tasks, per_node = int(launcher.asked.get("tasks_per_node") or 1), ranks // nodes
+        if ranks % nodes:
+            problems.append(f"world_size={ranks}: must be a multiple of the job's nodes, {nodes}")
+        if 1 < tasks < per_node:
+            why = f"{show_count(ranks, 'rank')} on {show_count(nodes, 'node')} are {per_node} tasks per node"
+            problems.append(f"hydra.launcher.tasks_per_node={tasks}: {why}; leave out hydra.launcher.nodes")
 
     # Device and backend.
     chosen_by_user = draft.backend != "auto" or context is not None
@@ -94,18 +100,14 @@ def resolve_ranks(draft: Config, problems: list[str], launcher: LauncherChoice |
     if (draft.device, draft.backend) == ("cpu", "nccl"):
         problems.append("backend=nccl: on device=cpu use gloo")
     if draft.device == "cpu" and not chosen_by_user and launcher is None:
-        problems += _too_crowded(ranks)
+        cores = os.cpu_count() or 1
+        if ranks > max(ALWAYS_FEW, RANKS_PER_CORE * cores):
+            few = f"use backend={SIMULATED} for the bytes and volumes of one rank, in seconds, or backend=gloo to run"
+            why = f"{ranks} processes would take turns on {show_count(cores, 'core')}"
+            problems.append(f"world_size={ranks}: {why}; {few} them all")
     draft.world_size = ranks
     _resolve_threads(draft, ranks_per_machine, launcher)
     return WorldPlacement(nodes, ranks_per_gpu if draft.device == "cuda" and ranks_per_gpu > 1 else 1)
-
-
-def _too_crowded(ranks: int) -> list[str]:
-    cores = os.cpu_count() or 1
-    if ranks <= max(ALWAYS_FEW, RANKS_PER_CORE * cores):
-        return []
-    few = f"use backend={SIMULATED} for the bytes and volumes of one rank, in seconds, or backend=gloo to run them all"
-    return [f"world_size={ranks}: {ranks} processes would take turns on {show_count(cores, 'core')}; {few}"]
 
 
 def has_times(cell: CellConfig) -> bool:
@@ -151,23 +153,12 @@ def _resolve_threads(draft: Config, ranks_per_machine: int, launcher: LauncherCh
         return
     if launcher is not None and (cpus := launcher.asked.get("cpus_per_task")):
         world_size = known(draft.world_size)
-        per_node = world_size // nodes_of(launcher, world_size, draft.node_size)
+        per_node = world_size // job_nodes(launcher, world_size, draft.node_size)
         per_task = per_node // (launcher.asked.get("tasks_per_node") or per_node)
         draft.launch.threads = max(1, int(cpus) // max(1, per_task))
         return
     cores = (os.cpu_count() or 1) if launcher is None else 1
     draft.launch.threads = exported_threads() or max(1, cores // max(1, ranks_per_machine))
-
-
-def _nodes_in_job(draft: Config, launcher: LauncherChoice, ranks: int, problems: list[str]) -> int:
-    nodes = nodes_of(launcher, ranks, draft.node_size)
-    if ranks % nodes:
-        problems.append(f"world_size={ranks}: must be a multiple of the job's nodes, {nodes}")
-    tasks, per_node = int(launcher.asked.get("tasks_per_node") or 1), ranks // nodes
-    if 1 < tasks < per_node:
-        why = f"{show_count(ranks, 'rank')} on {show_count(nodes, 'node')} are {per_node} tasks per node"
-        problems.append(f"hydra.launcher.tasks_per_node={tasks}: {why}; leave out hydra.launcher.nodes")
-    return nodes
 
 
 def _resolve_simulated(draft: Config, gpus: int, problems: list[str]) -> None:

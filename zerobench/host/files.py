@@ -1,4 +1,4 @@
-"""Reads text files from other writers, and writes files that survive a crash of the machine.
+"""Reads text and yaml files from other writers, and writes files that survive a crash of the machine.
 
 Reading: errors name the file, nothing blocks, and memory is bounded. Reading a pipe would block and a device has no
 end, even behind a link, so only regular files are read.
@@ -20,6 +20,9 @@ import stat
 import time
 import uuid
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 LARGEST_BYTES = 2**28
 """Largest file that is read, in bytes: a sparse file may claim any size."""
@@ -43,6 +46,27 @@ def read_text(path: Path, errors: str = "strict") -> str:
         raise OSError(error.errno, error.strerror, str(path)) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: it is no text: {error}") from error
+
+
+class OnceLoader(yaml.SafeLoader):
+    """yaml's safe loader, except that a duplicate key is an error instead of replacing the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [key for number, key in enumerate(keys) if key in keys[:number]]
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} is given twice", node.start_mark)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def read_yaml(path: Path) -> Any:
+    """Returns the content of a file. Raises ValueError or OSError."""
+    text = read_text(path)
+    try:
+        return yaml.load(text, Loader=OnceLoader)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: it is no yaml: {' '.join(str(error).split())[:200]}") from error
 
 
 SEEN_WITHIN_S = 60.0
@@ -95,17 +119,10 @@ def rename_new(source: Path, target: Path) -> None:
     try:
         source.rename(target)
     except OSError as error:
-        if not is_there(target, error):
-            raise
-
-
-def is_there(target: Path, error: OSError) -> bool:
-    """Returns True if the target of a rename that failed with `error` exists; waits until it can be seen."""
-    deadline = time.monotonic() + SEEN_WITHIN_S
-    while not os.path.lexists(target):
-        if error.errno not in LATE or time.monotonic() > deadline or not target.parent.is_dir():
-            return False
-        with contextlib.suppress(OSError):
-            os.listdir(target.parent)  # makes a client ask again for what is in the folder
-        time.sleep(0.2)
-    return True
+        deadline = time.monotonic() + SEEN_WITHIN_S
+        while not os.path.lexists(target):  # until it can be seen
+            if error.errno not in LATE or time.monotonic() > deadline or not target.parent.is_dir():
+                raise
+            with contextlib.suppress(OSError):
+                os.listdir(target.parent)  # makes a client ask again for what is in the folder
+            time.sleep(0.2)

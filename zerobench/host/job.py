@@ -16,6 +16,10 @@ Launcher       another launcher than torchrun, whose variables are translated in
 Any torch variable that is set takes precedence. A step or job of one task is not joined: its ranks are started as
 usual. With several tasks the port is between FIRST_PORT and FIRST_PORT + PORTS; MASTER_PORT overrides it.
 
+The processes exchange dataclasses as plain values in JSON, which are rebuilt by their types (`to_plain`, `rebuild`).
+Nothing is unpickled: data from another machine can only become the requested types. Floats keep every bit, since JSON
+has the shortest text that parses to the same number.
+
 The command in a job of a Hydra launcher knows that launcher's name, and the file to which it appends its rows, by two
 variables of our own.
 """
@@ -30,11 +34,11 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, cached_property
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from .serialize import rebuild, to_plain
 from .store import JOIN_S, Heartbeat, HeartbeatMonitor, JobStore, LostError, attempts, reachable
 
 FIRST_PORT, PORTS = 20_000, 10_000
@@ -110,11 +114,6 @@ LAUNCHERS = (
 )  # fmt: skip
 
 
-def launcher_of(environment: Mapping[str, str]) -> Launcher | None:
-    """Returns the launcher whose variables describe this process; None if there is none."""
-    return next((launcher for launcher in LAUNCHERS if launcher.describes(environment)), None)
-
-
 LOCAL = "local"
 
 LAUNCHER, ROWS = "ZEROBENCH_LAUNCHER", "ZEROBENCH_ROWS"
@@ -173,7 +172,7 @@ def find_job(environment: Mapping[str, str], ask: Ask = ask) -> Job | None:
     incomplete or invalid description.
     """
     given = [name for name in TELLING if environment.get(name)]
-    by = None if given else launcher_of(environment)
+    by = None if given else next((launcher for launcher in LAUNCHERS if launcher.describes(environment)), None)
     if by is not None:
         environment = by.in_words_of_torch(environment, ask) | {k: v for k, v in environment.items() if v}
         given = [by.rank]
@@ -300,13 +299,15 @@ class JobContext:
 
     def wait_for_all(self, patience_s: float = JOIN_S) -> list[Any]:
         """Returns the infos that all ranks post when they join. Raises JobError if one does not join."""
-        return [self._wait_for(rank, patience_s) for rank in range(self.job.world_size)]
-
-    def _wait_for(self, rank: int, patience_s: float) -> Any:
-        for _ in attempts(patience_s, f"rank {rank} of the job has not come to the store at {self.store.address}"):
-            if (info := self.store.read(f"info/{rank}")) is not None:
-                return info
-        raise JobError(f"rank {rank} of the job did not come within {patience_s:.0f} s")
+        infos = []
+        for rank in range(self.job.world_size):
+            for _ in attempts(patience_s, f"rank {rank} of the job has not come to the store at {self.store.address}"):
+                if (info := self.store.read(f"info/{rank}")) is not None:
+                    infos.append(info)
+                    break
+            else:
+                raise JobError(f"rank {rank} of the job did not come within {patience_s:.0f} s")
+        return infos
 
     def look(self, ranks: Iterable[int] | None = None) -> None:
         """Checks for lost ranks among `ranks`; None: among all other ranks."""
@@ -362,3 +363,52 @@ def joined(job: Job, code: str) -> Iterator[JobContext]:
     finally:
         _contexts.pop()
         context.heartbeat.stop()
+
+
+_types = cache(get_type_hints)
+
+
+def to_plain(value: Any) -> Any:
+    """Converts dataclasses to dicts, including those in lists, tuples and dicts; other values are unchanged. A
+    dataclass with its own form provides it as `as_dict` and `from_dict`.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        if (own_form := getattr(value, "as_dict", None)) is not None:
+            return own_form()
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return {key: to_plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def rebuild(kind: Any, value: Any) -> Any:
+    """Rebuilds the value of type `kind` from the result of `to_plain`. Raises ValueError if it does not fit."""
+    origin, parts, is_class = get_origin(kind), get_args(kind), is_dataclass(kind)
+    if kind is Any:
+        return value
+    if is_class and hasattr(kind, "from_dict") and isinstance(value, dict):
+        try:
+            return kind.from_dict(value)
+        except TypeError as error:
+            raise ValueError(f"{value!r:.60} is no {kind.__name__}: {error}") from error
+    if is_class:
+        if not isinstance(value, dict) or set(value) != {field.name for field in fields(kind)}:
+            raise ValueError(f"{value!r:.60} is no {kind.__name__}")
+        types = _types(kind)
+        return kind(**{name: rebuild(types[name], item) for name, item in value.items()})
+    if origin in (Union, UnionType):
+        for part in parts:
+            with suppress(ValueError):
+                return rebuild(part, value)
+    if origin is list and isinstance(value, list):
+        return [rebuild(parts[0], item) for item in value]
+    if origin is tuple and isinstance(value, list):
+        kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts
+        return tuple(rebuild(expected, part) for expected, part in zip(kinds, value, strict=True))
+    if origin is dict and isinstance(value, dict):
+        return {key: rebuild(parts[1], item) for key, item in value.items()}
+    if type(value) is kind or (kind is type(None) and value is None):
+        return value
+    if kind is float and type(value) is int:  # a column of type float may hold a whole number
+        return value
+    raise ValueError(f"{value!r:.60} is no {getattr(kind, '__name__', kind)}")

@@ -108,15 +108,14 @@ def exit_when_interrupted(cleanup: Callable[[], None]) -> Iterator[None]:
         cleanup()
         os._exit(INTERRUPTED)
 
-    here = threading.current_thread() is threading.main_thread()
-    with _handled([number for number in ENDING if here and _raises(number)], leave):
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    raising = [  # KeyboardInterrupt, by Python's handler or by one of `interrupt_on`
+        number
+        for number, handler in handlers.items()
+        if handler is signal.default_int_handler or getattr(handler, "__module__", None) == __name__
+    ]
+    with _handled(raising if threading.current_thread() is threading.main_thread() else [], leave):
         yield
-
-
-def _raises(number: signal.Signals) -> bool:
-    """Returns True if the signal raises KeyboardInterrupt, by Python's handler or by one of `interrupt_on`."""
-    handler = signal.getsignal(number)
-    return handler is signal.default_int_handler or getattr(handler, "__module__", None) == __name__
 
 
 def unclaimed(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:

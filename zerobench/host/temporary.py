@@ -74,7 +74,7 @@ def claim(parent: Path, marker: str, name: str, mode: int = 0o700) -> Aside:
         if is_ours(folder) and not folder.is_symlink() and not is_claimed(folder):
             remove(folder)
     folder = parent / f"{marker}{name}-{uuid.uuid4().hex[:8]}"
-    lease = lease_at(lease_of(folder))
+    lease = lease_at(lease_path(folder))
     if not acquire(lease):
         raise FileExistsError(f"{folder}: another process has its lease")
     aside = Aside(folder, lease)
@@ -87,14 +87,14 @@ def claim(parent: Path, marker: str, name: str, mode: int = 0o700) -> Aside:
     return aside
 
 
-def lease_of(folder: Path) -> Path:
+def lease_path(folder: Path) -> Path:
     """Returns the path of a folder's lease."""
     return folder.with_name(f"{folder.name}{LEASE}")
 
 
 def is_claimed(folder: Path) -> bool:
     """Returns True if a living process, on any machine, is writing into this folder, or if that is unknown."""
-    return is_held(lease_of(folder))
+    return is_held(lease_path(folder))
 
 
 def remove(folder: Path) -> None:

@@ -31,7 +31,7 @@ MODULES = {
 }  # fmt: skip
 
 
-def function_of(name: str) -> Callable[..., Figure]:
+def figure_function(name: str) -> Callable[..., Figure]:
     """Returns the function that draws a figure of MODULES."""
     draw: Callable[..., Figure] = getattr(import_module(f".{MODULES[name]}", __package__), name)
     return draw
@@ -122,7 +122,7 @@ class Plots:
             last = runs.iloc[-1]
             raise ValueError(f"plot.{name}: no run has a result; the last is {last['status']}: {last['reason']}")
         with Page(width=self.width, style=self.style).used():
-            figure = function_of(name)(results, **options)
+            figure = figure_function(name)(results, **options)
             settle(figure)
         plt.figure(FigureClass=lambda **page: figure)  # registered with pyplot, so that notebooks show it
         axes = np.array(figure.axes, dtype=object)

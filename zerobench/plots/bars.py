@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,27 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ..records import STATES
+from ..records.palette import CATEGORIES, COLLECTIVES, OVERLAP, PHASES, VERMILION
 from ..results.tables import Results
-from ..sizes import parse_memory, show_bytes
-from .marks import (
-    CATEGORIES,
-    COLLECTIVES,
-    OVERLAP,
-    PHASES,
-    VERMILION,
-    absent,
-    bars,
-    number,
-    patches,
-    rule,
-    seen,
-    show,
-    split,
-    stack,
-    unit_of,
-)
+from ..sizes import show_bytes
+from .marks import absent, bars, number, patches, rule, seen, show, size_unit, split, stack
 from .page import key, sheet
-from .panels import MOST_PANELS, comparisons, on_cores, rows_of, title, with_times
+from .panels import MOST_PANELS, cell_rows, comparisons, on_cores, title, with_times
 
 OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
 """The part that is not a category of the ledger: the allocator's peak minus the ledger's."""
@@ -47,18 +31,6 @@ OUTSIDE_CAPTION = (
 )
 
 
-def add_capacity(parser: argparse.ArgumentParser) -> None:
-    """Adds --capacity."""
-    parser.add_argument("--capacity", type=_capacity, help="memory: bytes of a rank, as in 24GiB, drawn as a line")
-
-
-def _capacity(text: str) -> int:
-    try:
-        return parse_memory(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def memory(results: Results, panels: int = MOST_PANELS, capacity: int | None = None) -> Figure:
     """Memory per strategy, stacked by category, with the prediction marked.
 
@@ -71,7 +43,7 @@ def memory(results: Results, panels: int = MOST_PANELS, capacity: int | None = N
     """
     settings = comparisons(results)
     largest = max([results.runs["peak_bytes"].max(), capacity], key=lambda size: 0 if pd.isna(size) else size)
-    name, unit = unit_of(largest)
+    name, unit = size_unit(largest)
     drawn = (cell for cells in settings[:panels] for cell in cells[cells["status"] == "ok"].itertuples())
     is_beyond = any(_outside(cell) for cell in drawn)
     figure, grid = sheet(settings, panels, (3.2, 2.5), MEMORY_CAPTION + (OUTSIDE_CAPTION if is_beyond else ""))
@@ -93,7 +65,7 @@ def memory(results: Results, panels: int = MOST_PANELS, capacity: int | None = N
 
 
 def _draw_memory(axes: Axes, x: int, cell: Any, results: Results, unit: int) -> None:
-    rows = rows_of(results, "memory", cell)
+    rows = cell_rows(results, "memory", cell)
     rows = rows[(rows["phase"] == "step") & (rows["tier"] == "device")]
     if rows.empty:
         absent(axes, x, "no memory table")

@@ -23,17 +23,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ..host.files import read_text
-from ..records import palette
 from ..records.palette import Fills
 from ..results.tables import Results, run_folders
 from ..sizes import show_bytes
 from ..strategies import Look, find, spare_look
 from .page import NUMBER
-
-BLACK, ORANGE, SKY, GREEN = palette.BLACK, palette.ORANGE, palette.SKY, palette.GREEN
-YELLOW, BLUE, VERMILION, PURPLE, GRAY = palette.YELLOW, palette.BLUE, palette.VERMILION, palette.PURPLE, palette.GRAY
-CATEGORIES, COLLECTIVES = palette.CATEGORIES, palette.COLLECTIVES
-OVERLAP, PHASES = palette.OVERLAP, palette.PHASES
 
 _COLORS: dict[str, str] = {}
 """Strategy that only a user's script knows -> the color recorded with its runs."""
@@ -114,7 +108,7 @@ def bars(
         else:
             absent(axes, x, str(cell.status))
     labels = [str(label) for label in cells["label"]]
-    name_cells(axes, [label.split()[0] for label in labels], rows_of_labels(labels) if rows is None else rows)
+    name_cells(axes, [label.split()[0] for label in labels], label_rows(labels) if rows is None else rows)
     axes.set_xlim(-0.5, len(cells) - 0.5)
 
 
@@ -126,7 +120,7 @@ def absent(axes: Axes, x: float, word: str, color: str = "black", number: int = 
     )  # fmt: skip
 
 
-def unit_of(largest: Any) -> tuple[str, int]:
+def size_unit(largest: Any) -> tuple[str, int]:
     """The unit that suits sizes up to `largest` bytes, and its number of bytes; `largest` may be missing."""
     if pd.isna(largest):
         largest = 0
@@ -151,7 +145,7 @@ def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: 
     """
     absences: Counter[int] = Counter()  # at each N
     for label, group in cells.groupby("label", sort=False):
-        style = style_of(cells, str(label))
+        style = label_style(cells, str(label))
         y = group[values].astype("float64") / unit
         axes.plot(group["world_size"], y, linestyle=line, label=label, **style)
         for cell in group[group["status"] != "ok"].itertuples():
@@ -171,7 +165,7 @@ def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: 
     axes.set_xlabel("ranks N")
 
 
-def style_of(cells: pd.DataFrame, label: str) -> dict[str, Any]:
+def label_style(cells: pd.DataFrame, label: str) -> dict[str, Any]:
     """Color and marker of the strategy; labels of one strategy differ in the marker's fill."""
     strategy = str(cells.loc[cells["label"] == label, "strategy"].iloc[0])
     siblings = list(dict.fromkeys(cells.loc[cells["strategy"] == strategy, "label"]))
@@ -183,7 +177,7 @@ def entries(panels: Iterable[pd.DataFrame], line: str = "-") -> list[Line2D]:
     """A legend entry for every label of the panels."""
     styles: dict[str, dict[str, Any]] = {}
     for cells in panels:
-        styles |= {str(label): style_of(cells, str(label)) for label in cells["label"] if label not in styles}
+        styles |= {str(label): label_style(cells, str(label)) for label in cells["label"] if label not in styles}
     return [Line2D([], [], linestyle=line, label=label, **style) for label, style in styles.items()]
 
 
@@ -205,9 +199,9 @@ def name_cells(axes: Axes, strategies: Sequence[str], rows: Rows) -> None:
         axes.set_xlabel(", ".join([*shown, "strategy"]))
 
 
-def rows_of_labels(labels: Sequence[str]) -> Rows:
+def label_rows(labels: Sequence[str]) -> Rows:
     """Rows of the differences between labels; a flag is a key with the value "yes"."""
-    options = [words_of(label) for label in labels]
+    options = [label_options(label) for label in labels]
     keys = dict.fromkeys(key for own in options for key in own)
     rows = {key: [own.get(key, NONE) for own in options] for key in keys}
     for key in (key for key in rows if key.endswith("_bytes")):
@@ -215,7 +209,7 @@ def rows_of_labels(labels: Sequence[str]) -> Rows:
     return rows
 
 
-def words_of(label: str) -> dict[str, str]:
+def label_options(label: str) -> dict[str, str]:
     """Words of a label after the strategy: key -> value; for a flag "yes"."""
     pairs = (word.rstrip(",").partition("=") for word in label.split()[1:])
     return {key: value or "yes" for key, _, value in pairs}

@@ -87,7 +87,7 @@ class Page:
 
 
 def add_page_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --format, --width and --style, which `page_of` reads."""
+    """Adds --format, --width and --style, which `pop_page` reads."""
     add = parser.add_argument
     formats = f"{', '.join(FORMATS)}; several: pdf,png (default: {','.join(CAPTIONED)})"
     add("--format", type=_formats, default=CAPTIONED, metavar="FORMAT", help=formats)
@@ -97,7 +97,7 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
     add("--style", choices=tuple(POINTS), default="paper", help=f"{styles} (default: %(default)s)")
 
 
-def page_of(options: dict[str, Any]) -> Page:
+def pop_page(options: dict[str, Any]) -> Page:
     """Pops the page's options from `options`."""
     return Page(options.pop("format"), options.pop("width"), options.pop("style"))
 
@@ -171,12 +171,12 @@ def sheet(
     return figure, list(zip([row[0] if across == 1 else row[:across] for row in by_panel], shown, strict=False))
 
 
-def key(figure: Figure, handles: Iterable[Any], labels: Iterable[str] | None = None, title: str | None = None) -> None:
-    """Draws the figure's legend below it, in as many columns as fit the page. `labels`: by default the handles' own."""
+def key(figure: Figure, handles: Iterable[Any]) -> None:
+    """Draws the figure's legend below it, in as many columns as fit the page."""
     entries = list(handles)
-    texts = [entry.get_label() for entry in entries] if labels is None else list(labels)
+    labels = [entry.get_label() for entry in entries]
     for columns in range(len(entries), 0, -1):
-        legend = figure.legend(entries, texts, loc="outside lower center", ncols=columns, title=title)
+        legend = figure.legend(entries, labels, loc="outside lower center", ncols=columns)
         if columns == 1 or legend.get_window_extent().width <= 0.98 * figure.bbox.width:
             return
         legend.remove()

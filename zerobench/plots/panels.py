@@ -79,7 +79,7 @@ def completed(cells: pd.DataFrame, rows: list[str], columns: list[str]) -> pd.Da
     return whole
 
 
-def rows_of(results: Results, table: str, cell: Any) -> pd.DataFrame:
+def cell_rows(results: Results, table: str, cell: Any) -> pd.DataFrame:
     """The rows of a long table that belong to a cell's newest launches."""
     runs = latest(results.runs[results.runs["cell_id"] == cell.cell_id])
     frame: pd.DataFrame = getattr(results, table)
@@ -101,7 +101,7 @@ def _labeled(cells: pd.DataFrame) -> pd.DataFrame:
     return whole
 
 
-def cores_of(cells: pd.DataFrame) -> float:
+def shared_cores(cells: pd.DataFrame) -> float:
     """Total number of cores for all ranks of a panel; infinite if ranks are not processes on one CPU."""
     cores = cells[(cells["device"] == "cpu") & (cells["backend"] != SIMULATED)]["cores"].dropna()
     return float(cores.min()) if len(cores) else float("inf")
@@ -109,7 +109,7 @@ def cores_of(cells: pd.DataFrame) -> float:
 
 def on_cores(panels: Sequence[pd.DataFrame]) -> str:
     """Caption text on the cores on which times were measured; empty if not on a CPU."""
-    counts = sorted({cores_of(cells) for cells in panels} - {float("inf")})
+    counts = sorted({shared_cores(cells) for cells in panels} - {float("inf")})
     return f", all ranks on {' or '.join(f'{count:.0f}' for count in counts)} cores" if counts else ""
 
 

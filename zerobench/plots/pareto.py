@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from ..results.summary import busy_words
 from ..results.tables import Results
 from ..sizes import counted
-from .marks import look, rule, unit_of
+from .marks import look, rule, size_unit
 from .page import key, sheet
 from .panels import MOST_PANELS, completed, families, on_cores, title, with_times
 
@@ -97,7 +97,7 @@ def front(cells: pd.DataFrame) -> pd.Series:
 
 def _points(axes: Axes, cells: pd.DataFrame) -> str:
     """Draws the cells and their front; returns the unit of the x axis."""
-    name, unit = unit_of(cells["peak_bytes"].max())
+    name, unit = size_unit(cells["peak_bytes"].max())
     cells = cells.assign(x=cells["peak_bytes"].astype("float64") / unit, front=front(cells))
     for cell in cells.itertuples():
         style = look(cell.strategy)
@@ -125,7 +125,8 @@ def _label(axes: Axes, cells: pd.DataFrame) -> None:
     """
     cells = cells.assign(front=front(cells))
     shown = cells if len(cells) <= MOST_LABELS else cells[cells["front"]]
-    unit = unit_of(cells["peak_bytes"].max())[1]
+    shown = shown[shown["peak_bytes"].notna()]  # a timed pass alone counts no bytes
+    unit = size_unit(cells["peak_bytes"].max())[1]
     for cell in shown[shown["name"] != ""].itertuples():
         axes.annotate(
             cell.name, (cell.peak_bytes / unit, cell.tokens_per_s), (-5, 0), textcoords="offset points", ha="right",

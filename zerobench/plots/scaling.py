@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from ..records.palette import GRAY
 from ..results.tables import Results
 from ..sizes import counted
 from ..strategies import reference
-from .marks import GRAY, curves, entries, rule, unit_of
+from .marks import curves, entries, rule, size_unit
 from .page import key, sheet
-from .panels import MOST_PANELS, cores_of, grids, on_cores, title, with_times
+from .panels import MOST_PANELS, grids, on_cores, shared_cores, title, with_times
 
 
 def scaling(results: Results, panels: int = MOST_PANELS) -> Figure:
@@ -26,7 +26,7 @@ def scaling(results: Results, panels: int = MOST_PANELS) -> Figure:
     named at its N.
     """
     settings = grids(results)
-    name, unit = unit_of(results.runs["peak_bytes"].max())
+    name, unit = size_unit(results.runs["peak_bytes"].max())
     caption = "Memory on the rank with the most, at a fixed micro-batch."
     figure, grid = sheet(settings, panels, (3.2, 2.1), caption, across=2)
     for (states, peak), cells in grid:
@@ -51,12 +51,6 @@ DDP, SHADE = reference().name, 0.15
 REFERENCES = {DDP: "DDP at the same N", "linear": "N × its own N = 1"}
 
 
-def add_drop_from(parser: argparse.ArgumentParser) -> None:
-    """Adds --drop-from."""
-    help_text = "throughput: reference of the drop (default: %(default)s)"
-    parser.add_argument("--drop-from", choices=tuple(REFERENCES), default=DDP, help=help_text)
-
-
 def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> Figure:
     """Tokens/s against the number of ranks, its loss in percent, and the memory that it buys.
 
@@ -69,7 +63,7 @@ def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP
     than cores. A cell that failed, or that has no run although others have, is named at its N.
     """
     settings = with_times(grids(results))
-    name, unit = unit_of(results.runs["peak_bytes"].max())
+    name, unit = size_unit(results.runs["peak_bytes"].max())
     caption = f"Left: throughput at a fixed micro-batch{on_cores(settings)}, with 95 % intervals. "
     caption += f"Middle: its loss against {REFERENCES[drop_from]}. Right: the memory that this buys."
     figure, grid = sheet(settings, panels, (2.2, 1.9), caption, across=3)
@@ -88,7 +82,7 @@ def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP
         for _ in curves(peak, cells, "peak_bytes", "-", unit):
             pass
         lost.axhline(0, color="black", lw=0.8)
-        cores = cores_of(cells)
+        cores = shared_cores(cells)
         for axes in (rate, lost) if _most_ranks(cells) > cores else ():
             high = axes.get_xlim()[1]
             axes.axvspan(cores + 0.5, high, color=GRAY, alpha=SHADE, lw=0, zorder=0)
@@ -101,7 +95,7 @@ def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP
             axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
         rate.set_title(title(cells, settings, ["micro_batch"]), loc="left")
     handles: list[Any] = entries(settings)
-    if any(_most_ranks(cells) > cores_of(cells) for cells in settings):
+    if any(_most_ranks(cells) > shared_cores(cells) for cells in settings):
         handles.append(Patch(color=GRAY, alpha=SHADE, lw=0, label="more ranks than cores"))
     key(figure, handles)
     return figure

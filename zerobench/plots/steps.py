@@ -9,11 +9,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..records.palette import CATEGORIES
 from ..results.tables import Results
 from ..strategies import reference
-from .marks import CATEGORIES, LEAST, absent, look, patches, show, unit_of
+from .marks import LEAST, absent, look, patches, show, size_unit
 from .page import key, sheet
-from .panels import MOST_PANELS, comparisons, rows_of, title
+from .panels import MOST_PANELS, cell_rows, comparisons, title
 
 Curves = dict[str, pd.Series]
 """A cell's label -> its losses by step."""
@@ -33,7 +34,9 @@ def losses(results: Results, panels: int = MOST_PANELS) -> Figure:
     ]
     curves = []
     for cells in settings:
-        own: Curves = {str(cell.label): losses_of(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
+        own: Curves = {
+            str(cell.label): mean_losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"
+        }
         curves.append(dict(sorted(own.items(), key=lambda item: item[0].split()[0] != reference().name)))
     has_differences = any(len(_distinct(own)) > 1 for own in curves[:panels])
     caption = "All strategies on the same batches. Curves that are equal to the bit are one line."
@@ -95,9 +98,9 @@ def _draw_differences(axes: Axes, curves: Curves) -> None:
     axes.set_title(f"largest difference: {largest:.2g}", loc="left")
 
 
-def losses_of(results: Results, cell: Any, mode: str = "timed") -> pd.Series:
+def mean_losses(results: Results, cell: Any, mode: str = "timed") -> pd.Series:
     """Mean over the ranks by step, in one pass of the newest launch; NaN if a rank's loss is not finite."""
-    steps = rows_of(results, "steps", cell)
+    steps = cell_rows(results, "steps", cell)
     steps = steps[(steps["run_id"] == cell.run_id) & (steps["mode"] == mode)]
     return steps.pivot(index="step", columns="rank", values="loss").mean(axis=1, skipna=False)
 
@@ -141,13 +144,13 @@ def timeline(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure, grid = sheet(singles, panels, (3.2, 1.9), caption)
     drawn: set[str] = set()
     for (axes, cells), most in zip(grid, scales, strict=False):
-        name, unit = unit_of(most)
+        name, unit = size_unit(most)
         cell: Any = next(cells.itertuples())
         axes.set_title(cell.label if len(settings) == 1 else f"{cell.label}: {title(cells, settings)}", loc="left")
         axes.set_ylabel(f"live bytes, largest rank ({name})")
         axes.set_xlabel("time (% of the step)")
         axes.set_ylim(0, 1.3 * (1 if pd.isna(most) else most / unit))
-        rows = rows_of(results, "timeline", cell)
+        rows = cell_rows(results, "timeline", cell)
         if cell.status != "ok" or rows.empty:
             absent(axes, 0.5, str(cell.status) if cell.status != "ok" else "no timeline")
             axes.set_xticks([])
@@ -176,14 +179,10 @@ def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> set[str]:
         drawn |= {name} if (high - low).max() > LEAST * axes.get_ylim()[1] else set()
         low = high
     axes.set_xlim(0, WHOLE)
-    _mark_phases(axes, rows["phase"], percent)
-    return drawn
 
-
-def _mark_phases(axes: Axes, phases: pd.Series, percent: np.ndarray[Any, np.dtype[np.float64]]) -> None:
-    """Draws a line at the beginning of each phase, with its name at the top: rotated if there is little room, and left
-    of the line if there is none. Time between two phases counts as data, and is mostly too short for a name.
-    """
+    # A line at the beginning of each phase, with its name at the top: rotated if there is little room, and left of the
+    # line if there is none. Time between two phases counts as data, and is mostly too short for a name.
+    phases = rows["phase"]
     is_first = (phases != phases.shift()).to_numpy()
     starts = list(percent[is_first])
     free = 0.0
@@ -201,3 +200,4 @@ def _mark_phases(axes: Axes, phases: pd.Series, percent: np.ndarray[Any, np.dtyp
             xycoords=axes.get_xaxis_transform(), ha=side, va="top", fontsize="small",
             rotation=0 if side == "center" else 90, annotation_clip=False,
         )  # fmt: skip
+    return drawn

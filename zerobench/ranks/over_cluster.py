@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from ..host.environment import JobRendezvous, Rendezvous
-from ..host.job import TORCHRUN, Job, JobContext, JobError, current_job, joined, too_many
+from ..host.job import TORCHRUN, Job, JobContext, JobError, current_job, joined, rebuild, to_plain, too_many
 from ..host.pipes import first_line, print_note
-from ..host.serialize import rebuild, to_plain
 from ..host.signals import HANG_UP, INTERRUPT, TERMINATE, end_with_parent, interrupt_on, interrupted_by
 from ..host.store import LostError
 from ..host.temporary import temporary_folder
@@ -35,7 +34,7 @@ from ..results.provenance import source_hash
 from ..worker import run_rank
 from . import start_ranks as here
 from .collectives import calibrate_rank
-from .start_ranks import STOPPED, Failure, Interrupted, Outcome, explain
+from .start_ranks import STOPPED, Failure, Interrupted, LaunchError
 
 FAREWELL_S = 20.0
 """Seconds for the others to read that the command is over, if rank 0's process hosts the store."""
@@ -60,7 +59,7 @@ def launch(
     log_dir: Path,
     timeout_s: float,
     on_progress: Callable[[Any], None] = lambda _: None,
-) -> Outcome:
+) -> list[Any]:
     """Runs `start_ranks.launch`, over the processes of the job if one has been joined."""
     context = current_job()
     if context is None:
@@ -108,21 +107,23 @@ class _Pass:
         self.ends: dict[int, End] = {}
         self.called_off = False
 
-    def run(self, on_progress: Callable[[Any], None]) -> Outcome:
-        """Runs the pass: publishes it, runs its own rank, waits for the others, and combines all ends."""
+    def run(self, on_progress: Callable[[Any], None]) -> list[Any]:
+        """Runs the pass: publishes it, runs its own rank, waits for the others, and returns the results of all ranks.
+        Raises LaunchError.
+        """
         self._collect()
         if self._failures():  # a rank had left before the pass began
-            return self._outcome([], [])
+            return self._results([], ())
         order = {"worker": self.worker.__name__, "jobs": to_plain(list(self.jobs)), "timeout_s": self.timeout_s}
         self.context.passes = self.number
         self.context.store.post(f"order/{self.number}", order)
         deadline = time.monotonic() + self.timeout_s
         try:
-            own = here.launch(
+            own_results, own_failures = _run_here(
                 self.worker, self.jobs[:1], self.log_dir, self.timeout_s, on_progress, watch=self._trouble
             )
             while len(self.ends) < len(self.others):
-                failures = [*own.failures, *self._failures()]
+                failures = [*own_failures, *self._failures()]
                 late = time.monotonic() > deadline or any(failure.status == "timeout" for failure in failures)
                 if failures or late:
                     self._call_off("timeout" if late else STOPPED)
@@ -133,7 +134,7 @@ class _Pass:
         except BaseException:
             self._call_off(STOPPED)
             raise
-        return self._outcome(own.results, list(own.failures))
+        return self._results(own_results, own_failures)
 
     def _trouble(self) -> str | None:
         """Returns STOPPED if this process's rank must be ended because another rank has failed, else None."""
@@ -161,15 +162,22 @@ class _Pass:
             self.called_off = True
             self.context.store.post(f"off/{self.number}", status)
 
-    def _outcome(self, results: list[Any], failures: list[Failure]) -> Outcome:
+    def _results(self, own_results: list[Any], own_failures: Sequence[Failure]) -> list[Any]:
         for rank, end in self.ends.items():
             self.log_dir.mkdir(parents=True, exist_ok=True)
             (self.log_dir / f"rank{rank}.log").write_text(end.log)
-        failures += self._failures()
-        if failures:
-            return Outcome(*explain(failures, self.timeout_s), [], tuple(failures))
+        if failures := [*own_failures, *self._failures()]:
+            raise LaunchError(failures, self.timeout_s)
         kind = get_type_hints(self.worker)["return"]
-        return Outcome("ok", "", [*results, *(rebuild(kind, self.ends[info.rank].results[0]) for info in self.others)])
+        return [*own_results, *(rebuild(kind, self.ends[info.rank].results[0]) for info in self.others)]
+
+
+def _run_here(*launch: Any, **options: Any) -> tuple[list[Any], tuple[Failure, ...]]:
+    """Returns the results of a launch in this process, and its failures."""
+    try:
+        return here.launch(*launch, **options), ()
+    except LaunchError as error:
+        return [], error.failures
 
 
 def look(context: JobContext, ranks: Iterable[int] | None = None) -> None:
@@ -240,7 +248,7 @@ def follow(job: Job) -> int:
         try:
             while (order := _next_order(context)) is not None:
                 if job.rank < len(order["jobs"]):
-                    context.store.post(f"end/{context.passes}/{job.rank}", to_plain(_end_of(context, order)))
+                    context.store.post(f"end/{context.passes}/{job.rank}", to_plain(_run_own_rank(context, order)))
             reason = "is done"
         except KeyboardInterrupt:
             reason = f"was {interruption()}"
@@ -284,20 +292,9 @@ def _next_order(context: JobContext) -> dict[str, Any] | None:
     return order
 
 
-def _end_of(context: JobContext, order: dict[str, Any]) -> End:
-    try:
-        return _take_part(context, order)
-    except LostError:
-        raise
-    except Exception as error:  # this process's own, such as a full disk: the pass has failed, rank 0 reports why
-        reason = f"could not run its part: {type(error).__name__}: {first_line(error)}"
-        return End((Failure(context.job.rank, "crash", reason),), [], traceback.format_exc())
-
-
-def _take_part(context: JobContext, order: dict[str, Any]) -> End:
+def _run_own_rank(context: JobContext, order: dict[str, Any]) -> End:
     """Runs this process's rank of a pass. The log is written locally and sent to rank 0."""
     rank, worker = context.job.rank, WORKERS[order["worker"]]
-    job = rebuild(get_type_hints(worker)["job"], order["jobs"][rank])
 
     def called_off() -> str | None:
         if context.monitor.silent(0):
@@ -305,8 +302,15 @@ def _take_part(context: JobContext, order: dict[str, Any]) -> End:
         status: str | None = context.store.read(f"off/{context.passes}")
         return status
 
-    with temporary_folder() as folder:
-        log = folder / f"rank{rank}.log"
-        outcome = here.launch(worker, [job], log.parent, order["timeout_s"], first=rank, watch=called_off)
-        text = log.read_bytes()[-LOG_BYTES:].decode(errors="replace") if log.exists() else ""
-    return End(outcome.failures, to_plain(outcome.results), text)
+    try:
+        job = rebuild(get_type_hints(worker)["job"], order["jobs"][rank])
+        with temporary_folder() as folder:
+            log = folder / f"rank{rank}.log"
+            results, failures = _run_here(worker, [job], log.parent, order["timeout_s"], first=rank, watch=called_off)
+            text = log.read_bytes()[-LOG_BYTES:].decode(errors="replace") if log.exists() else ""
+        return End(failures, to_plain(results), text)
+    except LostError:
+        raise
+    except Exception as error:  # this process's own, such as a full disk: the pass has failed, rank 0 reports why
+        reason = f"could not run its part: {type(error).__name__}: {first_line(error)}"
+        return End((Failure(rank, "crash", reason),), [], traceback.format_exc())

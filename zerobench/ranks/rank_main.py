@@ -58,7 +58,10 @@ def rank_main(worker: Worker, job: Any, pipe: Connection, log: str, goes_on: Goe
             # Collecting a process group while holding the GIL waits for a thread that waits for the GIL.
             gc.disable()
             _send(pipe, "result", result)
-            job = _receive(pipe) if goes_on(result) else None
+            job = None
+            if goes_on(result):
+                with contextlib.suppress(EOFError):  # the parent has closed the pipe: there is no other job
+                    job = pickle.loads(pipe.recv_bytes())
     except BaseException as error:
         traceback.print_exc()
         _send(pipe, "error", _classify(error))
@@ -74,14 +77,6 @@ def _send(pipe: Connection, kind: str, value: Any) -> None:
     pipe.send_bytes(pickle.dumps((kind, value)))
 
 
-def _receive(pipe: Connection) -> Any:
-    """Returns the next job; None if the parent has closed the pipe."""
-    try:
-        return pickle.loads(pipe.recv_bytes())
-    except EOFError:
-        return None
-
-
 def _detach(log: str) -> None:
     """Makes this process end with its parents, leaves Ctrl-C to them, and redirects output to `log`."""
     fork_server.let_go()
@@ -89,7 +84,13 @@ def _detach(log: str) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # if memory runs out, the kernel should kill a rank and not the sweep
             Path("/proc/self/oom_score_adj").write_text("1000")
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+    def leave_with_parent() -> None:  # in case the kernel cannot signal the fork server's end
+        if (parent := mp.parent_process()) is not None:
+            wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=leave_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(out, 1)
@@ -97,14 +98,6 @@ def _detach(log: str) -> None:
     os.close(out)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-
-
-def _leave_with_parent() -> None:
-    """Waits for the end of the launching process, in case the kernel cannot signal the fork server's end."""
-    parent = mp.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
 
 
 def _classify(error: BaseException) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Launches N new rank processes and supervises them. Every end is an Outcome; no process is left behind.
+"""Launches N new rank processes and supervises them. All return a result, or LaunchError says why; none is left behind.
 
 Ranks are forked from a server that has loaded torch but never used CUDA: 0.35 s for four ranks, while spawning takes
 7.7 s. Each rank dies with its parent, writes its output to its own file, and on a timeout first writes its stacks
@@ -14,7 +14,7 @@ ends its own process alone.
 waiting    jobs in their order
 running    processes that have a job -> its deadline
 ready      processes that have done a job and are fit for another
-outcomes   job -> its result, or its failure: crash, oom or timeout
+ended      job -> its result, or its Failure: crash, oom or timeout
 """
 
 from __future__ import annotations
@@ -70,14 +70,13 @@ class Failure:
     text: str
 
 
-@dataclass
-class Outcome:
-    """The end of a pass. `results`: one per rank, in order, where status is "ok". `failures`: otherwise, by rank."""
+class LaunchError(Exception):
+    """Raised if a rank of a pass has no result. `status`, `reason`: of the likely cause; `failures`: of all ranks."""
 
-    status: str
-    reason: str
-    results: list[Any]
-    failures: tuple[Failure, ...] = ()
+    def __init__(self, failures: Sequence[Failure], timeout_s: float) -> None:
+        self.failures = tuple(failures)
+        self.status, self.reason = explain(failures, timeout_s)
+        super().__init__(f"{self.status}: {self.reason}")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -109,12 +108,13 @@ def launch(
     on_progress: Callable[[Any], None] = lambda _: None,
     first: int = 0,
     watch: Watch = lambda: None,
-) -> Outcome:
-    """Runs `worker(job, report)` in a new process for each of `jobs`, as ranks from `first` on, and waits for all.
+) -> list[Any]:
+    """Runs `worker(job, report)` in a new process for each of `jobs`, as ranks from `first` on, and returns the results
+    in order.
 
-    `worker` must be importable. Its return values are `results`; values that it passes to `report` go to `on_progress`
-    here. If a job names a folder as its `scratch`, files that its rank leaves there are removed. Raises Interrupted
-    when the user interrupts, after all processes have ended.
+    `worker` must be importable. Values that it passes to `report` go to `on_progress` here. If a job names a folder as
+    its `scratch`, files that its rank leaves there are removed. Once all processes have ended, raises LaunchError if a
+    rank has no result, and Interrupted if the user interrupts.
     """
     from ..host.environment import memory_kills  # it loads torch
 
@@ -129,23 +129,22 @@ def launch(
         raise Interrupted(*stop.args) from stop
     except (EOFError, ConnectionError):  # ranks were still being started
         server = f"process {ranks[0].server}" if ranks else "process unknown"
-        reason = f"rank {len(ranks)} was lost with the fork server of all ranks, {server}, before it began"
-        return Outcome("crash", reason, [])
+        text = f"was lost with the fork server of all ranks, {server}, before it began"
+        failures = [Failure(len(ranks), "crash", text)]
     finally:
         end(ranks)
-        _sweep_scratch(jobs)
+        for folder in {job.scratch for job in jobs if getattr(job, "scratch", None)}:
+            from ..zero.offload.disk import sweep  # it loads torch
+
+            sweep(folder)
     if not failures:
-        return Outcome("ok", "", [rank.result for rank in ranks])
+        return [rank.result for rank in ranks]
     if memory_kills() > kills_before:
-        failures = [_blame_memory(failure) for failure in failures]
-    return Outcome(*explain(failures, timeout_s), [], tuple(failures))
-
-
-def _sweep_scratch(jobs: Sequence[Any]) -> None:
-    for folder in {job.scratch for job in jobs if getattr(job, "scratch", None)}:
-        from ..zero.offload.disk import sweep  # it loads torch
-
-        sweep(folder)
+        for index, failure in enumerate(failures):
+            if failure.status == "crash" and not _lost_a_peer(failure):
+                text = f"{failure.text}; the kernel ran out of memory and killed a process"
+                failures[index] = replace(failure, status="oom", text=text)
+    raise LaunchError(failures, timeout_s)
 
 
 def explain(failures: Sequence[Failure], timeout_s: float) -> tuple[str, str]:
@@ -165,12 +164,6 @@ def explain(failures: Sequence[Failure], timeout_s: float) -> tuple[str, str]:
 def _lost_a_peer(failure: Failure) -> bool:
     signs = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", *BROKEN)
     return failure.status == "crash" and any(sign in failure.text for sign in signs)
-
-
-def _blame_memory(failure: Failure) -> Failure:
-    if failure.status != "crash" or _lost_a_peer(failure):
-        return failure
-    return replace(failure, status="oom", text=f"{failure.text}; the kernel ran out of memory and killed a process")
 
 
 def start(context: Any, worker: Worker, job: Any, number: int, log: Path, goes_on: GoesOn = once) -> RankProcess:
@@ -200,12 +193,16 @@ def _supervise(
                 return give_up(ranks, status)
         _listen_until(min(deadline, look), ranks, lambda _, value: on_progress(value))
         if any(rank.error for rank in ranks):
-            return _all_failures(ranks)
+            time.sleep(0.2)  # messages of peers, or the first cause, may still be in transit
+            for rank in ranks:
+                if not rank.finished and not rank.error:
+                    listen(rank, lambda _: None)
+            return [Failure(rank.number, *rank.error) for rank in ranks if rank.error]
     return []
 
 
 OnMessage = Callable[[int, Any], None]
-"""Takes the number of a rank, or of a job of `launch_each`, and its progress; from `launch_each` also its outcome."""
+"""Takes the number of a rank, or of a job of `launch_each`, and its progress; from `launch_each` also its end."""
 
 
 def _listen_until(deadline: float, ranks: Iterable[RankProcess], heard: OnMessage) -> None:
@@ -231,29 +228,18 @@ def listen(rank: RankProcess, on_progress: Callable[[Any], None]) -> None:
                 return
     except (EOFError, OSError):
         rank.process.join(GRACE_S)
-    if not rank.process.is_alive() and not rank.finished and rank.error is None:
-        rank.error = ("crash", _explain_exit(rank))
-
-
-def _explain_exit(rank: RankProcess) -> str:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
+    if rank.process.is_alive() or rank.finished or rank.error is not None:
+        return
     code = rank.process.exitcode
+    text = f"exited early with code {code}"
     if rank.server is not None and _state(rank.server) in ("", psutil.STATUS_ZOMBIE):
-        return f"was lost with the fork server of all ranks, process {rank.server}, which was killed"
-    if code is not None and code < 0:
+        text = f"was lost with the fork server of all ranks, process {rank.server}, which was killed"
+    elif code is not None and code < 0:
+        from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
         name = ProcessFailure(rank.number, rank.process.pid, code, error_file="").signal_name()
-        return f"was killed by signal {-code} ({name})"
-    return f"exited early with code {code}"
-
-
-def _all_failures(ranks: list[RankProcess]) -> list[Failure]:
-    """Waits briefly, since messages of peers or the first cause may still be in transit, and returns all failures."""
-    time.sleep(0.2)
-    for rank in ranks:
-        if not rank.finished and not rank.error:
-            listen(rank, lambda _: None)
-    return [Failure(rank.number, *rank.error) for rank in ranks if rank.error]
+        text = f"was killed by signal {-code} ({name})"
+    rank.error = ("crash", text)
 
 
 def give_up(ranks: list[RankProcess], status: str) -> list[Failure]:
@@ -297,20 +283,20 @@ def _state(pid: int) -> str:
 def launch_each(
     worker: Worker, jobs: Sequence[Any], log_dir: Path, timeout_s: float, at_once: int,
     heard: OnMessage = lambda *_: None, goes_on: GoesOn = once,
-) -> list[Outcome]:  # fmt: skip
-    """Runs `worker(job, report)` in a process for each of `jobs`, and returns their outcomes in the order of the jobs.
+) -> list[Any]:  # fmt: skip
+    """Runs `worker(job, report)` in a process for each of `jobs`, and returns the result or the Failure of each.
 
-    Values that a worker passes to `report` go to `heard` with the job's number, and so does the outcome in the end;
+    Values that a worker passes to `report` go to `heard` with the job's number, and so does its result or Failure;
     jobs that `heard` then adds to `jobs` run, too. A process that `goes_on` after a result gets another job. Raises
     Interrupted when the user interrupts, after all processes have ended.
     """
-    outcomes: dict[int, Outcome] = {}
+    ended: dict[int, Any] = {}
     running: dict[RankProcess, float] = {}
     ready: list[RankProcess] = []
     log_dir.mkdir(parents=True, exist_ok=True)
     try:
-        while len(outcomes) < len(jobs):
-            while len(running) < at_once and (number := len(outcomes) + len(running)) < len(jobs):
+        while len(ended) < len(jobs):
+            while len(running) < at_once and (number := len(ended) + len(running)) < len(jobs):
                 process = _given(ready, jobs[number], number) or start(
                     fork_server.context(), worker, jobs[number], number, log_dir / f"job{number}.log", goes_on
                 )
@@ -320,18 +306,17 @@ def launch_each(
             for job in [job for job, deadline in running.items() if job.finished or job.error or now >= deadline]:
                 del running[job]
                 late = ("timeout", f"was not done after {timeout_s:g} s")
-                outcome = Outcome("ok", "", [job.result]) if job.finished else Outcome(*(job.error or late), [])
+                ended[job.number] = job.result if job.finished else Failure(job.number, *(job.error or late))
                 fit = job.finished and goes_on(job.result)
                 ready.append(job) if fit else end([job])
-                outcomes[job.number] = outcome
-                heard(job.number, outcome)
+                heard(job.number, ended[job.number])
     except KeyboardInterrupt as stop:
         raise Interrupted from stop
     finally:
         for process in ready:
             process.pipe.close()  # it waits for a job
         end([*running, *ready])
-    return [outcomes[number] for number in range(len(jobs))]
+    return [ended[number] for number in range(len(jobs))]
 
 
 def _given(ready: list[RankProcess], job: Any, number: int) -> RankProcess | None:

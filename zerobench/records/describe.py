@@ -64,7 +64,7 @@ class Column:
 def columns_of(table: str) -> list[Column]:
     """Returns the columns of a table in ROWS, in order."""
     row = ROWS[table]
-    hints, meanings = get_type_hints(row), meanings_of(row)
+    hints, meanings = get_type_hints(row), column_meanings(row)
     columns = [Column(table, "run_id", "str", "", False, RUN_ID)] if table in LONG else []
     for field in fields(row):
         types = getattr(hints[field.name], "__args__", (hints[field.name],))
@@ -81,7 +81,7 @@ def unit_of(name: str) -> str:
     return UNITS.get(name) or (SUFFIXES[max(ends, key=len)] if ends else "")
 
 
-def meanings_of(row: type) -> dict[str, str]:
+def column_meanings(row: type) -> dict[str, str]:
     """Column -> the docstring below its field, for `row` and its base classes. A prediction without one is the theory's
     value of the column that it is named after.
     """

@@ -218,7 +218,7 @@ def write_or_rescue(
         write_run(aside, prefix, row, config, provenance, tables)
         return Unwritten(results_dir, reason, aside.path.parent) if reason else None
     except Exception as error:
-        reason = reason or reason_of(error)
+        reason = reason or short_reason(error)
         with suppress(Exception):
             rescued = claim_folder(temporary_results(), prefix)
             try:
@@ -247,13 +247,13 @@ def why_unwritable(results_dir: Path) -> str:
     try:
         probe = claim_folder(results_dir, "probe")
     except Exception as error:
-        return reason_of(error)
+        return short_reason(error)
     probe.release()
     shutil.rmtree(probe.path, ignore_errors=True)
     return ""
 
 
-def messages_of(lost: Sequence[Unwritten]) -> list[str]:
+def unwritten_messages(lost: Sequence[Unwritten]) -> list[str]:
     """Returns the messages at the end of a sweep on runs outside of their results folder."""
     messages = []
     for run, count in Counter(lost).items():
@@ -264,7 +264,7 @@ def messages_of(lost: Sequence[Unwritten]) -> list[str]:
     return messages
 
 
-def reason_of(error: Exception) -> str:
+def short_reason(error: Exception) -> str:
     """Returns the reason of an error in a few words."""
     if isinstance(error, OSError):
         return os.strerror(error.errno) if error.errno else str(error)

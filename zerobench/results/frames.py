@@ -34,7 +34,7 @@ _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
 
 
 @cache
-def columns_of(kind: type) -> tuple[tuple[str, type], ...]:
+def base_types(kind: type) -> tuple[tuple[str, type], ...]:
     """Returns column names and base types of a row type; an optional column has its base type."""
     hints = get_type_hints(kind)
     bases = (str, bool, int, float)
@@ -47,7 +47,7 @@ def columns_of(kind: type) -> tuple[tuple[str, type], ...]:
 def schema_of(kind: type, with_run_id: bool = False) -> pa.Schema:
     """Returns the columns of `kind` in a file, after `run_id` if the table has many runs."""
     columns = [pa.field("run_id", pa.string())] * with_run_id
-    columns += [pa.field(name, _ARROW[base]) for name, base in columns_of(kind)]
+    columns += [pa.field(name, _ARROW[base]) for name, base in base_types(kind)]
     return pa.schema(columns, metadata={"schema_version": str(SCHEMA_VERSION)})
 
 
@@ -101,9 +101,9 @@ def concatenate(parts: list[pa.Table], kind: type) -> pd.DataFrame:
     return pa.concat_tables(filled, promote_options="permissive").to_pandas() if filled else pd.DataFrame()
 
 
-def frame_of(rows: list[dict[str, Any]], kind: type) -> pd.DataFrame:
-    """Converts rows as dicts to a frame with the columns of `kind` and their types."""
-    return to_frame([pd.DataFrame(rows)], kind)
+def frame_of(rows: Sequence[Any], kind: type) -> pd.DataFrame:
+    """Converts rows, of dataclass `kind` or as dicts, to a frame with the columns of `kind` and their types."""
+    return to_frame([pd.DataFrame([row if isinstance(row, dict) else vars(row) for row in rows])], kind)
 
 
 def to_frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
@@ -113,7 +113,7 @@ def to_frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
         return _without_rows(kind, more).copy()
     frame = pd.concat(filled, ignore_index=True) if len(filled) > 1 else filled[0].reset_index(drop=True)
     columns = {name: frame[name] if name in frame else pd.Series(None, frame.index, "object") for name in more}
-    columns |= {name: _column(frame, name, _PANDAS[base]) for name, base in columns_of(kind)}
+    columns |= {name: _column(frame, name, _PANDAS[base]) for name, base in base_types(kind)}
     return pd.DataFrame(columns)
 
 
@@ -128,11 +128,11 @@ def _column(frame: pd.DataFrame, name: str, dtype: Any) -> pd.Series:
 
 @cache
 def _without_rows(kind: type, more: tuple[str, ...]) -> pd.DataFrame:
-    types = {name: _PANDAS[base] for name, base in columns_of(kind)}
+    types = {name: _PANDAS[base] for name, base in base_types(kind)}
     return pd.DataFrame(columns=[*more, *types]).astype(types)
 
 
-def records_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Returns the rows as dicts, None for missing values."""
     return frame.astype("object").where(frame.notna(), None).to_dict("records")  # type: ignore[return-value]
 
@@ -161,7 +161,11 @@ def units_of(table: str) -> Units:
 
 def typed(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the frame with ordered categories and units; it shares the other columns with `frame`."""
-    ordered = {name: _ordered(frame[name], ORDERS[name]()) for name in ORDERS if name in frame}
+    ordered = {}
+    for name, column in ((name, frame[name]) for name in ORDERS if name in frame):
+        order, present = ORDERS[name](), set(column.dropna().unique())
+        values = [*(value for value in order if value in present), *sorted(present.difference(order))]
+        ordered[name] = column.astype("object").astype(pd.CategoricalDtype(values, ordered=True))
     made = frame.assign(**ordered)
     made.attrs = {**frame.attrs, "units": units_of(table)}
     return made
@@ -172,12 +176,6 @@ def untyped(frame: pd.DataFrame) -> pd.DataFrame:
     made = frame.astype({name: "object" for name in ORDERS if name in frame})
     made.attrs = {}
     return made
-
-
-def _ordered(column: pd.Series, order: Sequence[str]) -> pd.Series:
-    present = set(column.dropna().unique())
-    values = [*(value for value in order if value in present), *sorted(present.difference(order))]
-    return column.astype("object").astype(pd.CategoricalDtype(values, ordered=True))
 
 
 def table_of(frame: pd.DataFrame, headings: Mapping[str, str], left: int = 1) -> Grid:

@@ -1,4 +1,5 @@
 """A table of text, rendered for a terminal, fitted to its width, and as Markdown and CSV; markup.html has its HTML.
+Passages: headings with sentences and tables, in the same words on a terminal, in Markdown and on a page.
 
 A column of *words* may be wrapped between words; a column of *figures* is shown whole or not at all. At its *natural*
 width a table has each cell on one line. If the terminal is narrower:
@@ -16,7 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -29,7 +30,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..host.terminal import FILE_WIDTH, Output, is_endless, is_quiet
+from ..host.terminal import FILE_WIDTH, Output, is_endless, is_quiet, print_on
 from ..sizes import escape_control, printable
 
 FOLDED = 20
@@ -188,3 +189,34 @@ def _longest_word(text: str) -> int:
 
 def _width(text: Text) -> int:
     return max(map(cell_len, text.plain.split("\n")))
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A heading with its sentences and tables."""
+
+    title: str
+    parts: list[str | Grid]
+
+    def markdown(self) -> str:
+        """Returns the passage as Markdown: sentences are a list."""
+        lines = [f"## {markdown_text(printable(self.title))}", ""]
+        for part in self.parts:
+            if isinstance(part, Grid):
+                lines += ["", part.markdown()]
+            else:
+                lines.append(f"- {markdown_text(printable(part))}")
+        return "\n".join(lines) + "\n"
+
+
+def print_passages(console: Console, passages: Iterable[Passage]) -> None:
+    """Prints passages with an empty line between them; sentences are indented."""
+    for number, passage in enumerate(passages):
+        if number:
+            console.print()
+        print_on(console, passage.title, "bold")
+        for part in passage.parts:
+            if isinstance(part, Grid):
+                console.print(part)
+            else:
+                print_on(console, f"  {part}")

@@ -71,41 +71,31 @@ def add_columns(parser: argparse.ArgumentParser, columns: Sequence[str]) -> None
 
 
 def choose(text: str, columns: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names that `text` selects, in its order; empty for "all". Raises ArgumentTypeError for a name that is
-    not a column, or is the beginning of several.
+    """Returns the columns that `text` names, ignoring case, or begins, in its order; empty for "all". Raises
+    ArgumentTypeError for a name that is not a column, or is the beginning of several.
     """
     if text.strip() == ALL:
         return ()
-    return tuple(_named(part.strip(), [name for name in dict.fromkeys(columns) if name]) for part in text.split(","))
+    chosen, columns = [], [name for name in dict.fromkeys(columns) if name]
+    for word in map(str.strip, text.split(",")):
+        same = [name for name in columns if name.lower() == word.lower()]
+        fitting = same or [name for name in columns if word and name.lower().startswith(word.lower())]
+        if len(fitting) > 1:
+            raise argparse.ArgumentTypeError(f"{word!r} begins several columns: {', '.join(fitting)}; name one")
+        if not fitting:
+            near = get_close_matches(word.lower(), columns, n=3, cutoff=0.6)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(columns)}, or {ALL}"
+            raise argparse.ArgumentTypeError(f"{word!r} is no column; {hint}")
+        chosen.append(fitting[0])
+    return tuple(chosen)
 
 
-def _named(word: str, columns: Sequence[str]) -> str:
-    """Returns the column of that name, ignoring case, or else the only one that begins with it."""
-    same = [name for name in columns if name.lower() == word.lower()]
-    fitting = same or [name for name in columns if word and name.lower().startswith(word.lower())]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        raise argparse.ArgumentTypeError(f"{word!r} begins several columns: {', '.join(fitting)}; name one")
-    near = get_close_matches(word.lower(), columns, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(columns)}, or {ALL}"
-    raise argparse.ArgumentTypeError(f"{word!r} is no column; {hint}")
-
-
-def seconds(least: float, most: float) -> Callable[[str], float]:
-    """Returns the parser of an option's seconds, which raises ArgumentTypeError outside of the range."""
-
-    def parsed(text: str) -> float:
-        with suppress(ValueError):
-            if least <= (value := float(text)) <= most:
-                return value
-        raise argparse.ArgumentTypeError(f"{text!r} must be seconds, from {least:g} to {most:g}")
-
-    return parsed
-
-
-TIME_LIMIT = seconds(0.001, 1e7)
-"""The parser of a time limit, with the range of launch.timeout_s: the system's timers take no more."""
+def time_limit(text: str) -> float:
+    """Parses seconds, in the range of launch.timeout_s: the system's timers take no more. Raises ArgumentTypeError."""
+    with suppress(ValueError):
+        if 0.001 <= (value := float(text)) <= 1e7:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} must be seconds, from 0.001 to 1e+07")
 
 
 def add_cells(parser: argparse.ArgumentParser, timeout: float) -> None:
@@ -117,19 +107,19 @@ def add_cells(parser: argparse.ArgumentParser, timeout: float) -> None:
     add("--config-dir", help="your own folder, which adds choices, as for a sweep")
     add_jobs(parser)
     timeout_help = "seconds per cell (default: %(default)g)"
-    add("--timeout", type=TIME_LIMIT, default=timeout, metavar="S", help=timeout_help)
+    add("--timeout", type=time_limit, default=timeout, metavar="S", help=timeout_help)
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     """Adds --jobs."""
-    parser.add_argument("--jobs", type=_jobs, metavar="N", help="cells simulated at a time (default: one per core)")
 
+    def jobs(text: str) -> int:
+        with suppress(ValueError):
+            if (number := int(text)) >= 1:
+                return number
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of cells, at least 1")
 
-def _jobs(text: str) -> int:
-    with suppress(ValueError):
-        if (number := int(text)) >= 1:
-            return number
-    raise argparse.ArgumentTypeError(f"{text!r} must be a number of cells, at least 1")
+    parser.add_argument("--jobs", type=jobs, metavar="N", help="cells simulated at a time (default: one per core)")
 
 
 def add_price(parser: argparse.ArgumentParser, where: str = "") -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +20,11 @@ from ..host.environment import SIMULATED
 from ..host.terminal import Output, is_quiet, print_on, stdout_console
 from ..records import CATEGORIES, RunRow, SearchRow
 from ..sizes import counted, printable, show_bytes, show_count, show_ms
-from .frames import frame_of, records_of
+from .frames import frame_of, to_records
 from .grid import Grid
 from .markup import Bar, BarFigure, BarPart, render
 from .options import show_price
-from .summary import SETTING, busy_words, is_busy, price_of, summarize
+from .summary import SETTING, busy_words, is_busy, price_columns, summarize
 
 MIB = 2**20
 
@@ -115,9 +115,8 @@ CODED = ("quantized_gather_share", "quantized_reduction_share")
 
 def _coded(row: Row) -> str:
     """Formats "100 / 0 %": the share of ψ that is gathered, and reduced, quantized."""
-    if not _any(row, *CODED):
-        return "–"
-    return " / ".join("–" if pd.isna(row[key]) else f"{row[key] * 100:.0f}" for key in CODED) + " %"
+    shares = " / ".join("–" if pd.isna(row[key]) else f"{row[key] * 100:.0f}" for key in CODED)
+    return f"{shares} %" if _any(row, *CODED) else "–"
 
 
 COLUMNS: dict[str, SweepColumn] = {
@@ -163,21 +162,21 @@ ALL_COLUMNS = ("cell", "status", *COLUMNS)
 ONE_MEMORY = "without a GPU device and host are one memory, told apart by the engine's labels"
 
 
-def print_results(rows: list[Row], chosen: Sequence[str] | None = None, price: float | None = None) -> None:
+def print_results(rows: Sequence[Any], chosen: Sequence[str] | None = None, price: float | None = None) -> None:
     """Prints the sweep's table, one line per cell, as wide as the terminal permits, then failed cells with their
     reason. `chosen`: names of columns, instead of those that fit; see Grid. `price`: dollars per GPU hour.
     """
-    cells = [cell | ({} if price is None else price_of(cell, price)) for cell in sorted_cells(rows)]
+    cells = [cell | ({} if price is None else price_columns(cell, price)) for cell in sorted_cells(rows)]
     console = stdout_console()
-    columns = columns_of(cells)
+    columns = shown_columns(cells)
     if busy := busy_words(cells):
         print_on(console, busy, "bold yellow")
-    console.print(grid_of(cells, COLUMNS if chosen else columns, chosen))
+    console.print(cell_grid(cells, COLUMNS if chosen else columns, chosen))
     if not is_quiet() and any(best_rows(cells, column) for column in columns.values()):
         console.print("* the best of the strategies that train the same thing", style="dim")
     if not is_quiet() and shares_memory(cells):
         print_on(console, f"{ONE_MEMORY}: * ranks peaks and states by their sum", "dim")
-    print_failures(cells)
+    print_failures((cell["name"], cell) for cell in cells)
     for cell in cells:
         if cell["training"] == "differs":
             message = f"{cell['name']}: trains otherwise than DDP: {cell['training_words']}"
@@ -187,7 +186,7 @@ def print_results(rows: list[Row], chosen: Sequence[str] | None = None, price: f
         print_on(console, message, "dim")
 
 
-def columns_of(cells: Sequence[Row]) -> dict[str, SweepColumn]:
+def shown_columns(cells: Sequence[Row]) -> dict[str, SweepColumn]:
     """Returns the columns of the table that any of the cells makes worth showing."""
     return {name: column for name, column in COLUMNS.items() if any(column.is_shown(cell) for cell in cells)}
 
@@ -197,17 +196,17 @@ def shares_memory(cells: list[Row]) -> bool:
     return any(cell["device"] == "cpu" and _any(cell, "host_peak_bytes") for cell in cells)
 
 
-def print_failures(rows: list[Row]) -> None:
-    """Prints a line for each run that is not ok, with its reason, and for each with unexplained figures."""
-    for row in rows:
-        name, unexplained = row.get("name") or name_of(row), row.get("unexplained")
+def print_failures(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Prints a line for each named run that is not ok, with its reason, and for each with unexplained figures."""
+    for name, row in rows:
+        unexplained = row.get("unexplained")
         if row["status"] != "ok":
             print_on(stdout_console(), f"{name}: {row['status']}: {row['reason']}")
         elif isinstance(unexplained, str) and unexplained:
             print_on(stdout_console(), f"{name}: unexplained: {unexplained}")
 
 
-def sorted_cells(rows: list[Row]) -> list[Row]:
+def sorted_cells(rows: Sequence[Any]) -> list[Row]:
     """Returns one row per cell with its `name`: by model and world size, then batch, strategies in a fixed order."""
     frame = summarize(frame_of(rows, RunRow))
     cells: list[Row] = frame.to_dict("records")  # type: ignore[assignment]
@@ -239,7 +238,7 @@ def best_rows(cells: list[Row], column: SweepColumn) -> set[int]:
     return best
 
 
-def grid_of(
+def cell_grid(
     cells: list[Row], columns: Mapping[str, SweepColumn], chosen: Sequence[str] | None = None, sign: str = "*"
 ) -> Grid:
     """Returns the table of cells; the best values are styled, and followed by `sign`."""
@@ -301,13 +300,15 @@ SIDES = tuple(f'style="text-align:{side};white-space:nowrap"' for side in ("left
 """Attributes of cells of words and of figures."""
 
 
-def text_of(runs: pd.DataFrame) -> str:
+def runs_text(runs: pd.DataFrame) -> str:
     """Returns a heading, a line per cell with as many columns as fit, and the number of further cells."""
     if runs.empty:
         return "Results: no runs."
-    cells = sorted_cells(records_of(runs))
+    cells = sorted_cells(to_records(runs))
     shown = cells[:MOST_CELLS]
-    grid = replace(grid_of(shown, columns_of(shown), sign=""), first_to_go=(*FIRST_TO_GO, *LAST_TO_GO), hints=False)
+    grid = replace(
+        cell_grid(shown, shown_columns(shown), sign=""), first_to_go=(*FIRST_TO_GO, *LAST_TO_GO), hints=False
+    )
     # in a notebook rich would display what it prints, captured or not
     console = Output(width=shutil.get_terminal_size().columns, color_system=None, force_jupyter=False)
     with console.capture() as captured:
@@ -317,36 +318,36 @@ def text_of(runs: pd.DataFrame) -> str:
     return "\n".join([*lines, *_folded(_failures(shown))])
 
 
-def html_of(runs: pd.DataFrame) -> str:
+def runs_html(runs: pd.DataFrame) -> str:
     """Returns a table of the cells, the reasons of failures, and a figure of the peaks."""
     if runs.empty:
         return "<p>Results: no runs.</p>"
-    cells = sorted_cells(records_of(runs))
+    cells = sorted_cells(to_records(runs))
     shown = cells[:MOST_CELLS]
-    columns = columns_of(shown)
+    columns = shown_columns(shown)
     more = len(cells) - len(shown)
     notes = [f"{show_count(more, 'cell')} more in .runs."] * bool(more)
     if any(best_rows(shown, column) for column in columns.values()):
         notes.append("Bold: the best of the strategies that train the same thing.")
     notes += filter(None, [busy_words(shown)])
-    grid = grid_of(shown, columns, sign="")
+    grid = cell_grid(shown, columns, sign="")
     return _html(_heading(runs, len(cells)), replace(grid, header=[UNITS.get(n, n) for n in grid.header]), notes, shown)
 
 
-def text_of_run(runs: pd.DataFrame) -> str:
+def run_text(runs: pd.DataFrame) -> str:
     """Returns the title of the only run, and its figures with their predictions, one per line."""
-    cells = sorted_cells(records_of(runs))
-    figures, columns = _figures_of(cells[0]), shutil.get_terminal_size().columns
+    cells = sorted_cells(to_records(runs))
+    figures, columns = _figures(cells[0]), shutil.get_terminal_size().columns
     width = max((len(name) for name, *_ in figures), default=0)
     lines = [f"  {name:<{width}}  {value:>12}" + f"  {beside}" * bool(beside) for name, value, beside in figures]
     cut = [line if len(line) <= columns else f"{line[: columns - 1]}…" for line in lines]
     return "\n".join([*_folded([_title(cells[0]), *_failures(cells)]), *cut])
 
 
-def html_of_run(runs: pd.DataFrame) -> str:
+def run_html(runs: pd.DataFrame) -> str:
     """Returns the figures of the only run next to their predictions, and its peak by category."""
-    cells = sorted_cells(records_of(runs))
-    rows = [[name.strip(), value, beside] for name, value, beside in _figures_of(cells[0])]
+    cells = sorted_cells(to_records(runs))
+    rows = [[name.strip(), value, beside] for name, value, beside in _figures(cells[0])]
     return _html(_title(cells[0]), Grid(["figure", "value", ""], rows, ("figure", "")) if rows else None, [], cells)
 
 
@@ -374,7 +375,7 @@ def _folded(sentences: Sequence[str]) -> list[str]:
     return [line for sentence in sentences for line in textwrap.wrap(sentence, width, subsequent_indent="  ")]
 
 
-def _figures_of(row: Row) -> list[tuple[str, str, str]]:
+def _figures(row: Row) -> list[tuple[str, str, str]]:
     """Returns name, value with its unit, and a comment, for each figure that a run has."""
     states, volume = show_bytes(row["predicted_states_bytes"]), _number(row["predicted_volume_psi"], ".3f", " ψ")
     rows = [

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -104,9 +105,14 @@ def machine(device: str, backend: str) -> dict[str, Any]:
 
     script = Path(sys.argv[0]).name
     program = "zerobench" if script in ("__main__.py", "zerobench") else script
+    processor = platform.processor()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        processor = next(names, platform.machine())
     return {
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
+        "commit": ask_git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(ask_git("status", "--porcelain", "--", ".")),
         "command": shlex.join([program, *sys.argv[1:]]),
         "python": platform.python_version(),
         "versions": {name: installed_version(name) for name in PACKAGES},
@@ -115,20 +121,15 @@ def machine(device: str, backend: str) -> dict[str, Any]:
         if backend == "nccl"
         else f"{backend} of torch {version('torch')}",
         "cuda": torch.version.cuda,
-        "processor": _processor(),
+        "processor": processor,
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.platform(),
     }
 
 
-def commit_of(folder: Path) -> str | None:
-    """Returns the commit of the checkout that contains the folder; None outside of a checkout."""
-    return _git("rev-parse", "HEAD", where=folder)
-
-
 @cache
-def _git(*arguments: str, where: Path = PACKAGE) -> str | None:
+def ask_git(*arguments: str, where: Path = PACKAGE) -> str | None:
     """Returns git's output on the checkout that contains `where`, by default this package, or None."""
     try:
         done = subprocess.run(["git", "-C", str(where), *arguments], capture_output=True, text=True, timeout=10)
@@ -140,11 +141,3 @@ def _git(*arguments: str, where: Path = PACKAGE) -> str | None:
 def versions(names: Sequence[str]) -> dict[str, str]:
     """Returns versions of packages; zerobench itself may run from a checkout and not be installed."""
     return {name: installed_version(name) or "not installed" for name in names}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -58,16 +58,26 @@ def _summarize_cell(launches: list[dict[str, Any]]) -> dict[str, Any]:
     row = dict((failed or accounted or launches)[-1])
     written = CellConfig.from_json(row["config"]).as_dict()
     options = written["model"] | written.get("huggingface", {})
+    row["launches"] = len(launches)
     # "layers=5 hidden=128 ...", which is equal for cells with equal models
-    row["launches"], row["shape"] = (
-        len(launches),
-        " ".join(f"{k}={v}" for k, v in options.items() if k not in NOT_SHAPE),
-    )
+    row["shape"] = " ".join(f"{k}={v}" for k, v in options.items() if k not in NOT_SHAPE)
     if not failed:
         agree = _known(launches, "passes_agree")
         row["passes_agree"] = all(agree) if agree else None
     if not failed and len(launches) > 1:
-        _merge_launches(row, launches)
+        row["seconds"] = float(np.sum(_known(launches, "seconds")))
+        wrong = [launch for launch in launches if launch["training"] == "differs"]
+        row |= {name: (wrong or launches)[-1][name] for name in TRAINING}
+        fullest = max(launches, key=lambda launch: 0 if pd.isna(launch["peak_bytes"]) else launch["peak_bytes"])
+        for name in (name for name in launches[0] if name.endswith("_bytes")):
+            row[name] = fullest[name] if name.startswith("peak_") else max(_known(launches, name), default=None)
+        row["others_cores"] = max(_known(launches, "others_cores"), default=None)
+        row |= {name: _mean(np.log(_known(launches, name)), np.exp) for name in (*TIMES, "tokens_per_s")}
+        row |= {name: _mean(np.array(_known(launches, name))) for name in MEANS}
+        row["overlap"] = 1 - row["exposed_s"] / row["communication_s"] if row["communication_s"] else np.nan
+        times = [launch["step_s"] for launch in launches]
+        interval = (np.nan, np.nan) if len(launches) < LEAST_LAUNCHES else geometric_interval(times)
+        row["step_s_low"], row["step_s_high"] = interval
     row["tokens_per_s_low"] = row["tokens_per_s_high"] = np.nan
     low, high = row["step_s_low"], row["step_s_high"]
     if row["status"] == "ok" and not pd.isna(low) and low > 0:
@@ -81,34 +91,18 @@ def _known(launches: list[dict[str, Any]], name: str) -> list[Any]:
     return [row[name] for row in launches if not pd.isna(row[name])]
 
 
-def _merge_launches(row: dict[str, Any], launches: list[dict[str, Any]]) -> None:
-    row["seconds"] = float(np.sum(_known(launches, "seconds")))
-    wrong = [launch for launch in launches if launch["training"] == "differs"]
-    row |= {name: (wrong or launches)[-1][name] for name in TRAINING}
-    fullest = max(launches, key=lambda launch: 0 if pd.isna(launch["peak_bytes"]) else launch["peak_bytes"])
-    for name in (name for name in launches[0] if name.endswith("_bytes")):
-        row[name] = fullest[name] if name.startswith("peak_") else max(_known(launches, name), default=None)
-    row["others_cores"] = max(_known(launches, "others_cores"), default=None)
-    row |= {name: _mean(np.log(_known(launches, name)), np.exp) for name in (*TIMES, "tokens_per_s")}
-    row |= {name: _mean(np.array(_known(launches, name))) for name in MEANS}
-    row["overlap"] = 1 - row["exposed_s"] / row["communication_s"] if row["communication_s"] else np.nan
-    few = len(launches) < LEAST_LAUNCHES
-    times = [launch["step_s"] for launch in launches]
-    row["step_s_low"], row["step_s_high"] = (np.nan, np.nan) if few else geometric_interval(times)
-
-
 def _mean(values: Any, then: Any = float) -> float:
     return float(then(np.mean(values))) if len(values) else float("nan")
 
 
-def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Returns the t-interval of the geometric mean of at least two positive values."""
+def geometric_interval(values: list[float]) -> tuple[float, float]:
+    """Returns the 95 % t-interval of the geometric mean of at least two positive values."""
     logs = np.log(values)
-    reach = float(scipy.stats.sem(logs) * scipy.stats.t.ppf((1 + confidence) / 2, len(logs) - 1))
+    reach = float(scipy.stats.sem(logs) * scipy.stats.t.ppf((1 + 0.95) / 2, len(logs) - 1))
     return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
 
 
-def price_of(runs: Any, price: float) -> dict[str, Any]:
+def price_columns(runs: Any, price: float) -> dict[str, Any]:
     """Returns the columns PRICED of a frame of runs, or of one row: the price of a million tokens in dollars, with the
     interval that the step's time has. `price`: of a GPU hour, or of an hour of a rank without one.
     """

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pandas as pd
 import pyarrow as pa
@@ -41,8 +41,10 @@ from ..records.describe import LONG, ROWS, columns_of
 from ..records.run_row import RunSetting
 from .frames import Units, check_table, concatenate, read_table, to_frame, typed, write_frame
 from .options import Where
-from .printed_table import html_of, html_of_run, text_of, text_of_run
+from .printed_table import run_html, run_text, runs_html, runs_text
 from .selection import by_number, in_order, pick, select
+
+Row = TypeVar("Row", RunRow, SearchRow)
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,7 +89,7 @@ class Results:
 
     def of(self, run_ids: Iterable[str]) -> Results:
         """Returns the tables of these runs only."""
-        return Results(**self._tables_of(run_ids))
+        return Results(**self._selected_tables(run_ids))
 
     def chosen(self, where: Sequence[Where], everything: bool = True) -> tuple[Results, str]:
         """Returns the tables of the runs that `select` keeps, and its message on the others."""
@@ -99,7 +101,7 @@ class Results:
         ("zero2 gpt_tiny N=2 b=8"). Raises ValueError if `name` fits none or several.
         """
         rows: list[dict[str, Any]] = self.runs.to_dict("records")  # type: ignore[assignment]
-        return Run(**self._tables_of([str(pick(name, rows, "these results")["run_id"])]))
+        return Run(**self._selected_tables([str(pick(name, rows, "these results")["run_id"])]))
 
     def __len__(self) -> int:
         """The number of runs."""
@@ -107,7 +109,7 @@ class Results:
 
     def __iter__(self) -> Iterator[Run]:
         """Yields each run with its tables."""
-        return (Run(**self._tables_of([str(name)])) for name in self.runs["run_id"])
+        return (Run(**self._selected_tables([str(name)])) for name in self.runs["run_id"])
 
     @property
     def cell(self) -> Any:
@@ -135,12 +137,12 @@ class Results:
         return long_form(self.sweep(), self.memory, self.steps, self.traffic, metrics, beside)
 
     def __repr__(self) -> str:
-        return text_of(self.runs)
+        return runs_text(self.runs)
 
     def _repr_html_(self) -> str:
-        return html_of(self.runs)
+        return runs_html(self.runs)
 
-    def _tables_of(self, run_ids: Iterable[str]) -> dict[str, pd.DataFrame]:
+    def _selected_tables(self, run_ids: Iterable[str]) -> dict[str, pd.DataFrame]:
         kept = set(run_ids)
 
         def of_kept(frame: pd.DataFrame) -> pd.DataFrame:
@@ -172,10 +174,10 @@ class Run(Results):
         return config
 
     def __repr__(self) -> str:
-        return text_of_run(self.runs)
+        return run_text(self.runs)
 
     def _repr_html_(self) -> str:
-        return html_of_run(self.runs)
+        return run_html(self.runs)
 
 
 TABLES = {name: ROWS[name] for name in LONG}
@@ -213,7 +215,7 @@ def load(path: str | Path) -> Results:
     tables: Any = {name: cache(partial(long_table, name)) if is_large else long_table(name) for name in TABLES}
     runs = to_frame([in_order([rows, *(collection["runs"] for collection in collected)])], RunRow)
     search_rows = (_read_json_row(path, SearchRow) for path in sorted((where / SEARCHES).glob("*.json")))
-    searches = [pd.DataFrame([row for row in search_rows if row is not None])]
+    searches = [pd.DataFrame([vars(row) for row in search_rows if row is not None])]
     searches += [collection["searches"] for collection in collected]
     return Results(runs, **tables, searches=to_frame(searches, SearchRow))
 
@@ -258,20 +260,20 @@ def _read_runs(folders: list[Path], is_large: bool) -> tuple[pd.DataFrame, Calla
                 for path in paths.values():
                     check_table(path)
             else:
-                of_run = {name: read_table(path, row["run_id"]) for name, path in paths.items()}
-                for name, table in of_run.items():
+                tables_of_run = {name: read_table(path, row.run_id) for name, path in paths.items()}
+                for name, table in tables_of_run.items():
                     read[name].append(table)
         except ValueError as error:
             warnings.warn(f"{folder} has a damaged table and is left out: {error}", stacklevel=3)
             continue
         rows.append(row)
-        used.append((folder, row["run_id"]))
+        used.append((folder, row.run_id))
 
     def table_of_runs(name: str) -> pd.DataFrame:
         tables = [_read_or_warn(folder, name, run_id) for folder, run_id in used] if is_large else read[name]
         return concatenate([table for table in tables if table is not None], TABLES[name])
 
-    frame = to_frame([pd.DataFrame(rows)], RunRow)
+    frame = to_frame([pd.DataFrame(map(vars, rows))], RunRow)
     return by_number(frame) if len(frame) else frame, table_of_runs
 
 
@@ -315,42 +317,39 @@ def collections_in(where: Path) -> list[Path]:
     return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "runs.parquet").is_file())
 
 
-def read_row(folder: Path) -> dict[str, Any] | None:
+def read_row(folder: Path) -> RunRow | None:
     """Reads a run's row; None, with a warning, if its run.json cannot be used: other runs must not be affected.
 
     A copy next to its original is skipped too, since its rows would count twice.
     """
     row = _read_json_row(folder / "run.json", RunRow)
-    if row is not None and folder.name != row["run_id"] and (folder.parent / row["run_id"] / "run.json").is_file():
-        warnings.warn(f"{folder} is left out: it is a copy of {row['run_id']}", stacklevel=2)
+    if row is not None and folder.name != row.run_id and (folder.parent / row.run_id / "run.json").is_file():
+        warnings.warn(f"{folder} is left out: it is a copy of {row.run_id}", stacklevel=2)
         return None
     return row
 
 
-def _read_json_row(path: Path, kind: type) -> dict[str, Any] | None:
+def _read_json_row(path: Path, kind: type[Row]) -> Row | None:
+    """Reads a row. A row of an earlier version may lack columns with a default, which are None."""
     try:
         row: dict[str, Any] = dict(json.loads(read_text(path)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         warnings.warn(f"{path} cannot be read and is left out: {error}", stacklevel=3)
         return None
-    problem = problem_of_row(row, kind) or (problem_of_config(row["config"]) if kind is RunRow else "")
+    version = int(row.get("schema_version") or 0)
+    is_older = 0 < version < SCHEMA_VERSION
+    needed = [column.name for column in fields(kind) if not is_older or column.default is MISSING]
+    problem = ""
+    if version > SCHEMA_VERSION:
+        problem = f"schema_version {version} is newer than {SCHEMA_VERSION}; update zerobench"
+    elif missing := [name for name in needed if name not in row]:
+        problem = f"it lacks {', '.join(missing[:3])}; an older zerobench wrote it"
+    elif kind is RunRow:
+        problem = problem_of_config(row["config"])
     if problem:
         warnings.warn(f"{path} is left out: {problem}", stacklevel=3)
         return None
-    return _optional(kind) | row
-
-
-def problem_of_row(row: dict[str, Any], kind: type) -> str:
-    """Returns the end of a message if `row` is of a later schema version, or lacks columns of `kind`; else "". A row of
-    an older version may lack newer columns, which are None.
-    """
-    version = int(row.get("schema_version") or 0)
-    if version > SCHEMA_VERSION:
-        return f"schema_version {version} is newer than {SCHEMA_VERSION}; update zerobench"
-    is_older = 0 < version < SCHEMA_VERSION
-    needed = [column.name for column in fields(kind) if not is_older or column.default is MISSING]
-    missing = [name for name in needed if name not in row]
-    return f"it lacks {', '.join(missing[:3])}; an older zerobench wrote it" if missing else ""
+    return kind(**{name: row.get(name) for name in _names(kind)})
 
 
 def problem_of_config(text: str) -> str:
@@ -363,9 +362,8 @@ def problem_of_config(text: str) -> str:
 
 
 @cache
-def _optional(kind: type) -> dict[str, None]:
-    """Returns the columns of a row type that a row of an earlier version may lack."""
-    return {field.name: None for field in fields(kind) if field.default is not MISSING}
+def _names(kind: Any) -> list[str]:
+    return [field.name for field in fields(kind)]
 
 
 def collect(results: Results, folder: Path) -> None:
@@ -427,7 +425,11 @@ def long_form(
                 hint = f"do you mean {' or '.join(near)}?" if near else "docs/reference/columns.md lists them"
                 raise ValueError(f"long: {name!r} is not a {kind} of the runs; {hint}")
     wanted = list(dict.fromkeys(metrics)) or list(FIGURES)
-    wide = (runs[["run_id", *wanted]].assign(rank=None), _of_steps(runs, steps), _of_traffic(runs, traffic))
+    measured = steps[(steps["mode"] == "timed") & ~steps["warmup"].fillna(True)]
+    timed = set(runs.loc[runs["step_s"].notna(), "run_id"])  # simulated worlds have no times
+    times = measured[measured["run_id"].isin(timed)].groupby(["run_id", "rank"])[list(OF_STEPS)].median()
+    of_steps = times.rename(columns=OF_STEPS).reset_index()
+    wide = (runs[["run_id", *wanted]].assign(rank=None), of_steps, _of_traffic(runs, traffic))
     columns = ["at_peak_bytes", "max_bytes"]
     step = memory[memory["phase"] == "step"].astype(dict.fromkeys(columns, "float64"))
     figures = step.melt(["run_id", "rank", "tier", "category"], columns, var_name="column")
@@ -449,13 +451,6 @@ def long_form(
     long = runs[["run_id", *beside]].merge(long, on="run_id", how="right") if beside else long
     long.attrs = {"units": Units({name: unit for name, unit in runs.attrs["units"].items() if name in beside})}
     return long
-
-
-def _of_steps(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    steps = steps[(steps["mode"] == "timed") & ~steps["warmup"].fillna(True)]
-    timed = set(runs.loc[runs["step_s"].notna(), "run_id"])  # simulated worlds have no times
-    medians = steps[steps["run_id"].isin(timed)].groupby(["run_id", "rank"])[list(OF_STEPS)].median()
-    return medians.rename(columns=OF_STEPS).reset_index()
 
 
 def _of_traffic(runs: pd.DataFrame, traffic: pd.DataFrame) -> pd.DataFrame:

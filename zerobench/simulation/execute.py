@@ -37,7 +37,7 @@ from ..host.temporary import temporary_folder
 from ..predict.build import ModelFacts, facts_if_any
 from ..predict.estimate import host_bytes_beyond, simulated_ranks
 from ..rank_record import RankRecord
-from ..ranks.start_ranks import Outcome, launch_each
+from ..ranks.start_ranks import Failure, launch_each
 from ..records import CATEGORIES, STATES, LineRow, MemoryRow, TensorRow
 from ..sizes import show_bytes
 from ..worker import RankJob, run_rank
@@ -316,7 +316,7 @@ def execute_all(
                 work.append(_Job(config, target, limits, str(folder), every))
 
         def report(index: int, news: Any) -> None:
-            if isinstance(news, Outcome):
+            if isinstance(news, Execution | Failure):
                 news = executions[index] = _execution_of(configs[index], news, limits)
             tell(index, news)
             add_new()
@@ -343,12 +343,12 @@ def _is_sound(execution: Execution) -> bool:
     return not execution.problem
 
 
-def _execution_of(config: CellConfig, outcome: Outcome, limits: Limits) -> Execution:
-    execution = outcome.results[0] if outcome.status == "ok" else Execution(config, 0, 0.0, None, outcome.reason)
+def _execution_of(config: CellConfig, end: Execution | Failure, limits: Limits) -> Execution:
+    execution = Execution(config, 0, 0.0, None, end.text) if isinstance(end, Failure) else end
     if any(word in execution.problem for word in OUT_OF_MEMORY):
         problem = f"its execution takes more than {show_bytes(limits.memory_bytes)} of this machine's memory"
-    elif outcome.status == "ok":
+    elif execution is end:
         return execution
     else:
-        problem = f"its execution {outcome.reason}"
+        problem = f"its execution {execution.problem}"
     return Execution(execution.config, execution.rank, execution.seconds, None, problem)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from ..config.keys import nearest
-from ..config.yaml_file import read_yaml
+from ..host.files import read_yaml
 
 FOLDER = Path(__file__).parent.parent / "hardware"
 TABLES = FOLDER / "tables"

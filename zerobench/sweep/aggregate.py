@@ -119,9 +119,9 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float | None, float | None]:
-    """Returns the confidence interval of the median by order statistics; (None, None) below 6 values."""
-    interval = scipy.stats.quantile_test(values, p=0.5).confidence_interval(confidence)
+def median_interval(values: list[float]) -> tuple[float | None, float | None]:
+    """Returns the 95 % confidence interval of the median by order statistics; (None, None) below 6 values."""
+    interval = scipy.stats.quantile_test(values, p=0.5).confidence_interval(0.95)
     if not np.isfinite([interval.low, interval.high]).all():
         return None, None
     return float(interval.low), float(interval.high)

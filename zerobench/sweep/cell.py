@@ -11,7 +11,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from glob import escape
 from pathlib import Path
@@ -24,6 +23,7 @@ from ..predict.estimate import activations_depend_on, simulated_ranks
 from ..probes import allocator, probe, snapshot
 from ..rank_record import RankRecord
 from ..ranks.over_cluster import interruption, launch, places
+from ..ranks.start_ranks import LaunchError
 from ..records import RunRow
 from ..results import folders, provenance, selection, tables
 from ..results.folders import Unwritten
@@ -48,14 +48,14 @@ def find_or_run(
     statuses: Sequence[str] = ("ok",),
     on_wait: Callable[[bool], None] = lambda _: None,
     on_unwritten: Callable[[Unwritten], None] = lambda _: None,
-) -> tuple[dict[str, Any], bool]:
+) -> tuple[RunRow, bool]:
     """Returns the row of a launch, and whether it was reused. Waits if another sweep is measuring the same launch."""
     with ExitStack() as held:
         if not cell.problems and not cell.config.rerun:
             turn = folders.turn(Path(cell.config.results_dir), f"{run_prefix(cell)} {cell.repeat}", on_wait)
             held.enter_context(turn)
         reusable = find_reusable(cell, statuses)
-        return reusable or asdict(run_cell(cell, on_progress, on_unwritten)), reusable is not None
+        return reusable or run_cell(cell, on_progress, on_unwritten), reusable is not None
 
 
 def run_cell(cell: Cell, on_progress: Progress, on_unwritten: Callable[[Unwritten], None] = lambda _: None) -> RunRow:
@@ -64,7 +64,7 @@ def run_cell(cell: Cell, on_progress: Progress, on_unwritten: Callable[[Unwritte
 
     `on_unwritten`: called for a run that could not be written to its results folder.
     """
-    row = _blank_row(cell)
+    row = new_row(cell)
     if cell.problems:
         row.status, row.reason = "invalid", "; ".join(cell.problems)
         return row
@@ -74,11 +74,12 @@ def run_cell(cell: Cell, on_progress: Progress, on_unwritten: Callable[[Unwritte
         begun = time.monotonic()
         tables_of_run: dict[str, list[Any]] = {}
         try:
-            row.status, row.reason, records = _run_passes(cell, folder, on_progress, row)
-            if row.status == "ok":
-                tables_of_run = aggregate.join(row, cell.config, records)
-                row.reason = "" if row.backend == SIMULATED else aggregate.divergence(records)
-                row.status = "diverged" if row.reason else "ok"
+            records = _run_passes(cell, folder, on_progress, row)
+            tables_of_run = aggregate.join(row, cell.config, records)
+            row.reason = "" if row.backend == SIMULATED else aggregate.divergence(records)
+            row.status = "diverged" if row.reason else "ok"
+        except LaunchError as error:
+            row.status, row.reason = error.status, error.reason
         except KeyboardInterrupt as stop:
             row.status, row.reason = "interrupted", str(stop) or interruption()
             interrupts.append(stop)
@@ -97,7 +98,7 @@ def run_cell(cell: Cell, on_progress: Progress, on_unwritten: Callable[[Unwritte
 
 def write_lost(cell: Cell, reason: str, launcher: str, log: str, on_unwritten: Callable[[Unwritten], None]) -> RunRow:
     """Writes the row of a launch whose job left none, with the job's `log`."""
-    row = _blank_row(cell)
+    row = new_row(cell)
     row.run_id, row.status, row.reason, row.launcher = run_prefix(cell), "crash", reason, launcher
 
     def fill(folder: Path) -> dict[str, list[Any]]:
@@ -118,7 +119,7 @@ def _write_run(
     except Exception as error:
         row.run_id, row.status = prefix, "crash"
         row.reason = row.reason or f"no folder can be made for it: {error}"
-        on_unwritten(Unwritten(results_dir, folders.reason_of(error), None))
+        on_unwritten(Unwritten(results_dir, folders.short_reason(error), None))
         return
     written = fill(aside.path)
     lost = folders.write_or_rescue(
@@ -134,7 +135,7 @@ def _write_log(folder: Path, name: str, text: str) -> None:
         (folder / "logs" / name).write_text(text)
 
 
-def passes_of(config: CellConfig, repeat: int = 0) -> tuple[str, ...]:
+def pass_names(config: CellConfig, repeat: int = 0) -> tuple[str, ...]:
     """Returns the passes of a cell's launch, in order. A simulated world has no times and no losses: it is accounted
     only.
     """
@@ -145,14 +146,16 @@ def passes_of(config: CellConfig, repeat: int = 0) -> tuple[str, ...]:
     return (*passes, "traced") if config.measure.trace else passes
 
 
-def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> tuple[str, str, list[RankRecord]]:
-    """Returns the status, its reason and the records of all passes; sets the row's CPU load by others when timed."""
+def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> list[RankRecord]:
+    """Returns the records of all passes; sets the row's CPU load by others when timed. Raises LaunchError, whose reason
+    names the pass.
+    """
     records: list[RankRecord] = []
     if cell.config.device == "cpu":
         allocator.hook_library()  # compiled once, before many ranks ask for it
     predicted = activations_depend_on(cell.config)
-    ranks = ranks_of(cell.config)
-    for mode in passes_of(cell.config, row.repeat):
+    ranks = ranks_to_run(cell.config)
+    for mode in pass_names(cell.config, row.repeat):
         meeting = places(len(ranks), aside / f"rendezvous-{mode}")
         folder = str(aside.resolve())
         size = _own_activation_bytes.get(predicted)
@@ -160,25 +163,27 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> 
             RankJob(cell.config, mode, rank, point, folder, size) for rank, point in zip(ranks, meeting, strict=True)
         ]
         others = OtherProcesses()
-        outcome = launch(run_rank, jobs, aside / "logs" / mode, cell.config.launch.timeout_s, on_progress)
-        if mode == "timed" and job.current_job() is None:  # ranks of a joined job are no processes of this one
-            row.others_cores = others.cores()
-        (aside / f"rendezvous-{mode}").unlink(missing_ok=True)
-        shutil.rmtree(aside / probe.SAVES, ignore_errors=True)
-        if outcome.status != "ok":
+        try:
+            records += launch(run_rank, jobs, aside / "logs" / mode, cell.config.launch.timeout_s, on_progress)
+        except LaunchError as error:
             shown = "".join(f"; the allocator then: {name}" for name in snapshot.written(aside)[:1])
-            return outcome.status, f"{mode} pass: {outcome.reason}{shown}", []
-        records += outcome.results
+            error.reason = f"{mode} pass: {error.reason}{shown}"
+            raise
+        finally:
+            if mode == "timed" and job.current_job() is None:  # ranks of a joined job are no processes of this one
+                row.others_cores = others.cores()
+            (aside / f"rendezvous-{mode}").unlink(missing_ok=True)
+            shutil.rmtree(aside / probe.SAVES, ignore_errors=True)
     sizes = (record.own_activation_bytes for record in records)
     _own_activation_bytes.update((predicted, size) for size in sizes if size is not None)
-    return "ok", "", records
+    return records
 
 
 _own_activation_bytes: dict[str, int] = {}
 """Cache of predictions in this process, by what they depend on: each takes a forward and a backward."""
 
 
-def ranks_of(config: CellConfig) -> Sequence[int]:
+def ranks_to_run(config: CellConfig) -> Sequence[int]:
     """Returns the ranks to run: all, or of a simulated world the one that has the peak."""
     if config.backend != SIMULATED:
         return range(config.world_size)
@@ -191,7 +196,7 @@ def moment(since_epoch: float) -> str:
     return datetime.fromtimestamp(since_epoch, UTC).isoformat(timespec="milliseconds")
 
 
-def _blank_row(cell: Cell) -> RunRow:
+def new_row(cell: Cell) -> RunRow:
     config = cell.config
     row = aggregate.blank_row(config, provenance.provenance(config), moment(time.time()), cell.repeat)
     row.checkpointing = config.model.checkpoints if config.model.can_checkpoint else None
@@ -205,31 +210,31 @@ LONGEST_NAME = 80
 """Maximum length of a model's name in the name of a run's folder; file systems permit 255 characters in total."""
 
 
-def find_reusable(cell: Cell, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
+def find_reusable(cell: Cell, statuses: Sequence[str] = ("ok",)) -> RunRow | None:
     """Returns the row of an earlier run of this launch, with this code and torch on this device class, or None."""
-    return _newest(cell, run_prefix(cell), statuses, lambda run: (selection.split(run[0].name), run[1]["started"]))
+    return _newest(cell, run_prefix(cell), statuses, lambda run: (selection.split(run[0].name), run[1].started))
 
 
-def find_elsewhere(cell: Cell, statuses: Sequence[str], launcher: str) -> dict[str, Any] | None:
+def find_elsewhere(cell: Cell, statuses: Sequence[str], launcher: str) -> RunRow | None:
     """Returns the row of an earlier run by this launcher with the same cell, code and torch, or None.
 
     The device class is ignored, since it belongs to the launcher's machines and is unknown here.
     """
 
-    def is_wanted(row: dict[str, Any]) -> bool:
+    def is_wanted(row: RunRow) -> bool:
         code, torch = provenance.source_of(cell.config), provenance.versions(["torch"])["torch"]
-        return (row["launcher"], row["source_hash"], row["torch_version"]) == (launcher, code, torch)
+        return (row.launcher, row.source_hash, row.torch_version) == (launcher, code, torch)
 
-    return _newest(cell, _cell_prefix(cell), statuses, lambda run: run[1]["started"], is_wanted)
+    return _newest(cell, _cell_prefix(cell), statuses, lambda run: run[1].started, is_wanted)
 
 
 def _newest(
     cell: Cell,
     prefix: str,
     statuses: Sequence[str],
-    key: Callable[[tuple[Path, dict[str, Any]]], Any],
-    is_wanted: Callable[[dict[str, Any]], bool] = lambda _: True,
-) -> dict[str, Any] | None:
+    key: Callable[[tuple[Path, RunRow]], Any],
+    is_wanted: Callable[[RunRow], bool] = lambda _: True,
+) -> RunRow | None:
     """Returns the last row, by `key`, of complete runs whose names begin with `prefix`, or None."""
     results_dir = Path(cell.config.results_dir)
     if cell.problems or cell.config.rerun or not results_dir.is_dir():
@@ -238,7 +243,7 @@ def _newest(
         warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
         rows = ((folder, tables.read_row(folder)) for folder in results_dir.glob(f"{escape(prefix)}-*"))
         candidates = [(folder, row) for folder, row in rows if row is not None and is_wanted(row)]
-        candidates = [run for run in candidates if run[1]["status"] in statuses and run[1]["repeat"] == cell.repeat]
+        candidates = [run for run in candidates if run[1].status in statuses and run[1].repeat == cell.repeat]
         newest = sorted(candidates, key=key, reverse=True)
         return next((row for folder, row in newest if tables.is_whole(folder)), None)
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
-from ..config.cell import Cell
+from ..config.cell import Cell, CellConfig
 from ..config.compose import LIMIT, CommandLine, RefusedError, propose, refuse_senseless
+from ..config.flat import base_name
 from ..config.plugins import OBJECTIVE, Objective
+from ..host.environment import SIMULATED
 from ..host.pipes import print_line, print_note
 from ..host.terminal import is_quiet
 from ..predict.estimate import refuse_unfit
@@ -31,7 +34,7 @@ from ..results.summary import summarize
 from ..sizes import parse_memory, show_count
 from .cell import find_reusable
 from .parity import DIFFERS, REFERENCES, ParityCheck
-from .progress import SUBMITTED, WAITING, Reporter, interruption_of
+from .progress import SUBMITTED, WAITING, Reporter, interruption_message
 from .search import is_search, run_searches, used_bytes
 from .sweep import Sweep
 
@@ -43,7 +46,7 @@ def run_cells(
     kind: Callable[..., Sweep] = Sweep,
     here: bool = True,
     price: float | None = None,
-) -> tuple[int, list[dict[str, Any]]]:
+) -> tuple[int, list[RunRow]]:
     """Runs the cells, and prints the results if `tables`, with the columns `chosen`. Returns the exit code and the rows
     of all launches: 0 all ok, 1 one failed or could not be written to its folder, 130 stopped by the user. Raises
     RefusedError if every cell is invalid, or if nothing could be written.
@@ -69,22 +72,22 @@ def run_cells(
     if tables and searches:
         print_searches(searches)
     tried = [*search.rows, *sweep.combinations]
-    broken = [row for row in tried if row["status"] not in ("ok", "oom")]  # not fitting is a result
-    print_failures(broken)
+    broken = [row for row in tried if row.status not in ("ok", "oom")]  # not fitting is a result
+    print_failures((base_name(CellConfig.from_json(row.config)), vars(row)) for row in broken)
     rows, lost = [*sweep.rows, *tried], [*sweep.unwritten, *search.unwritten]
     print_ending(cells if rows and tables else [], lost, sweep, reporter)
     gone = _removed(cells, rows, lost)
     if sweep.stopped:
         return 130, rows
-    failed = [row for row in sweep.rows if row["status"] != "ok" or row["training"] == DIFFERS]
+    failed = [row for row in sweep.rows if row.status != "ok" or row.training == DIFFERS]
     return int(bool(failed or broken or lost or gone)), rows
 
 
-def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[folders.Unwritten]) -> list[str]:
+def _removed(cells: list[Cell], rows: list[RunRow], lost: list[folders.Unwritten]) -> list[str]:
     """Returns runs that were removed meanwhile, after printing an error."""
     results_dirs = dict.fromkeys(Path(cell.config.results_dir) for cell in cells)
     searched = [*results_dirs, *(run.kept for run in lost if run.kept is not None)]
-    written = [row["run_id"] for row in rows if row["status"] == "ok" and selection.split(row["run_id"])[1]]
+    written = [row.run_id for row in rows if row.status == "ok" and selection.split(row.run_id)[1]]
     gone = [run for run in dict.fromkeys(written) if not any((folder / run).is_dir() for folder in searched)]
     if gone:
         runs, where = show_count(len(gone), "run"), ", ".join(map(str, results_dirs))
@@ -99,21 +102,17 @@ def print_ending(cells: list[Cell], lost: list[folders.Unwritten], sweep: Sweep,
     """Prints where the tables are, which runs could not be written, and whether a failure or the user stopped it."""
     for folder in sorted({cell.config.results_dir for cell in cells if not cell.problems}) if not is_quiet() else ():
         if Path(folder).is_dir():
-            print_line(f"tables: {folder}   ({_readers(folder)})")
-    for message in folders.messages_of(lost):
+            readers = "zerobench status, show, export; zerobench.load"  # whose default is RESULTS
+            if folder != RESULTS:
+                readers = f"zerobench status {folder}; zerobench export {folder}; zerobench show --results {folder} RUN"
+            print_line(f"tables: {folder}   ({readers})")
+    for message in folders.unwritten_messages(lost):
         print_note(f"zerobench: {message}")
     if sweep.failed_fast:
         left = sum(entry.state in (WAITING, SUBMITTED) for entry in reporter.entries)
         print_note(f"fail_fast=true: stopped at the first failure; launches not started: {left}")
     if sweep.stopped:
-        print_note(f"zerobench: {interruption_of(reporter.entries)}")
-
-
-def _readers(folder: str) -> str:
-    """Returns commands that read a results folder; RESULTS is their default."""
-    if folder == RESULTS:
-        return "zerobench status, show, export; zerobench.load"
-    return f"zerobench status {folder}; zerobench export {folder}; zerobench show --results {folder} RUN"
+        print_note(f"zerobench: {interruption_message(reporter.entries)}")
 
 
 def fitting(cells: list[Cell]) -> list[Cell]:
@@ -136,6 +135,22 @@ def check_folders(cells: list[Cell]) -> None:
             folders.tidy(folder)
     if problems:
         raise RefusedError(problems)
+
+
+def run_composed(composed: CommandLine, chosen: Sequence[str] | None) -> int:
+    """Runs the cells of a command line: on this machine, in a launcher's jobs, or for a sweeper. Prints the table of
+    the columns `chosen`, and returns the exit code. Raises RefusedError.
+    """
+    launcher = composed.launcher
+    here = launcher is None or launcher.is_here
+    kind: Callable[..., Sweep] = Sweep
+    if launcher is not None:
+        from .jobs import JobSweep
+
+        kind = partial(JobSweep, composed=composed)
+    if composed.proposes:
+        return run_proposed(composed, chosen, kind, here)
+    return run_cells(composed.cells, chosen, kind=kind, here=here, price=composed.price)[0]
 
 
 OVER = "over the limit"
@@ -187,7 +202,7 @@ def run_proposed(composed: CommandLine, chosen: Sequence[str] | None, kind: Call
         raise refused
     if cells.stopped:
         return 130
-    differs = any(row["training"] == DIFFERS for row in cells.rows)
+    differs = any(row.training == DIFFERS for row in cells.rows)
     failed = any(status not in ANSWERS for status in counts)
     return int(bool(failed or differs or cells.unwritten or cells.failed_fast or not account))
 
@@ -226,16 +241,18 @@ class Trials:
             raise EndedError
         return [self.values[cell.cell_id] for cell in batch]
 
-    def _judge(self, cell: Cell, rows: list[dict[str, Any]]) -> None:
+    def _judge(self, cell: Cell, rows: list[RunRow]) -> None:
         """Takes the values of a cell, summarized over launches as in tables."""
-        row: dict[str, Any] = summarize(frame_of(rows, RunRow)).to_dict("records")[0]  # type: ignore[assignment]
-        over = row["status"] == "ok" and self.limit_bytes is not None and used_bytes(row) > self.limit_bytes
-        self.statuses[cell.cell_id] = status = OVER if over else row["status"]
+        row: Any = next(summarize(frame_of(rows, RunRow)).itertuples())
+        over = row.status == "ok" and self.limit_bytes is not None and used_bytes(row) > self.limit_bytes
+        self.statuses[cell.cell_id] = status = OVER if over else row.status
         if status != "ok":
             self.values[cell.cell_id] = [objective.worst for objective in self.objectives]
             return
-        if lacking := [objective.column for objective in self.objectives if pd.isna(row[objective.column])]:
-            simulated = row["backend"] == "simulated"
+        columns = [objective.column for objective in self.objectives]
+        if lacking := [column for column in columns if pd.isna(getattr(row, column))]:
+            simulated = row.backend == SIMULATED
             why = "a simulated world has no times and no losses" if simulated else "measure.passes=both measures all"
             raise RefusedError([f"{OBJECTIVE}={lacking[0]}: a run has no such figure; {why}"])
-        self.values[cell.cell_id] = [objective.value_of(row) for objective in self.objectives]
+        figures = zip(self.objectives, columns, strict=True)
+        self.values[cell.cell_id] = [objective.directed(getattr(row, column)) for objective, column in figures]

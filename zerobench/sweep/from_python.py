@@ -68,8 +68,8 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
     if code == 130:
         raise KeyboardInterrupt
     folders = sorted({cell.config.results_dir for cell in cells})
-    results = merge([load(folder) for folder in folders if Path(folder).is_dir()]).of(row["run_id"] for row in rows)
-    invalid = [row for row in rows if row["status"] == "invalid"]
+    results = merge([load(folder) for folder in folders if Path(folder).is_dir()]).of(row.run_id for row in rows)
+    invalid = [row for row in rows if row.status == "invalid"]
     return replace(results, runs=to_frame([results.runs, frame_of(invalid, RunRow)], RunRow)) if invalid else results
 
 
@@ -80,29 +80,24 @@ def _check_caller() -> None:
             'zerobench.run: this process is a rank; in a script call it below `if __name__ == "__main__":`,'
             " and in a job of torchrun, srun or mpirun use the command line"
         )
-    if (line := _unguarded_line()) is not None:
-        raise RuntimeError(
-            f"zerobench.run: line {line} of {Path(sys.modules['__main__'].__file__ or '').name} calls it without"
-            ' `if __name__ == "__main__":`; ranks import the script and would call it again, so put the call below'
-            " that line"
-        )
-
-
-def _unguarded_line() -> int | None:
-    """Returns the line of the main script that leads here outside of any `if`; None if there is none."""
+    # Does a line of the main script lead here outside of any `if`?
     main = sys.modules["__main__"]
     file = Path(getattr(main, "__file__", None) or "")
     frame = inspect.currentframe()
     while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
         frame = frame.f_back
     if frame is None or Path(frame.f_code.co_filename).name != file.name:
-        return None
+        return
     try:
         nodes = ast.walk(ast.parse(file.read_bytes()))
     except (OSError, SyntaxError):  # it has changed since
-        return None
+        return
     line, ifs = frame.f_lineno, (node for node in nodes if isinstance(node, ast.If))
-    return None if any(node.lineno <= line <= (node.end_lineno or 0) for node in ifs) else line
+    if not any(node.lineno <= line <= (node.end_lineno or 0) for node in ifs):
+        raise RuntimeError(
+            f'zerobench.run: line {line} of {file.name} calls it without `if __name__ == "__main__":`; ranks import the'
+            " script and would call it again, so put the call below that line"
+        )
 
 
 def _check_known_to_ranks(cells: Sequence[Cell]) -> None:

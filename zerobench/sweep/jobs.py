@@ -38,15 +38,15 @@ from hydra.core.utils import JobStatus
 from ..config.cell import Cell
 from ..config.compose import CommandLine
 from ..config.composer import instantiate_launcher
-from ..config.plugins import LAUNCHER, RAY, SWEEPER, LauncherChoice, Resources, at_once, resources_of
+from ..config.plugins import LAUNCHER, RAY, SWEEPER, LauncherChoice, Resources, at_once, requested_resources
 from ..host import job as cluster
 from ..host.files import read_text
 from ..host.signals import raise_if_interrupted
 from ..host.temporary import claim, remove
-from ..records import SearchRow
+from ..records import RunRow, SearchRow
 from ..results.folders import JOBS
 from ..sections import known
-from .cell import find_elsewhere, write_lost
+from .cell import find_elsewhere, new_row, write_lost
 from .search import is_search
 from .sweep import Sweep
 
@@ -98,10 +98,10 @@ class LauncherJob:
 def resources_for(cell: Cell, choice: LauncherChoice) -> Resources:
     """Returns the resources that the job of a cell requests."""
     config = cell.config
-    return resources_of(choice, config.world_size, config.node_size, known(config.launch.threads), config.device)
+    return requested_resources(choice, config.world_size, config.node_size, known(config.launch.threads), config.device)
 
 
-def command_of(cell: Cell, composed: CommandLine) -> list[str]:
+def job_command(cell: Cell, composed: CommandLine) -> list[str]:
     """Returns the command that runs a cell in its job. It has the values that were resolved for the job, so that the
     job runs the cell that was planned. The launcher and the sweeper are chosen as for the sweep, since an experiment's
     settings of them compose with no others, and ignored: hydra.mode=RUN.
@@ -153,12 +153,14 @@ class JobSweep(Sweep):
         if jobs:
             self._run_jobs(list(jobs.values()))
 
-    def run_apart(self, cell: Cell) -> dict[str, Any]:
+    def run_apart(self, cell: Cell) -> RunRow:
         """Returns the row of a reference run, which a job has made."""
-        missing = {"status": "crash", "reason": f"no job of {self.choice.name} has run it"}
-        return self.find(cell) or missing
+        if (row := self.find(cell)) is None:
+            row = new_row(cell)
+            row.status, row.reason = "crash", f"no job of {self.choice.name} has run it"
+        return row
 
-    def find(self, launch: Cell) -> dict[str, Any] | None:
+    def find(self, launch: Cell) -> RunRow | None:
         return find_elsewhere(launch, self.answers, self.choice.name)
 
     def _run_jobs(self, waiting: list[LauncherJob]) -> None:
@@ -212,7 +214,7 @@ class JobSweep(Sweep):
         """Starts a job. Once it has ended, it is in `over`, with the error of the plugin."""
         name = f"job {job.number} of {self.choice.name}"
         self.reporter.submit(list(job.launches.values()), name, under_way)
-        command = command_of(job.cell, self.composed)
+        command = job_command(job.cell, self.composed)
         task = partial(run_job, str(folder), job.number, command, self.choice.name, os.getcwd())
         settings = job.resources.settings(self.choice)
         try:
@@ -237,35 +239,36 @@ class JobSweep(Sweep):
         """Takes the rows that a job has written."""
         path = folder / f"rows-{job.number}.jsonl"
         lines = read_text(path).splitlines(keepends=True) if path.exists() else []
-        combinations: dict[tuple[str, int], dict[str, Any]] = {}
-        for row in (json.loads(line) for line in lines if line.endswith("\n")):
-            if "search_id" in row:
-                result = SearchRow(**row)  # it ends the job's launches
+        combinations: dict[tuple[str, int], RunRow] = {}
+        for written in (json.loads(line) for line in lines if line.endswith("\n")):
+            if "search_id" in written:
+                result = SearchRow(**written)  # it ends the job's launches
                 if job.launches:  # else the job was started again
                     self.searches.append(result)
-                seconds = sum(combination["seconds"] for combination in combinations.values())
-                reason = result.reason or f"micro-batch {result.micro_batch}"
-                ending = {"status": result.status, "reason": reason, "seconds": seconds}
                 for launch in job.launches.values():
+                    row = new_row(launch)
+                    row.status, row.reason = result.status, result.reason or f"micro-batch {result.micro_batch}"
+                    row.seconds, row.peak_bytes = sum(run.seconds for run in combinations.values()), result.peak_bytes
                     self.reporter.start(launch)
-                    self.reporter.end(launch, ending | {"peak_bytes": result.peak_bytes}, reused=False)
+                    self.reporter.end(launch, row, reused=False)
                 job.launches.clear()
             elif is_search(job.cell):
-                combinations[row["cell_id"], row["repeat"]] = row
-            elif row["repeat"] in job.launches:  # else the job was started again, and reused it
-                self._take_row(job, row)
+                row = RunRow(**written)
+                combinations[row.cell_id, row.repeat] = row
+            elif written["repeat"] in job.launches:  # else the job was started again, and reused it
+                self._take_row(job, RunRow(**written))
         self.combinations += combinations.values()
 
-    def _take_row(self, job: LauncherJob, row: dict[str, Any]) -> None:
-        launch = job.launches.pop(row["repeat"])
+    def _take_row(self, job: LauncherJob, row: RunRow) -> None:
+        launch = job.launches.pop(row.repeat)
         self.reporter.start(launch)
         self.take(launch, row)
-        self.failed_fast |= row["status"] != "ok" and launch.config.fail_fast
+        self.failed_fast |= row.status != "ok" and launch.config.fail_fast
 
     def _end(self, job: LauncherJob, error: BaseException | None, folder: Path) -> None:
         """Ends a job that is over: its first launch without a row gets one, and the other launches of its cell none."""
         self._take_rows(job, folder)
-        failed = any(row["status"] != "ok" for row in self.by_cell.get(job.cell.cell_id, []))
+        failed = any(row.status != "ok" for row in self.by_cell.get(job.cell.cell_id, []))
         if job.launches and not failed and not self.failed_fast:
             reason = "ended without a row for it"
             if error is not None:
@@ -275,6 +278,6 @@ class JobSweep(Sweep):
             logs = [path.read_text(errors="replace") for path in sorted(folder.glob(f"log-{job.number}-*.txt"))]
             launch = next(iter(job.launches.values()))
             row = write_lost(launch, reason, self.choice.name, "\n".join(logs), self.unwritten.append)
-            self._take_row(job, vars(row))
+            self._take_row(job, row)
         for launch in job.launches.values():
             self.reporter.skip(launch)

@@ -25,7 +25,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from ..config.schema import Measure
 from ..config.schema_memory import Activation, Buffers, OffloadConfig, ZeroppConfig
 from ..host.environment import SIMULATED
 from ..predict.estimate import refuse_unfit
+from ..records import RunRow
 from ..results import tables
 from ..results.folders import amend_row
 from ..results.provenance import source_of
@@ -95,8 +96,6 @@ of a folder for 60 s (acdirmax).
 ABSENT = "the run is not in its results folder"
 
 NONE_AT_HAND = "no DDP run of the same training is in this sweep or folder; measure.check_training=true makes one"
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,17 @@ def _blame(wrong: Any, of_step: list[Any], limits: tuple[float, float], ranks: i
     """
     step, off = wrong.step, next((pair for pair in of_step if pair.loss_off > limits[0]), None)
     if off is None:
-        said = f"gradients: their norm at step {step} is {wrong.norm:.6g}, {_factor(wrong.norm, wrong.norm_ddp, ranks)}"
+        ours, theirs, than = wrong.norm, wrong.norm_ddp, f"DDP's {wrong.norm_ddp:.6g}"
+        if math.isfinite(ours) and math.isfinite(theirs) and theirs:  # with the usual cause of that factor
+            factor = ours / theirs
+            than = f"{factor:.6g} times DDP's"
+            if math.isclose(factor, ranks, rel_tol=1e-3) and ranks > 1:
+                than += f", as a sum over the {ranks} ranks would be in place of the mean"
+            elif math.isclose(factor, 1 / ranks, rel_tol=1e-3) and ranks > 1:
+                than += f", as after a second division by the {ranks} ranks"
+            elif factor < 0.999:
+                than += ": the gradients of a rank or of a bucket are missing"
+        said = f"gradients: their norm at step {step} is {ours:.6g}, {than}"
         return f"{said}, and the losses before agree: check the backward and the reduction"
     said = f"the loss of rank {off.rank} at step {step} is {off.loss:.9g} and DDP's {off.loss_ddp:.9g}"
     if step == 0:
@@ -204,40 +213,25 @@ def _blame(wrong: Any, of_step: list[Any], limits: tuple[float, float], ranks: i
     return f"{said}, after gradient norms that agree: check the update of step {step - 1}, and parts of gradients"
 
 
-def _factor(ours: float, theirs: float, ranks: int) -> str:
-    """Formats "2.000 times DDP's ...", with the usual cause of that factor if known."""
-    if not (math.isfinite(ours) and math.isfinite(theirs) and theirs):
-        return f"DDP's {theirs:.6g}"
-    factor = ours / theirs
-    ratio = f"{factor:.6g} times DDP's"
-    if math.isclose(factor, ranks, rel_tol=1e-3) and ranks > 1:
-        return f"{ratio}, as a sum over the {ranks} ranks would be in place of the mean"
-    if math.isclose(factor, 1 / ranks, rel_tol=1e-3) and ranks > 1:
-        return f"{ratio}, as after a second division by the {ranks} ranks"
-    if factor < 0.999:
-        return f"{ratio}: the gradients of a rank or of a bucket are missing"
-    return ratio
-
-
 class ParityCheck:
     """Collects the rows of a sweep as they are written; rows without a reference wait for one."""
 
     def __init__(self) -> None:
-        self._references: dict[str, tuple[Row, CellConfig, pd.DataFrame]] = {}
-        self._waiting: list[tuple[Cell, Row]] = []
-        self._late: list[tuple[Cell, Row]] = []
+        self._references: dict[str, tuple[CellConfig, pd.DataFrame]] = {}
+        self._waiting: list[tuple[Cell, RunRow]] = []
+        self._late: list[tuple[Cell, RunRow]] = []
 
-    def see(self, cell: Cell, row: Row) -> None:
+    def see(self, cell: Cell, row: RunRow) -> None:
         """Handles a finished run; its verdict, once known, is written into `row` and the run's folder."""
-        if row["status"] != "ok" or row["backend"] == SIMULATED or cell.config.measure.check_training == "false":
+        if row.status != "ok" or row.backend == SIMULATED or cell.config.measure.check_training == "false":
             return
         if not _is_there(cell, row):  # it could not be written there, or is not visible on this machine yet
-            row |= {"training": UNCHECKED, "training_words": ABSENT}
+            row.training, row.training_words = UNCHECKED, ABSENT
             self._late += [(cell, row)] if _may_be_late(row) else []
             return
         key = _key(cell.config, row)
-        if row["strategy"] == strategies.reference().name:
-            self._references.setdefault(key, (row, cell.config, _steps(_folder(cell, row))))
+        if row.strategy == strategies.reference().name:
+            self._references.setdefault(key, (cell.config, _steps(_folder(cell, row))))
             _write(cell, row, Verdict(REFERENCE, "is the reference of the others"))
             ready = [pair for pair in self._waiting if _key(pair[0].config, pair[1]) == key]
             self._waiting = [pair for pair in self._waiting if not any(pair is other for other in ready)]
@@ -248,15 +242,24 @@ class ParityCheck:
         else:
             self._waiting.append((cell, row))
 
-    def finish(self, makes: bool, say: Callable[[str], None], run: Callable[[Cell], Row] | None = None) -> bool:
+    def finish(self, makes: bool, say: Callable[[str], None], run: Callable[[Cell], RunRow] | None = None) -> bool:
         """Ends the sweep: waits for late runs; for rows without a reference, makes one or writes a note. Returns False
         if the user interrupts.
 
         `makes`: permits new references. `say`: prints a line. `run`: reuses or runs a cell where the sweep's cells ran,
         by default on this machine.
         """
-        stopped = makes and not self._see_late(say)
-        makes &= not stopped
+        stopped = False
+        if makes:  # runs of other machines may not be visible here yet
+            late, self._late = self._late, []
+            if absent := sum(not _is_there(*pair) for pair in late):
+                say(f"{show_count(absent, 'run')} of other machines cannot be seen here yet: up to {LATE_S:.0f} s more")
+            try:
+                _wait_for(late)
+            except KeyboardInterrupt:
+                makes, stopped = False, True
+            for pair in late:
+                self.see(*pair)
         waiting, self._waiting = self._waiting, []
         for cell, row in waiting:
             why = NONE_AT_HAND
@@ -272,23 +275,8 @@ class ParityCheck:
                 _write(cell, row, Verdict(UNCHECKED, why))
         return not stopped
 
-    def _see_late(self, say: Callable[[str], None]) -> bool:
-        """Waits for runs of other machines that are not visible here yet. Returns False if the user interrupts."""
-        late, self._late = self._late, []
-        absent = sum(not _is_there(*pair) for pair in late)
-        if absent:
-            say(f"{show_count(absent, 'run')} of other machines cannot be seen here yet: up to {LATE_S:.0f} s more")
-        try:
-            _wait_for(late)
-            stopped = False
-        except KeyboardInterrupt:
-            stopped = True
-        for pair in late:
-            self.see(*pair)
-        return not stopped
-
-    def _judge(self, cell: Cell, row: Row) -> None:
-        _, config, steps = self._references[_key(cell.config, row)]
+    def _judge(self, cell: Cell, row: RunRow) -> None:
+        config, steps = self._references[_key(cell.config, row)]
         try:
             own = _steps(_folder(cell, row))
         except OSError:  # removed meanwhile
@@ -296,7 +284,7 @@ class ParityCheck:
         else:
             _write(cell, row, compare(cell.config, own, config, steps))
 
-    def _find(self, cell: Cell, row: Row) -> bool:
+    def _find(self, cell: Cell, row: RunRow) -> bool:
         """Returns whether there is a reference, searching the results folder if the sweep has none yet."""
         key, config = _key(cell.config, row), cell.config
         name = escape(config.model_name[:LONGEST_NAME])
@@ -305,14 +293,14 @@ class ParityCheck:
             for folder in Path(config.results_dir).glob(pattern):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # an unreadable run is not a reference
-                    row = tables.read_row(folder) or {"status": ""}
-                if row["status"] == "ok":
-                    config = CellConfig.from_json(row["config"])
-                    if _key(config, row) == key and tables.is_whole(folder):
-                        self._references.setdefault(key, (row, config, _steps(folder)))
+                    other = tables.read_row(folder)
+                if other is not None and other.status == "ok":
+                    config = CellConfig.from_json(other.config)
+                    if _key(config, other) == key and tables.is_whole(folder):
+                        self._references.setdefault(key, (config, _steps(folder)))
         return key in self._references
 
-    def _make(self, cell: Cell, row: Row, run: Callable[[Cell], Row]) -> str:
+    def _make(self, cell: Cell, row: RunRow, run: Callable[[Cell], RunRow]) -> str:
         """Runs DDP for a few steps, or reuses such a run; returns "" or why there is still no reference."""
         config, reference = cell.config, strategies.reference()
         # all steps except one are warm-up, which also has norms
@@ -328,45 +316,45 @@ class ParityCheck:
         )  # fmt: skip
         made = replace(made, repeat=0)
         made_row = run(made)
-        if made_row["status"] != "ok":
-            return f"DDP, its reference: {made_row['status']}: {made_row['reason']}"
+        if made_row.status != "ok":
+            return f"DDP, its reference: {made_row.status}: {made_row.reason}"
         if _may_be_late(made_row):
             _wait_for([(made, made_row)])
         if not _is_there(made, made_row):
             return f"DDP, its reference: {ABSENT}"
-        self._references[_key(cell.config, row)] = made_row, made.config, _steps(_folder(made, made_row))
+        self._references[_key(cell.config, row)] = made.config, _steps(_folder(made, made_row))
         return ""
 
 
-def run_here(cell: Cell) -> Row:
+def run_here(cell: Cell) -> RunRow:
     """Returns the row of a cell, reused or new. Raises StoppedError if the user interrupts."""
-    return find_reusable(cell) or asdict(run_cell(refuse_unfit(cell), lambda _: None))
+    return find_reusable(cell) or run_cell(refuse_unfit(cell), lambda _: None)
 
 
-def _key(config: CellConfig, row: Row) -> str:
-    code = {name: row[name] for name in CODE}
+def _key(config: CellConfig, row: RunRow) -> str:
+    code = {name: getattr(row, name) for name in CODE}
     if code["source_hash"] == source_of(config):  # a user's strategy is code that its reference does not run
         code["source_hash"] = source_of(replace(config, strategy=strategies.reference().options()))
     return " ".join([training_key(config), *map(str, code.values())])
 
 
-def _folder(cell: Cell, row: Row) -> Path:
-    return Path(cell.config.results_dir) / str(row["run_id"])
+def _folder(cell: Cell, row: RunRow) -> Path:
+    return Path(cell.config.results_dir) / row.run_id
 
 
-def _may_be_late(row: Row) -> bool:
+def _may_be_late(row: RunRow) -> bool:
     """Whether another machine may have written the run."""
-    return row["launcher"] not in (LOCAL, *HERE)
+    return row.launcher not in (LOCAL, *HERE)
 
 
-def _wait_for(runs: list[tuple[Cell, Row]]) -> None:
+def _wait_for(runs: list[tuple[Cell, RunRow]]) -> None:
     """Waits until all runs are visible, for at most LATE_S."""
     deadline = time.monotonic() + LATE_S
     while not all(_is_there(*pair) for pair in runs) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
 
 
-def _is_there(cell: Cell, row: Row) -> bool:
+def _is_there(cell: Cell, row: RunRow) -> bool:
     return (_folder(cell, row) / "steps.parquet").is_file()
 
 
@@ -375,14 +363,15 @@ def _steps(folder: Path) -> pd.DataFrame:
     return steps
 
 
-def _write(cell: Cell, row: Row, verdict: Verdict) -> None:
+def _write(cell: Cell, row: RunRow, verdict: Verdict) -> None:
     changes = {
         "training": verdict.kind,
         "training_words": verdict.message,
         "loss_deviation": verdict.loss,
         "grad_norm_deviation": verdict.norm,
     }
-    if any(row[name] != value for name, value in changes.items()):
-        row |= changes
+    if any(getattr(row, name) != value for name, value in changes.items()):
+        for name, value in changes.items():
+            setattr(row, name, value)
         with suppress(OSError, ValueError):  # a read-only folder: the next sweep that reuses the run tries again
             amend_row(_folder(cell, row), changes)

@@ -19,10 +19,11 @@ from rich.text import Text
 from ..config.cell import Cell, CellConfig
 from ..host.environment import OMP_THREADS, SIMULATED, exported_threads
 from ..host.terminal import print_on, progress_console
+from ..records import RunRow
 from ..results.grid import Grid
 from ..sections import known
 from ..sizes import printable, show_bytes, show_count, show_left, show_ms
-from .cell import passes_of
+from .cell import pass_names
 
 LINE_EVERY_S = 30.0
 """Seconds between plain lines during a long pass."""
@@ -99,19 +100,16 @@ class Reporter:
             entry = Entry(launch.name + number)
             if not launch.problems and not free(launch):
                 config = launch.config
-                entry.work, entry.passes = work_of(config), passes_of(config, launch.repeat)
+                entry.work, entry.passes = step_work(config), pass_names(config, launch.repeat)
                 entry.steps = config.measure.steps + config.measure.warmup
-                self._note_threads(config)
+                threads = exported_threads() if config.backend != SIMULATED and not config.own_threads else None
+                if threads is not None and threads == config.launch.threads and not self._noted_threads:
+                    self._noted_threads = True
+                    exported = f"{OMP_THREADS}={os.environ[OMP_THREADS]} is exported"
+                    count = show_count(threads, "thread")
+                    self.say(f"{exported}: a rank has {count}; launch.threads=N takes precedence")
             self._indices[launch] = len(self.entries)
             self.entries.append(entry)
-
-    def _note_threads(self, config: CellConfig) -> None:
-        """Says once that the number of threads is the exported one."""
-        threads = exported_threads() if config.backend != SIMULATED and not config.own_threads else None
-        if threads is not None and threads == config.launch.threads and not self._noted_threads:
-            self._noted_threads = True
-            exported = f"{OMP_THREADS}={os.environ[OMP_THREADS]} is exported"
-            self.say(f"{exported}: a rank has {show_count(threads, 'thread')}; launch.threads=N takes precedence")
 
     def replace(self, launch: Cell, by: Cell) -> None:
         """Replaces an expected launch by another that is displayed in its place: the same under another limit."""
@@ -121,7 +119,7 @@ class Reporter:
         """Shows that a job for these launches has been submitted, one of `side_by_side` that are not over."""
         self._side_by_side = max(self._side_by_side, side_by_side)
         for launch in launches:
-            entry = self._entry_of(launch)
+            entry = self._make_current(launch)
             entry.state, entry.elsewhere = SUBMITTED, True
         if self._live is None:
             more = f" and {len(launches) - 1} more" if len(launches) > 1 else ""
@@ -138,9 +136,9 @@ class Reporter:
         elif not launch.problems:
             self._line("running")
 
-    def again(self, launch: Cell, row: dict[str, Any]) -> None:
-        entry = self._entry_of(launch)
-        self._line(f"{row['status']}: {row['reason']}; it is run again, as launch.retry has it")
+    def again(self, launch: Cell, row: RunRow) -> None:
+        entry = self._make_current(launch)
+        self._line(f"{row.status}: {row.reason}; it is run again, as launch.retry has it")
         entry.mode, entry.step, entry.loss, entry.peak_bytes = "", "", None, None
         entry.begun, entry.done = time.monotonic(), 0
 
@@ -149,7 +147,7 @@ class Reporter:
 
     def skip(self, launch: Cell) -> None:
         """Skips a launch because an earlier one of the same cell failed."""
-        entry = self._entry_of(launch)
+        entry = self._make_current(launch)
         entry.state, entry.work = SKIPPED, None
 
     def wait(self, waits: bool) -> None:
@@ -173,36 +171,36 @@ class Reporter:
             loss = f", loss {entry.loss:.4f}" if entry.loss is not None else ""
             self._line(f"{entry.mode} pass, step {entry.step}{loss}, {self._left()}")
 
-    def end(self, launch: Cell, row: dict[str, Any], reused: bool, stopped: bool = False) -> None:
+    def end(self, launch: Cell, row: RunRow, reused: bool, stopped: bool = False) -> None:
         """Ends a launch with its row. `stopped`: no other launch follows because the user interrupted."""
-        entry, now = self._entry_of(launch), time.monotonic()
-        entry.state, entry.seconds = row["status"], row["seconds"] if entry.elsewhere else now - entry.begun
-        failed = row["status"] != "ok"
+        entry, now = self._make_current(launch), time.monotonic()
+        entry.state, entry.seconds = row.status, row.seconds if entry.elsewhere else now - entry.begun
+        failed = row.status != "ok"
         if reused or (not entry.done and (failed or not entry.elsewhere)):
             entry.work = None
         elif failed:  # only the steps that it did were done in its time
             entry.passes, entry.steps = entry.passes[:1], entry.done
-        entry.peak_bytes = row.get("peak_bytes") or entry.peak_bytes
-        if row["status"] == "ok":
-            entry.loss = row["loss_last"]
+        entry.peak_bytes = row.peak_bytes or entry.peak_bytes
+        if not failed:
+            entry.loss = row.loss_last
             how = "reused an earlier run" if reused else f"{entry.seconds:.1f} s"
-            message = f"ok, {how}, peak {show_bytes(row['peak_bytes'])}, step {show_ms(row['step_s'])}"
+            message = f"ok, {how}, peak {show_bytes(row.peak_bytes)}, step {show_ms(row.step_s)}"
         else:
-            message = f"{row['status']}: {row['reason']}"
+            message = f"{row.status}: {row.reason}"
         entry.state = "reused" if reused else entry.state
         if self._live is None:
             more = not (reused or stopped or all(each.is_done for each in self.entries))
             self._line(f"{message}; {self._left()}" if more else message)
-        elif row["status"] != "ok":
+        elif failed:
             self._line(message)
-        if row["status"] == "ok" and row["passes_agree"] is False:
+        if not failed and row.passes_agree is False:
             self._line("the losses of the passes differ; the model or device is not deterministic")
 
     @property
     def entry(self) -> Entry:
         return self.entries[self._current]
 
-    def _entry_of(self, launch: Cell) -> Entry:
+    def _make_current(self, launch: Cell) -> Entry:
         """Makes a launch the current one and returns its entry."""
         self._current = self._indices[launch]
         return self.entry
@@ -216,10 +214,10 @@ class Reporter:
         print_on(self.console, number + text)
 
     def _table(self) -> RenderableType:
-        return table_of(self.entries, self._current, self._left(), self.console.height)
+        return progress_table(self.entries, self._current, self._left(), self.console.height)
 
 
-def work_of(config: CellConfig) -> float:
+def step_work(config: CellConfig) -> float:
     """Returns the work of a step: tokens times parameters, if the config has them."""
     sizes = (config.model_options.get(key) for key in ("hidden", "layers", "vocabulary"))
     hidden, layers, vocabulary = (size if isinstance(size, int) and size > 0 else 1 for size in sizes)
@@ -253,27 +251,19 @@ AROUND = 6
 """Terminal lines that are not rows of the table."""
 
 
-def table_of(launches: Sequence[Entry], current: int, left: str, height: int) -> RenderableType:
+def progress_table(launches: Sequence[Entry], current: int, left: str, height: int) -> RenderableType:
     """Returns as many launches as fit into `height` lines, with priority for running ones, and a summary line."""
     room = max(3, height - AROUND)
     near = sorted(range(len(launches)), key=lambda at: (launches[at].state != RUNNING, abs(at - current)))
     rows = [_row(launches[at]) for at in sorted(near[:room])]
-    caption = Text(f"{summary_of(launches)}; {left}", style="italic")
-    return Group(Grid(HEADER, rows, 3, FIRST_TO_GO, hints=False), caption)
-
-
-def summary_of(launches: Sequence[Entry]) -> str:
-    """Returns the numbers of launches that are done, are running in parallel, and have been submitted as jobs."""
     running, submitted = (sum(launch.state == state for launch in launches) for state in (RUNNING, SUBMITTED))
-    parts = [f"{sum(launch.is_done for launch in launches)} of {len(launches)} launches done"]
-    if running > 1 or submitted:
-        parts.append(f"{running} running")
-    if submitted:
-        parts.append(f"{submitted} submitted")
-    return ", ".join(parts)
+    summary = f"{sum(launch.is_done for launch in launches)} of {len(launches)} launches done"
+    summary += f", {running} running" if running > 1 or submitted else ""
+    summary += f", {submitted} submitted" if submitted else ""
+    return Group(Grid(HEADER, rows, 3, FIRST_TO_GO, hints=False), Text(f"{summary}; {left}", style="italic"))
 
 
-def interruption_of(launches: Sequence[Entry]) -> str:
+def interruption_message(launches: Sequence[Entry]) -> str:
     """Formats "1 of 2 done, zero1 gpt_tiny N=2 b=8 interrupted; the same command resumes"."""
     cut = [launch.name for launch in launches if launch.state in (RUNNING, INTERRUPTED)]
     done = sum(launch.is_done and launch.state != INTERRUPTED for launch in launches)

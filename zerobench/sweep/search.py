@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import pandas as pd
 from ..config.cell import Cell
 from ..host.job import report_row
 from ..records import RunRow, SearchRow
-from ..results.folders import Unwritten, reason_of, write_search
+from ..results.folders import Unwritten, short_reason, write_search
 from ..results.frames import frame_of
 from ..results.provenance import device_class
 from ..results.summary import summarize
@@ -35,15 +35,13 @@ from .sweep import Sweep
 FINALISTS_WITHIN = 0.9
 """Minimum relative throughput of a finalist; a short run is no more precise."""
 
-Row = dict[str, Any]
-
 
 @dataclass
 class BatchSearch:
     """One search. `tried`: cells and rows of the short runs."""
 
     cell: Cell
-    tried: list[tuple[Cell, Row]] = field(default_factory=list)
+    tried: list[tuple[Cell, RunRow]] = field(default_factory=list)
 
     @property
     def identity(self) -> str:
@@ -54,12 +52,13 @@ class BatchSearch:
     def limit_bytes(self) -> int:
         return parse_memory(known(self.cell.config.search.memory_limit))
 
-    def fits(self, row: Row) -> bool:
-        return row["status"] == "ok" and used_bytes(row) <= self.limit_bytes
+    def fits(self, row: Any) -> bool:
+        """Whether a run, or a summarized row of several, is within the limit."""
+        return row.status == "ok" and used_bytes(row) <= self.limit_bytes
 
     def finalists(self) -> list[Cell]:
         """Returns the combinations that fit and are about as fast as the fastest, as cells for a longer measurement."""
-        fitting = [(cell, row["tokens_per_s"]) for cell, row in self.tried if self.fits(row)]
+        fitting = [(cell, known(row.tokens_per_s)) for cell, row in self.tried if self.fits(row)]
         best = max((speed for _, speed in fitting), default=0.0)
         fast = [cell for cell, speed in fitting if speed >= FINALISTS_WITHIN * best]
         search = self.cell.config.search
@@ -93,16 +92,15 @@ def combinations(cell: Cell) -> list[list[Cell]]:
     return ladders
 
 
-def used_bytes(row: Row) -> int:
+def used_bytes(row: Any) -> int:
     """Returns the bytes that the limit applies to: on CUDA the allocator's reserved bytes, else the ledger's peak."""
-    reserved = row["reserved_bytes"]
-    return int(row["peak_bytes"] if pd.isna(reserved) else reserved)
+    return int(row.peak_bytes if pd.isna(row.reserved_bytes) else row.reserved_bytes)
 
 
 def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
     """Runs the searches one after the other, then all their finalists together. Returns [] if the user stops it."""
     searches = [BatchSearch(cell) for cell in cells]
-    rows: dict[str, Row] = {}
+    rows: dict[str, RunRow] = {}
     for search in searches:
         for ladder in combinations(search.cell):
             _climb(search, ladder, sweep, rows)
@@ -118,18 +116,18 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
     for search in searches:  # launches for another limit count for this one too, if they fit
         alike = [other for other in searches if other.identity == search.identity]
         ids = {cell.cell_id for other in alike for cell in other.finalists()}
-        concluded.append(_conclude(search, [row for row in confirmed if row["cell_id"] in ids]))
+        concluded.append(_conclude(search, [row for row in confirmed if row.cell_id in ids]))
     for search, row in zip(searches, concluded, strict=True):
         results_dir = Path(search.cell.config.results_dir)
-        report_row(asdict(row))
+        report_row(vars(row))
         try:
             write_search(results_dir, row)
         except Exception as error:
-            sweep.unwritten.append(Unwritten(results_dir, reason_of(error), None))
+            sweep.unwritten.append(Unwritten(results_dir, short_reason(error), None))
     return concluded
 
 
-def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, rows: dict[str, Row]) -> None:
+def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, rows: dict[str, RunRow]) -> None:
     """Runs combinations until one does not fit, then only the last; `rows`: of a search with another limit."""
     too_large = False
     for cell in ladder:
@@ -146,37 +144,33 @@ def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, rows: dict[str
         too_large = too_large or not search.fits(row)
 
 
-def _conclude(search: BatchSearch, confirmed: list[Row]) -> SearchRow:
+def _conclude(search: BatchSearch, confirmed: list[RunRow]) -> SearchRow:
     """Builds the result. `confirmed`: confirming launches of this search's strategy."""
     row = _blank_row(search)
-    cells = summarize(frame_of(confirmed, RunRow)) if confirmed else None
-    records: list[Any] = [] if cells is None else cells.to_dict("records")
-    fitting: list[Row] = [cell for cell in records if search.fits(cell)]
+    cells: list[Any] = [*summarize(frame_of(confirmed, RunRow)).itertuples()] if confirmed else []
+    fitting = [cell for cell in cells if search.fits(cell)]
     if not fitting:
-        row.status, row.reason = "nothing_fits", _why_nothing_fits(search, row, confirmed)
+        row.status, lost = "nothing_fits", [run for run in confirmed if run.status != "ok"]
+        if row.least_bytes is not None and row.least_bytes <= row.limit_bytes and lost:
+            row.reason = f"what fitted could not be confirmed: {lost[0].status}: {lost[0].reason}"
+        elif row.least_bytes is not None:
+            row.reason = f"needs at least {show_bytes(row.least_bytes)}, and the limit is {show_bytes(row.limit_bytes)}"
+        else:
+            row.reason = "; ".join(dict.fromkeys(f"{run.status}: {run.reason}" for _, run in search.tried))
         return row
-    best = max(fitting, key=lambda cell: cell["tokens_per_s"])
+    best = max(fitting, key=lambda cell: cell.tokens_per_s)
     row.status = "found"
-    row.run_ids = " ".join(r["run_id"] for r in confirmed if r["cell_id"] == best["cell_id"])
-    row.micro_batch, row.accumulation = int(best["micro_batch"]), int(best["accumulation"])
-    row.checkpointing = None if pd.isna(best["checkpointing"]) else bool(best["checkpointing"])
-    row.peak_bytes, row.tokens_per_s = used_bytes(best), float(best["tokens_per_s"])
-    row.tokens_per_s_low, row.tokens_per_s_high = best["tokens_per_s_low"], best["tokens_per_s_high"]
+    row.run_ids = " ".join(run.run_id for run in confirmed if run.cell_id == best.cell_id)
+    row.micro_batch, row.accumulation = int(best.micro_batch), int(best.accumulation)
+    row.checkpointing = None if pd.isna(best.checkpointing) else bool(best.checkpointing)
+    row.peak_bytes, row.tokens_per_s = used_bytes(best), float(best.tokens_per_s)
+    row.tokens_per_s_low, row.tokens_per_s_high = best.tokens_per_s_low, best.tokens_per_s_high
     return row
-
-
-def _why_nothing_fits(search: BatchSearch, row: SearchRow, confirmed: list[Row]) -> str:
-    lost = [r for r in confirmed if r["status"] != "ok"]
-    if row.least_bytes is not None and row.least_bytes <= row.limit_bytes and lost:
-        return f"what fitted could not be confirmed: {lost[0]['status']}: {lost[0]['reason']}"
-    if row.least_bytes is not None:
-        return f"needs at least {show_bytes(row.least_bytes)}, and the limit is {show_bytes(row.limit_bytes)}"
-    return "; ".join(dict.fromkeys(f"{r['status']}: {r['reason']}" for _, r in search.tried))
 
 
 def _blank_row(search: BatchSearch) -> SearchRow:
     config = search.cell.config
-    peaks = [used_bytes(row) for _, row in search.tried if row["status"] == "ok"]
+    peaks = [used_bytes(row) for _, row in search.tried if row.status == "ok"]
     identity = f"{search.identity} {search.limit_bytes} {device_class(config.device)}"
     return SearchRow(
         search_id=hashlib.sha256(identity.encode()).hexdigest()[:12],

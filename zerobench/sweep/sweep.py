@@ -7,14 +7,14 @@ all cells equally. Finished launches are kept: a launch measured by an earlier s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..config.cell import Cell
 from ..config.flat import name_cells
 from ..host.job import report_row
 from ..host.signals import raise_if_interrupted
-from ..records import SearchRow
+from ..records import RunRow, SearchRow
 from ..results.folders import Unwritten
 from .cell import StoppedError, find_or_run, find_reusable
 from .parity import ParityCheck, run_here
@@ -31,20 +31,20 @@ class Sweep:
     reporter: Any
     answers: tuple[str, ...] = ("ok",)
     check: ParityCheck | None = None
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[RunRow] = field(default_factory=list)
     stopped: bool = False
     failed_fast: bool = False
     unwritten: list[Unwritten] = field(default_factory=list)
     """Runs that could not be written to their results folder."""
     reused: bool = False
     """Whether the last row was reused from an earlier run."""
-    by_cell: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    by_cell: dict[str, list[RunRow]] = field(default_factory=dict)
     """Id of a cell -> rows of its launches."""
     runs_searches: ClassVar[bool] = False
     """Whether `run` runs a search as a whole, in a job."""
     searches: list[SearchRow] = field(default_factory=list)
     """Results of such searches."""
-    combinations: list[dict[str, Any]] = field(default_factory=list)
+    combinations: list[RunRow] = field(default_factory=list)
     """Rows of the combinations that such searches tried."""
 
     def run(self, cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> None:
@@ -59,23 +59,21 @@ class Sweep:
                 self.reporter.skip(launch)
                 continue
             row = self.run_one(launch) if reusable is None else self.reuse(launch, reusable)
-            if row is not None and row["status"] != "ok":
+            if row is not None and row.status != "ok":
                 spoilt.add(id(launch.config))
                 self.failed_fast = launch.config.fail_fast
 
-    def expect(
-        self, cells: list[Cell], first: int, names: Sequence[str] | None
-    ) -> list[tuple[Cell, dict[str, Any] | None]]:
+    def expect(self, cells: list[Cell], first: int, names: Sequence[str] | None) -> list[tuple[Cell, RunRow | None]]:
         """Returns the launches in order, each with the row of an earlier run that it reuses."""
         launches = {launch: self.find(launch) for launch in rounds(cells, first, names)}
         self.reporter.expect(list(launches), lambda launch: launches[launch] is not None)
         return list(launches.items())
 
-    def find(self, launch: Cell) -> dict[str, Any] | None:
+    def find(self, launch: Cell) -> RunRow | None:
         """Returns the row of an earlier run of this launch, or None."""
         return find_reusable(launch, self.answers)
 
-    def reuse(self, launch: Cell, row: dict[str, Any]) -> dict[str, Any]:
+    def reuse(self, launch: Cell, row: RunRow) -> RunRow:
         """Takes the row of an earlier run."""
         self.reporter.start(launch)
         self.reused = True
@@ -83,12 +81,12 @@ class Sweep:
         self.reused = False
         return row
 
-    def run_one(self, launch: Cell) -> dict[str, Any] | None:
+    def run_one(self, launch: Cell) -> RunRow | None:
         """Returns the row of one launch, reused or new; None if the user stopped it before it had a row."""
         self.reporter.start(launch)
         row = self._attempt(launch)
         retries, policy = 0, launch.config.launch
-        while row is not None and not self.stopped and row["status"] in policy.retry and retries < policy.retries:
+        while row is not None and not self.stopped and row.status in policy.retry and retries < policy.retries:
             retries += 1
             self.reporter.again(launch, row)
             row = self._attempt(launch)
@@ -96,7 +94,7 @@ class Sweep:
             self.take(launch, row)
         return row
 
-    def _attempt(self, launch: Cell) -> dict[str, Any] | None:
+    def _attempt(self, launch: Cell) -> RunRow | None:
         """Returns the row; None if the user stopped the launch before it had one."""
         self.reused = False
         try:
@@ -107,21 +105,21 @@ class Sweep:
             return row
         except StoppedError as stop:
             self.stopped = True
-            return asdict(stop.row)
+            return stop.row
         except KeyboardInterrupt:
             self.stopped = True
             return None
 
-    def run_apart(self, cell: Cell) -> dict[str, Any]:
+    def run_apart(self, cell: Cell) -> RunRow:
         """Returns the row of a cell outside the sweep, reused or run where the sweep's cells run. Raises
         KeyboardInterrupt if the user stops it.
         """
         return run_here(cell)
 
-    def take(self, launch: Cell, row: dict[str, Any]) -> None:
+    def take(self, launch: Cell, row: RunRow) -> None:
         """Adds the row of a finished launch."""
         self.rows.append(row)
-        report_row(row)
+        report_row(vars(row))
         self.by_cell.setdefault(launch.cell_id, []).append(row)
         if self.check is not None:
             self.check.see(launch, row)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..host.serialize import rebuild, to_plain
+from ..host.job import rebuild, to_plain
 from ..records import CertificateRow
 from .held_tensors import not_of_loop
 from .job_seen import JobSeen

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..config.cell import WATCHED, CellConfig
-from ..host.serialize import rebuild
+from ..host.job import rebuild
 from ..host.temporary import temporary_folder
 from ..probes.probe import PassRecords, StepResult
 from ..rank_record import RankRecord, steps_of
@@ -111,7 +111,10 @@ def write(
     A certificate is kept with them.
     """
     config = about.config(world, measured)
-    machine = provenance.provenance(config) | {"commit": provenance.commit_of(Path.cwd()), "launched_by": "watch"}
+    machine = provenance.provenance(config) | {
+        "commit": provenance.ask_git("rev-parse", "HEAD", where=Path.cwd()),
+        "launched_by": "watch",
+    }
     row = blank_row(config, machine, world.started)
     row.status = "ok"
     if error is not None:

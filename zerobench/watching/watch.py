@@ -24,7 +24,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from ..host.serialize import rebuild, to_plain
+from ..host.job import rebuild, to_plain
 from ..probes import AccountedPass
 from ..probes.in_transit import InTransit
 from ..probes.intervals import History

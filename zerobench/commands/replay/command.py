@@ -14,7 +14,6 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -37,11 +36,11 @@ from .worlds import (
     TICKS,
     Panel,
     ReplayWorld,
+    common_ticks,
     executed_worlds,
-    phases_of,
+    phase_ticks,
     recorded_worlds,
     setting_words,
-    ticks_of,
     with_ranks,
 )
 
@@ -52,7 +51,7 @@ SCRIPTS = ("model.js", "layout.js", "draw.js", "words.js", "stage.js", "scale.js
 
 def write_page(to: Path, worlds: list[ReplayWorld]) -> int:
     """Writes the page and returns its size in bytes. Raises ValueError if it would exceed LIMIT_BYTES."""
-    text = page_of(worlds)
+    text = page_text(worlds)
     size = len(text.encode())
     if size > LIMIT_BYTES:
         remedy = "leave ranks or numbers of ranks out: --ranks 0, --worlds none"
@@ -62,7 +61,7 @@ def write_page(to: Path, worlds: list[ReplayWorld]) -> int:
     return size
 
 
-def page_of(worlds: list[ReplayWorld]) -> str:
+def page_text(worlds: list[ReplayWorld]) -> str:
     """Returns the page as text."""
     panels = worlds[0].panels
     # a message on which numbers of ranks were measured and which were simulated
@@ -76,7 +75,7 @@ def page_of(worlds: list[ReplayWorld]) -> str:
         "setting": escape(setting_words(panels)),
         "style": part("step.css"),
         "script": "\n".join(part(name) for name in SCRIPTS),
-        "data": deflated(data_of(worlds, {"scale_words": " ".join(scale)})),
+        "data": deflated(page_data(worlds, {"scale_words": " ".join(scale)})),
     }
     return re.sub(r"<!--(\w+)-->", lambda mark: parts[mark[1]], part("step.html"))
 
@@ -107,46 +106,30 @@ LETTERS = dict(zip(CATEGORIES, "PGMOCAIT", strict=True))
 """Category -> the letter for it where a pattern would be too small."""
 
 
-class Strings:
-    """Strings by number, the empty one first."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {"": 0}
-
-    def numbers(self, texts: Iterable[object]) -> list[int]:
-        """Returns the words' numbers; new words get the next free ones."""
-        return [self._numbers.setdefault(str(w) if isinstance(w, str) else "", len(self._numbers)) for w in texts]
-
-    @property
-    def all(self) -> list[str]:
-        """The strings in the order of their numbers."""
-        return list(self._numbers)
-
-
 def deflated(data: dict[str, Any]) -> str:
     """Returns base64 of deflated JSON."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def data_of(worlds: list[ReplayWorld], beside: dict[str, Any]) -> dict[str, Any]:
+def page_data(worlds: list[ReplayWorld], beside: dict[str, Any]) -> dict[str, Any]:
     """Returns the page's data. `beside`: additional entries."""
-    strings = Strings()
+    strings = {"": 0}  # string -> its number; new ones get the next
     world_data = [_world(world, strings) for world in worlds]
     categories = [{"name": n, "color": c, "hatch": h, "letter": LETTERS[n]} for n, (c, h) in CATEGORIES.items()]
-    return {"ticks": TICKS, "categories": categories, "worlds": world_data, "strings": strings.all, **beside}
+    return {"ticks": TICKS, "categories": categories, "worlds": world_data, "strings": list(strings), **beside}
 
 
-def _world(world: ReplayWorld, strings: Strings) -> dict[str, Any]:
+def _world(world: ReplayWorld, strings: dict[str, int]) -> dict[str, Any]:
     streams = [stream for panel in world.panels for stream in panel.streams.values()]
-    clocks = iter(ticks_of(streams)) if streams else iter(())
+    clocks = iter(common_ticks(streams)) if streams else iter(())
     panels: list[dict[str, Any]] = []
     phases: list[tuple[str, int]] = []
     for panel in world.panels:
         panel_streams = []
         for rank, stream in panel.streams.items():
             ticks = next(clocks)
-            phases = phases or phases_of(stream, ticks)
+            phases = phases or phase_ticks(stream, ticks)
             panel_streams.append({"rank": rank, "length": len(stream), "columns": _columns(stream, ticks, strings)})
         panels.append(_facts(panel) | {"streams": panel_streams})
     return {"n": world.ranks, "how": world.how, "phases": phases, "panels": panels}
@@ -169,19 +152,19 @@ def _facts(panel: Panel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _columns(stream: pd.DataFrame, ticks: NDArray[np.int64], strings: Strings) -> dict[str, list[Any]]:
+def _columns(stream: pd.DataFrame, ticks: NDArray[np.int64], strings: dict[str, int]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {"tick": _steps(ticks)}
     columns["us"] = _steps(np.rint(stream["seconds"].to_numpy(dtype="float64") * 1e6).astype(np.int64))
     for name in ("storage", "operation"):
         columns[name] = (stream[name].astype("float64").fillna(-1).to_numpy().astype(np.int64) + 1).tolist()
     for name in NUMBERS:
         columns[name] = np.rint(stream[name].fillna(0).to_numpy(dtype="float64")).astype(np.int64).tolist()
-    columns["wire_bytes"] = [
-        int(size) if float(size).is_integer() else float(size) for size in stream["wire_bytes"].fillna(0)
-    ]
+    sizes = stream["wire_bytes"].fillna(0)
+    columns["wire_bytes"] = [int(size) if float(size).is_integer() else float(size) for size in sizes]
     columns["control"] = stream["control"].fillna(False).astype(int).tolist()
     for name in WORDS:
-        columns[name] = strings.numbers(stream[name])
+        texts = (text if isinstance(text, str) else "" for text in stream[name])
+        columns[name] = [strings.setdefault(text, len(strings)) for text in texts]
     return {name: column for name, column in columns.items() if any(column)}
 
 

@@ -37,7 +37,6 @@ from ...host.environment import SIMULATED
 from ...host.terminal import progress_bar
 from ...predict.estimate import formulas_of
 from ...records.long_rows import COMPUTE, ORDER
-from ...results.events import streams_of
 from ...results.selection import latest
 from ...results.tables import Results
 from ...simulation.costs import GpuCosts, costs_at
@@ -48,6 +47,7 @@ from ...strategies import find, predicts, spare_look
 from ...strategies.spec import StrategySpec
 from ...theory.closed_forms import Formula, from_json, to_json
 from ...theory.strategy import StrategyTheory
+from ..perfetto import streams_by_rank
 
 TICKS = 10_000
 MOST_ANCHORS = 400
@@ -57,7 +57,7 @@ Key = tuple[str, str, str, int]
 """Kind, name, direction, and the number of identical events before it."""
 
 
-def ticks_of(streams: Sequence[pd.DataFrame]) -> list[NDArray[np.int64]]:
+def common_ticks(streams: Sequence[pd.DataFrame]) -> list[NDArray[np.int64]]:
     """Returns the ticks of each stream's events, in order."""
     anchors = [_anchors(stream) for stream in streams]
     keys = [key for key in anchors[0] if all(key in other for other in anchors)]
@@ -81,7 +81,7 @@ def ticks_of(streams: Sequence[pd.DataFrame]) -> list[NDArray[np.int64]]:
     ]
 
 
-def phases_of(stream: pd.DataFrame, ticks: NDArray[np.int64]) -> list[tuple[str, int]]:
+def phase_ticks(stream: pd.DataFrame, ticks: NDArray[np.int64]) -> list[tuple[str, int]]:
     """Returns the phases and the ticks at which they begin."""
     begins = stream.index[stream["kind"] == "phase"]
     return [(str(stream["name"].iloc[index]), int(ticks[index])) for index in begins]
@@ -228,7 +228,7 @@ def _panels(runs: pd.DataFrame, events: pd.DataFrame) -> tuple[Panel, ...]:
     panels = [
         Panel(
             f"{row['strategy']} {row.get('systems') or ''}".strip(), row["strategy"], row,
-            streams_of(events[events["run_id"] == row["run_id"]]),
+            streams_by_rank(events[events["run_id"] == row["run_id"]]),
         )
         for row in rows
     ]  # fmt: skip
@@ -294,7 +294,7 @@ def _executed_panel(panel: Panel, execution: Execution, costs: GpuCosts | None) 
     if costs is not None:  # at their predicted times, without kinds that a recorded step does not have
         placed = zip(events, lay_out(events, costs_at(costs, config.world_size)).at, strict=True)
         events = [replace(event, seconds=at) for event, at in placed if event.kind not in (COMPUTE, ORDER)]
-    return replace(panel, row=row, streams=streams_of(pd.DataFrame([asdict(event) for event in events])))
+    return replace(panel, row=row, streams=streams_by_rank(pd.DataFrame([asdict(event) for event in events])))
 
 
 COLUMN_NUMBERS = ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "formulas", "run_id", "command")

@@ -31,13 +31,13 @@ from ...results.grid import Grid
 from ...results.markup import render
 from ...results.options import Parser, add_options, add_price, verb
 from ...results.printed_table import COLUMNS
-from ...results.summary import price_of
+from ...results.summary import price_columns
 from ...results.tables import Results, load, of_run, run_folders
 from ...sizes import counted, show_bytes, show_count
 from ..compare import Judge, add_judge, passages
 from ..show import passages_of, setting_of
 from . import compared
-from .settings import costs, figures_of, overall, settings_of, verdict_of
+from .settings import costs, group_by_setting, overall, setting_figures, setting_verdict
 
 Row = dict[str, Any]
 
@@ -71,7 +71,7 @@ class ReportedRun:
         return self.whole.of([self.row["run_id"]])
 
 
-def runs_of(results: Results, folders: Sequence[Path]) -> list[ReportedRun]:
+def split_runs(results: Results, folders: Sequence[Path]) -> list[ReportedRun]:
     """Splits results by run; `folders`: where they were read."""
     by_name = {folder.name: folder for where in folders for folder in run_folders(where)}
     rows: list[Row] = results.runs.to_dict("records")  # type: ignore[assignment]
@@ -98,11 +98,11 @@ def origin(runs: pd.DataFrame) -> Grid:
     rows = []
     for key, group in runs.groupby(list(ORIGIN), sort=False, dropna=False):
         commit, *others = ("not known" if pd.isna(value) else str(value) for value in cast("tuple[Any, ...]", key))
-        rows.append([commit if commit == "not known" else commit[:12], *others, days_of(group), str(len(group))])
+        rows.append([commit if commit == "not known" else commit[:12], *others, day_range(group), str(len(group))])
     return Grid([*ORIGIN.values(), "recorded", "runs"], rows, left=8)
 
 
-def days_of(runs: pd.DataFrame) -> str:
+def day_range(runs: pd.DataFrame) -> str:
     """Formats the day, or the first and the last one, on which runs began."""
     days = sorted({str(started)[:10] for started in runs["started"]})
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
@@ -238,7 +238,7 @@ def _load(where: Path, options: argparse.Namespace) -> Results:
     if not results.runs.empty:
         results = results.chosen(options.where)[0]
         if options.price is not None:
-            results = results.with_runs(results.runs.assign(**price_of(results.runs, options.price)))
+            results = results.with_runs(results.runs.assign(**price_columns(results.runs, options.price)))
         return results
     inside = [path.name for path in sorted(where.glob("*/")) if any(path.glob("*/run.json"))]
     if caught and not inside:
@@ -273,18 +273,18 @@ LIGHT = 40
 
 def of_runs(results: Results, folder: Path, judge: Judge) -> dict[str, Any]:
     """Returns the values of the page on one folder."""
-    settings = settings_of(results.runs)
+    settings = group_by_setting(results.runs)
     cards = [
-        {"title": setting.title, "answers": list(verdict_of(setting, judge)), "costs": costs(setting, judge),
-         "figures": list(figures_of(setting))}
+        {"title": setting.title, "answers": list(setting_verdict(setting, judge)), "costs": costs(setting, judge),
+         "figures": list(setting_figures(setting))}
         for setting in settings[:MOST]
     ]  # fmt: skip
     undrawn = len(settings) - len(cards)
     verdict = {"overall": list(overall(settings, judge)), "settings": cards, "undrawn": undrawn}
     ended = ", ".join(f"{number} {status}" for status, number in Counter(results.runs["status"]).most_common())
     cells = show_count(results.runs["cell_id"].nunique(), "cell")
-    facts = [f"{show_count(len(results), 'run')} of {cells}: {ended}", f"recorded {days_of(results.runs)}"]
-    about = _about_runs(results, runs_of(results, [folder]))
+    facts = [f"{show_count(len(results), 'run')} of {cells}: {ended}", f"recorded {day_range(results.runs)}"]
+    about = _about_runs(results, split_runs(results, [folder]))
     return about | {"title": f"Report on {_name(folder)}", "facts": facts, "verdict": verdict, "moved": None}
 
 
@@ -296,11 +296,11 @@ def of_two(a: Results, b: Results, folders: Sequence[Path], judge: Judge) -> dic
     if not comparison.pairs:
         raise ValueError(f"no cell of {folders[0]} is also in {folders[1]}; `zerobench report` of each shows its cells")
     moved = {
-        "answers": list(compared.summary(comparison)), "figures": list(compared.figures_of(comparison)),
+        "answers": list(compared.summary(comparison)), "figures": list(compared.difference_figures(comparison)),
         "table": compared.table(comparison), "passages": passages(comparison),
     }  # fmt: skip
     both = a.with_runs(pd.concat([a.runs, b.runs], ignore_index=True))
-    runs = [*runs_of(a, folders[:1]), *runs_of(b, folders[1:])]  # apart: equal code names runs alike
+    runs = [*split_runs(a, folders[:1]), *split_runs(b, folders[1:])]  # apart: equal code names runs alike
     facts = [f"A: {folders[0]}, {show_count(len(a), 'run')}", f"B: {folders[1]}, {show_count(len(b), 'run')}"]
     title = f"{_name(folders[0])} against {_name(folders[1])}"
     about = _about_runs(both, runs, ["A"] * len(a) + ["B"] * len(b))

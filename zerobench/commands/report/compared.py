@@ -129,32 +129,31 @@ def _moved(pair: Compared, metric: str) -> str:
     return signed(change.difference) if metric.endswith("_bytes") else f"{change.difference:+.6f}"
 
 
-def figures_of(comparison: Comparison) -> Iterator[BarFigure]:
+def difference_figures(comparison: Comparison) -> Iterator[BarFigure]:
     """Yields the differences at the peak by category, and the ratios of steps, of the pairs that have them."""
-    if moved := [_delta(pair) for pair in comparison.pairs if pair.at_peak]:
+    moved, timed = [], []
+    for pair in comparison.pairs:
+        name = title(pair)
+        if pair.at_peak:
+            sizes = parts_of_peak(pair)
+            total = sum(by for _, by in sizes)
+            lines = [name, f"at the peak {_exactly(total)}", *(f"{part} {_exactly(by)}" for part, by in sizes)]
+            parts = [BarPart(part, by, f"{name}\n{part} {_exactly(by)}") for part, by in sizes if by]
+            moved.append(Bar(name, signed(total), "\n".join(lines), parts))
+        if pair.effects:
+            step = pair.effects[0]
+            reach = None if step.low is None or step.high is None else (step.low - 1, step.high - 1)
+            certainty = f"95 % interval {interval(step)}" if reach else "too few launches for an interval"
+            tip = f"{name}\nratio of steps {step.ratio:.3f}\n{certainty}\n{step.verdict}"
+            text = f"× {step.ratio:.3f}, {step.verdict.split(':')[0]}"
+            timed.append(Bar(name, text, tip, [BarPart("step", step.ratio - 1, tip)], reach=reach))
+    if moved:
         caption = "at the peak from A to B, by category: to the right more, to the left less."
         yield BarFigure("What moved", caption + undrawn(len(moved)), moved[:MOST], WIDTH / 2)
-    if timed := [_ratio(pair) for pair in comparison.pairs if pair.effects]:
+    if timed:
         caption = "ratio of steps, B over A: to the right slower, to the left faster."
         whisker = [("whisker", "95 % interval")]
         yield BarFigure("Time", caption + undrawn(len(timed)), timed[:MOST], WIDTH / 2, whisker)
-
-
-def _ratio(pair: Compared) -> Bar:
-    step = pair.effects[0]
-    reach = None if step.low is None or step.high is None else (step.low - 1, step.high - 1)
-    certainty = f"95 % interval {interval(step)}" if reach else "too few launches for an interval"
-    tip = f"{title(pair)}\nratio of steps {step.ratio:.3f}\n{certainty}\n{step.verdict}"
-    text = f"× {step.ratio:.3f}, {step.verdict.split(':')[0]}"
-    return Bar(title(pair), text, tip, [BarPart("step", step.ratio - 1, tip)], reach=reach)
-
-
-def _delta(pair: Compared) -> Bar:
-    sizes = parts_of_peak(pair)
-    total = sum(by for _, by in sizes)
-    lines = [title(pair), f"at the peak {_exactly(total)}", *(f"{name} {_exactly(by)}" for name, by in sizes)]
-    parts = [BarPart(name, by, f"{title(pair)}\n{name} {_exactly(by)}") for name, by in sizes if by]
-    return Bar(title(pair), signed(total), "\n".join(lines), parts)
 
 
 def _exactly(by: float) -> str:

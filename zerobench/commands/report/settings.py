@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -41,33 +41,22 @@ NAMED = 5
 """Most cells that a message names."""
 
 
-@dataclass(frozen=True, eq=False)
-class SettingCell:
-    """A cell of a setting with a label that tells it apart from the others."""
-
-    label: str
-    measured: Measured
-
-    @property
-    def row(self) -> Row:
-        """The summary of its launches."""
-        return self.measured.row
-
-
 @dataclass(frozen=True)
 class Setting:
-    """Cells that train the same thing. `reference`: the cell to compare costs with, None without one."""
+    """Cells that train the same thing, named by what tells them apart. `reference`: the cell to compare costs with,
+    None without one.
+    """
 
     title: str
-    cells: list[SettingCell]
-    reference: SettingCell | None
+    cells: list[Measured]
+    reference: Measured | None
 
     @property
-    def ok(self) -> list[SettingCell]:
+    def ok(self) -> list[Measured]:
         """The cells that have figures."""
         return [cell for cell in self.cells if cell.row["status"] == "ok"]
 
-    def best(self, column: str) -> list[SettingCell]:
+    def best(self, column: str) -> list[Measured]:
         """Returns the best cells in a column of the sweep's table; a single ok cell is the best."""
         best = sorted(best_rows([cell.row for cell in self.cells], COLUMNS[column]))
         if best or len(self.ok) > 1:
@@ -75,7 +64,7 @@ class Setting:
         return [cell for cell in self.ok if not pd.isna(COLUMNS[column].value(cell.row))]
 
 
-def settings_of(runs: pd.DataFrame) -> list[Setting]:
+def group_by_setting(runs: pd.DataFrame) -> list[Setting]:
     """Groups the cells of these runs, each with its newest launches, by setting."""
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for cell in sorted(measured(runs, None), key=lambda cell: [(cell.row[k] is None, cell.row[k] or 0) for k in ORDER]):
@@ -83,8 +72,8 @@ def settings_of(runs: pd.DataFrame) -> list[Setting]:
     titles = _titles([group[0].row for group in groups.values()])
     settings = []
     for title, group in zip(titles, groups.values(), strict=True):
-        labels = name_strategies([cell.config for cell in group])
-        cells = [SettingCell(label, cell) for label, cell in zip(labels, group, strict=True)]
+        names = name_strategies([cell.config for cell in group])
+        cells = [replace(cell, name=name) for cell, name in zip(group, names, strict=True)]
         ok = [cell for cell in cells if cell.row["status"] == "ok"]
         named = [cell for cell in ok if (spec := find(cell.row["strategy"])) and spec.reference is not None]
         settings.append(Setting(title, cells, next(iter([*named, *ok]), None)))
@@ -107,21 +96,21 @@ def _titles(rows: list[Row]) -> list[str]:
     ]
 
 
-def verdict_of(setting: Setting, judge: Judge) -> Iterator[tuple[str, str]]:
+def setting_verdict(setting: Setting, judge: Judge) -> Iterator[tuple[str, str]]:
     """Yields (question, answer): memory, time, training, predictions, and failures."""
     if setting.ok:
         yield "Least memory", _memory(setting)
         if price := _price(setting, judge):
             yield "Its price", price
         yield "Fastest", _fastest(setting, judge)
-        groups: dict[str, list[SettingCell]] = {}
+        groups: dict[str, list[Measured]] = {}
         for cell in setting.ok:
             groups.setdefault(cell.row["training"] or "", []).append(cell)
         trained = [f"{TRAINED.get(verdict, verdict)}: {_names(cells)}" for verdict, cells in groups.items()]
         differ = (str(cell.row["training_words"]) for cell in groups.get("differs", []))
         yield "Training", "; ".join([*trained, *differ])
         yield "Predictions", _predictions(setting)
-    bad = [f"{c.label}: {c.row['status']}: {c.row['reason']}" for c in setting.cells if c.row["status"] != "ok"]
+    bad = [f"{c.name}: {c.row['status']}: {c.row['reason']}" for c in setting.cells if c.row["status"] != "ok"]
     if bad:
         yield "Not ok", "; ".join(bad)
 
@@ -136,7 +125,7 @@ def _memory(setting: Setting) -> str:
     if reference is None or reference in best or not reference.row["peak_bytes"]:
         return answer
     less = 1 - row["peak_bytes"] / reference.row["peak_bytes"]
-    return f"{answer}, {less * 100:.0f} % less than {reference.label} ({show_bytes(reference.row['peak_bytes'])})"
+    return f"{answer}, {less * 100:.0f} % less than {reference.name} ({show_bytes(reference.row['peak_bytes'])})"
 
 
 def _price(setting: Setting, judge: Judge) -> str:
@@ -148,14 +137,14 @@ def _price(setting: Setting, judge: Judge) -> str:
     ours, theirs = cell.row["volume_psi"], base.row["volume_psi"]
     if ours is not None and theirs:
         times = "as much traffic as" if ours == theirs else f"{ours / theirs:.3g} times the traffic of"
-        comparisons.append(f"{times} {base.label} ({ours:.3f} ψ against {theirs:.3f} ψ)")
-    pair = judge.compare_cells(base.measured, cell.measured)
+        comparisons.append(f"{times} {base.name} ({ours:.3f} ψ against {theirs:.3f} ψ)")
+    pair = judge.compare_cells(base, cell)
     if pair.effects:
         step = pair.effects[0]
         certainty = f"95 % interval {interval(step)}, " if interval(step) else ""
-        comparisons.append(f"{step.ratio:.3f} times the step of {base.label} ({certainty}{step.verdict})")
-    refused = f"; times are not comparable: {_refused(pair, base.label, cell.label)}" if pair.time_refused else ""
-    return f"{cell.label} takes {' and '.join(comparisons)}{refused}" if comparisons else ""
+        comparisons.append(f"{step.ratio:.3f} times the step of {base.name} ({certainty}{step.verdict})")
+    refused = f"; times are not comparable: {_refused(pair, base.name, cell.name)}" if pair.time_refused else ""
+    return f"{cell.name} takes {' and '.join(comparisons)}{refused}" if comparisons else ""
 
 
 def _refused(pair: Compared, a: str, b: str) -> str:
@@ -166,7 +155,7 @@ def _refused(pair: Compared, a: str, b: str) -> str:
     return reasons.replace(" in A and ", f" in {a} and ").replace(" in B", f" in {b}")
 
 
-def _timed(setting: Setting) -> list[SettingCell]:
+def _timed(setting: Setting) -> list[Measured]:
     return [cell for cell in setting.ok if cell.row["step_s"] is not None]
 
 
@@ -180,12 +169,12 @@ def _fastest(setting: Setting, judge: Judge) -> str:
     row = best[0].row
     step = f"{show_ms(row['step_s'])} a step ({step_interval(row) or 'too few for an interval'})"
     answer = f"{_names(best)}: {step}, {show_rate(row['tokens_per_s'], row['sequence'])}"
-    groups: dict[str, list[SettingCell]] = {}
+    groups: dict[str, list[Measured]] = {}
     for cell in timed:
         if cell not in best:
             groups.setdefault(_against(best[0], cell, judge), []).append(cell)
     answer += "".join(f"; {against}: {_names(cells)}" for against, cells in groups.items())
-    fewest = min(len(cell.measured.launches) for cell in timed)
+    fewest = min(len(cell.launches) for cell in timed)
     if fewest >= LEAST_LAUNCHES:
         return f"{answer}. Intervals are over {fewest} launches or more"
     # intervals over one launch's steps hide how much launches differ
@@ -198,9 +187,9 @@ def _fastest(setting: Setting, judge: Judge) -> str:
 SLOWER_THAN_IT = "slower"
 
 
-def _against(fastest: SettingCell, other: SettingCell, judge: Judge) -> str:
+def _against(fastest: Measured, other: Measured, judge: Judge) -> str:
     """Returns compare's verdict on a slower cell or, if it has none, a comparison of the cells' own intervals."""
-    pair = judge.compare_cells(fastest.measured, other.measured)
+    pair = judge.compare_cells(fastest, other)
     if not pair.effects:
         return "not comparable in time"
     apart = "not told apart from it"
@@ -210,34 +199,25 @@ def _against(fastest: SettingCell, other: SettingCell, judge: Judge) -> str:
     return verdicts.get(pair.effects[0].verdict, "slower here, with disjoint intervals" if disjoint else apart)
 
 
-def proven_fastest(setting: Setting, judge: Judge) -> SettingCell | None:
-    """Returns the cell that is proven faster than every other timed cell; None if there is none."""
-    timed, best = _timed(setting), setting.best("step ms")
-    if len(best) != 1 or len(timed) < 2:
-        return None
-    others = [cell for cell in timed if cell is not best[0]]
-    return best[0] if all(_against(best[0], cell, judge) == SLOWER_THAN_IT for cell in others) else None
-
-
 def _predictions(setting: Setting) -> str:
     counted = [cell for cell in setting.ok if cell.row["states_bytes"] is not None]
     predicted = [cell for cell in counted if cell.row["predicted_states_bytes"] is not None]
     if not predicted:
         return "none: theory does not cover these strategies" if counted else "none: no pass counted bytes"
-    off = {cell.label: cell.row["states_bytes"] - cell.row["predicted_states_bytes"] for cell in predicted}
+    off = {cell.name: cell.row["states_bytes"] - cell.row["predicted_states_bytes"] for cell in predicted}
     wrong = [f"{label} {by:+,} B" for label, by in off.items() if by]
     answer = "states " + (f"differ by {', '.join(wrong)}" if wrong else "are met to the byte")
     volumes = [cell for cell in predicted if None not in (cell.row["volume_psi"], cell.row["predicted_volume_psi"])]
-    moved = {cell.label: cell.row["volume_psi"] - cell.row["predicted_volume_psi"] for cell in volumes}
+    moved = {cell.name: cell.row["volume_psi"] - cell.row["predicted_volume_psi"] for cell in volumes}
     wrong = [f"{label} {by:+.4f} ψ" for label, by in moved.items() if abs(by) > 1e-9]
     answer += ", volumes " + (f"differ by {', '.join(wrong)}" if wrong else "to the element") if volumes else ""
     unknown = [cell for cell in setting.ok if cell not in predicted]
     return answer + (f"; without a prediction: {_names(unknown)}" if unknown else "")
 
 
-def _names(cells: Sequence[SettingCell]) -> str:
+def _names(cells: Sequence[Measured]) -> str:
     """Lists labels; if there are many, the first ones and the number of others."""
-    names = [cell.label for cell in cells]
+    names = [cell.name for cell in cells]
     if len(names) > NAMED + 1:
         names = [*names[:NAMED], f"{len(names) - NAMED} more"]
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
@@ -248,16 +228,16 @@ def costs(setting: Setting, judge: Judge) -> Grid | None:
     base = setting.reference
     if base is None or len(setting.ok) < 2:
         return None
-    header = ["", "peak", f"against {base.label}", "states", f"against {base.label}", "volume ψ", "step ms",
+    header = ["", "peak", f"against {base.name}", "states", f"against {base.name}", "volume ψ", "step ms",
               "95 % interval", "ratio of steps", "95 % interval", "verdict"]  # fmt: skip
     rows = []
     for cell in setting.ok:
-        row, shown = cell.row, [cell.label]
+        row, shown = cell.row, [cell.name]
         for key in ("peak_bytes", "states_bytes"):
             comparable = row[key] and base.row[key] and cell is not base
             shown += [show_bytes(row[key]), percent(row[key] / base.row[key] - 1) if comparable else NONE]
         shown += [COLUMNS[name].show(row) for name in ("volume ψ", "step ms", "95 % interval")]
-        pair = judge.compare_cells(base.measured, cell.measured)
+        pair = judge.compare_cells(base, cell)
         if cell is base or not pair.effects:
             shown += [NONE, NONE, "is the reference" if cell is base else _refused(pair, "the reference", "it")]
         else:
@@ -290,12 +270,17 @@ def overall(settings: Sequence[Setting], judge: Judge) -> Iterator[str]:
     if least := [cell for setting in several for cell in setting.best("peak MiB")]:
         yield f"Least memory, {among}: {_counted(least)}."
     if any(map(_timed, several)):
-        fastest = [cell for setting in several if (cell := proven_fastest(setting, judge)) is not None]
+        fastest = []  # cells that are proven faster than every other timed cell of their setting
+        for setting in several:
+            timed, best = _timed(setting), setting.best("step ms")
+            others = [cell for cell in timed if cell not in best]
+            if len(best) == 1 < len(timed) and all(_against(best[0], o, judge) == SLOWER_THAN_IT for o in others):
+                fastest += best
         unproven = f"not proven in {len(several) - len(fastest)}" if len(fastest) < len(several) else ""
         yield f"Fastest, {among}: {', '.join(filter(None, [_counted(fastest), unproven]))}."
 
 
-def _counted(cells: Sequence[SettingCell]) -> str:
+def _counted(cells: Sequence[Measured]) -> str:
     counts = Counter(cell.row["strategy"] for cell in cells)
     return ", ".join(f"{strategy} in {number}" for strategy, number in counts.most_common())
 
@@ -304,11 +289,11 @@ MOST = 24
 """Most bars in a figure."""
 
 
-def figures_of(setting: Setting) -> Iterator[BarFigure]:
+def setting_figures(setting: Setting) -> Iterator[BarFigure]:
     """Yields all figures of a setting, without those that have no value."""
     for title, caption, bar, marks in KINDS:
         bars = []
-        for label, row in ((cell.label, cell.row) for cell in setting.cells):
+        for label, row in ((cell.name, cell.row) for cell in setting.cells):
             word = row["status"] if row["status"] != "ok" else "none"
             absent = Bar(label, f"× {word}", f"{label}\n{word}: {row['reason'] or 'not recorded'}", absent=word)
             bars.append((bar(label, row) if word == "none" else None) or absent)
