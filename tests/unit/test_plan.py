@@ -204,6 +204,14 @@ def test_the_largest_micro_batch_is_found_in_few_simulations(most: int, batch: i
     assert batch is None or config.micro_batch * config.accumulation * 8 == config.batch == batch
 
 
+@pytest.mark.parametrize("samples", [1, 3, 4])
+def test_few_micro_batches_of_a_given_batch_are_searched(samples: int) -> None:
+    """A rank's part of the batch has fewer divisors than the index of the first probe."""
+    axis = search.timed_axis(ANY, 8 * samples)
+    for most in (0, *axis.values):
+        assert walked(axis, lambda size, most=most: size / most if most else 2.0)[0] == (most or None)  # type: ignore
+
+
 def test_what_few_blocks_use_gives_what_all_use() -> None:
     small = Reduced((cell("zero3", 8).config,) * 2, (4, 8), 32, 1)
     found = whole_of(small, [used(300, host=4), used(500, host=8)])

@@ -338,7 +338,7 @@ def next_index(axis: PlanAxis, loads: Mapping[int, float], origin: float | None 
     points = [(axis.coordinate(axis.values[index]), loads[index]) for index in near]
     if origin is not None and len(points) == 1:
         points.append((0.0, origin))
-    halves = (low + high) // 2 if high < len(axis.values) else min(2 * low + 1, high - 1)
+    halves = (low + high) // 2 if high < len(axis.values) else max(0, min(2 * low + 1, high - 1))
     if len(points) < 2 or (low < 0 and origin is None) or len(loads) - len(axis.first) >= MOST_GUESSES:
         return halves
     (x, load), (other, its_load) = points
