@@ -1,7 +1,8 @@
 """How long commands take to answer, before and after a change: medians of interleaved runs, ratios to `import torch`.
 
 Each round runs every command of answer_times.csv once with the package of each revision, in its checkout. A cell
-costs a fourth of what "run, 5 cells" takes beyond "run, 1 cell". Measure on an idle machine.
+costs a fourth of what "run, 5 cells" takes beyond "run, 1 cell". `first`: the median until a command's first line, on
+standard output or standard error. Measure on an idle machine.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def run(chosen: argparse.Namespace) -> int:
             codes[full_hash(ROOT, chosen.before)[:8]] = stack.enter_context(worktree(ROOT, chosen.before))
         work = [("import torch", "", ["-c", "import torch"])]
         work += [(what, code, ["-m", *COMMANDS[what].split()]) for what in COMMANDS for code in codes]
-        seconds: list[tuple[str, str, float]] = []
+        seconds: list[tuple[str, str, float, float]] = []
         with progress_bar("answer times", chosen.rounds * len(work), "runs") as advance:
             for _ in range(chosen.rounds):
                 for what, code, words in work:
@@ -50,12 +51,23 @@ def run(chosen: argparse.Namespace) -> int:
                     with TemporaryDirectory() as scratch:
                         command = [sys.executable, "-P", *(word.format(scratch=scratch) for word in words)]
                         begun = time.perf_counter()
-                        subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=True)
-                    seconds.append((what, code, time.perf_counter() - begun))
+                        with subprocess.Popen(
+                            command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                        ) as running:
+                            assert running.stdout is not None
+                            running.stdout.readline()
+                            first = time.perf_counter() - begun
+                            running.stdout.read()
+                        if running.returncode:
+                            raise subprocess.CalledProcessError(running.returncode, command)
+                    seconds.append((what, code, time.perf_counter() - begun, first))
                     advance()
-    frame = pd.DataFrame(seconds, columns=["command", "code", "s"]).groupby(["command", "code"], sort=False)["s"]
-    table = frame.agg(["median", "min", "max", "count"]).round(2).reset_index()
-    table["of_import_torch"] = (table["median"] / table["median"].iloc[0]).round(2)
+    columns = ["command", "code", "s", "first_s"]
+    frame = pd.DataFrame(seconds, columns=columns).groupby(["command", "code"], sort=False)
+    table = frame["s"].agg(["median", "min", "max", "count"]).round(2).assign(first=frame["first_s"].median().round(2))
+    table = table.reset_index()
+    for ratio, of in {"of_import_torch": "median", "first_of_import_torch": "first"}.items():
+        table[ratio] = (table[of] / table["median"].iloc[0]).round(2)
     known = pd.read_csv(ROOT / "results/answer_times.csv")
     table = pd.concat([table, known[known["code"] == chosen.keep]])
     table.to_csv(ROOT / "results/answer_times.csv", index=False)

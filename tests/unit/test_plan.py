@@ -18,10 +18,11 @@ from zerobench.commands.plan.fastest import find_fastest, on_more_gpus, turn_of_
 from zerobench.commands.plan.search import FIXED, MICRO_BATCHES, Capacity, Plan, PlanAxis, PlanRow, with_model
 from zerobench.commands.predict import costs_of
 from zerobench.commands.simulated import SimulatedCell, Step, Work, whole_of
+from zerobench.config.cell import Cell
 from zerobench.config.compose import compose_cells
-from zerobench.config.schema_training import Bf16, Fp32
+from zerobench.config.schema_training import Bf16, Fp32, Muon
 from zerobench.simulation.execute import CUDA, Execution, execute
-from zerobench.simulation.prediction import Reduced, StepInterval
+from zerobench.simulation.prediction import Reduced, StepInterval, with_few_micro_batches
 
 MIB = 2**20
 
@@ -203,6 +204,14 @@ def test_the_largest_micro_batch_is_found_in_few_simulations(most: int, batch: i
     assert batch is None or config.micro_batch * config.accumulation * 8 == config.batch == batch
 
 
+@pytest.mark.parametrize("samples", [1, 3, 4])
+def test_few_micro_batches_of_a_given_batch_are_searched(samples: int) -> None:
+    """A rank's part of the batch has fewer divisors than the index of the first probe."""
+    axis = search.timed_axis(ANY, 8 * samples)
+    for most in (0, *axis.values):
+        assert walked(axis, lambda size, most=most: size / most if most else 2.0)[0] == (most or None)  # type: ignore
+
+
 def test_what_few_blocks_use_gives_what_all_use() -> None:
     small = Reduced((cell("zero3", 8).config,) * 2, (4, 8), 32, 1)
     found = whole_of(small, [used(300, host=4), used(500, host=8)])
@@ -357,8 +366,87 @@ def test_few_blocks_stand_for_many_and_a_model_without_blocks_is_whole() -> None
         work = Work.of(of, whole=False)
         assert work.whole
         assert work.small.configs == (of.config,)
-    (config,) = Work.of(DEEP.changed(accumulation=5), whole=True, few_micro_batches=True).small.configs
+    (config,) = Work.of(DEEP.changed(accumulation=5), whole=True, with_step=True).small.configs
     assert (config.model, config.accumulation) == (DEEP.config.model, 3)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("strategy=zero1", "model.layers=26"), ("strategy=zero3", "model.layers=26", "activation=checkpoint"),
+        ("strategy=fsdp2", "model.layers=26", "accumulation=4"), ("strategy=ddp", "model.layers=3"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_one_simulation_gives_the_memory_and_the_step_that_two_give(words: tuple[str, ...]) -> None:
+    line = [*TINY, *SAME, "world_size=4", "micro_batch=1", "data=synthetic", "precision=bf16", *words]
+    (only,) = compose_cells(line, target="cuda")
+    costs = costs_of("a100-80gb-1600", None)
+
+    def answer(work: Work) -> SimulatedCell:
+        executions = [execute(config, target=CUDA, operators=work.timed) for config in work.small.configs]
+        for event in (event for execution in executions for event in execution.result.events):
+            event.seconds = 0.0  # of the simulation
+        return replace(work.answer(executions, costs), seconds=0.0)
+
+    both, step = answer(Work.of(only, whole=False, with_step=True)), answer(Work.of_step(only))
+    few = with_few_micro_batches(only.config)
+    memory = answer(replace(Work.of(Cell(few, ()), whole=False), cell=only))
+    assert replace(both, step=None) == memory
+    assert both.timed == step.timed
+
+
+def test_steps_of_an_optimizer_of_whole_matrices_are_simulated_alone() -> None:
+    """Any rank may have its peak, and a step is one rank's."""
+    muon = replace(DEEP, config=replace(DEEP.config, optimizer=Muon()))
+    assert Work.of(DEEP, whole=False, with_step=True).timed
+    assert not Work.of(muon, whole=False, with_step=True).timed
+
+
+@pytest.mark.parametrize("most", [1, 2, 4, 16, 64])
+def test_a_row_begins_where_the_load_of_one_with_the_same_activations_leads(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """zero3 has the least states and is simulated first; the activations that its load shows are zero1's, too."""
+    bounds = {"zero1": 40, "zero3": 10}
+
+    def answer(work: Work) -> SimulatedCell:
+        config = work.cell.config
+        peak = bounds[config.strategy.name] + int(59.5 * config.micro_batch / most)
+        return replace(used(peak), cell=work.cell, whole=work.whole, step=stepping(1.0))
+
+    ran = simulated_as(answer, monkeypatch)
+    monkeypatch.setattr(search, "bound_of", lambda cell: bounds[cell.config.strategy.name])
+    found = replace(plan_of([], "fastest"), costs=costs_of("h100-3200", None))
+    found.search({Candidate(name): with_model(cell(name, 8), layers=48) for name in bounds}, search.timed_axis)
+    sizes = {
+        name: [work.cell.config.micro_batch for work in ran if work.cell.config.strategy.name == name]
+        for name in bounds
+    }
+    assert ran[0].cell.config.strategy.name == "zero3"
+    assert sizes["zero3"][0] == 8, "which is known of none"
+    assert sizes["zero1"] == [most, 2 * most][: 1 + (most < 64)]
+    assert found.rows[Candidate("zero1")].fit.cell.config.micro_batch == most
+
+
+def test_rows_whose_peak_fits_and_whose_reserved_bytes_do_not_are_not_recommended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The allocator takes 20 MiB at a time from the device."""
+    (only,) = compose_cells(
+        [*TINY, *SAME, "world_size=2", "micro_batch=1", "data=synthetic", "strategy=zero3"], target="cuda"
+    )
+    simulated = SimulatedCell.of(only, execute(only.config, target=CUDA))
+    reserved = simulated.held_bytes
+    assert simulated.device_peak_bytes < reserved
+    for size, fits in ((reserved - 1, False), (reserved, True)):
+        assert simulated.device_peak_bytes <= size
+        line = ["--device-memory", f"{size} b", "--gpus", "2", "--reserve", "0", "--jobs", "1", "--goal", "fastest"]
+        line += ["--cluster", "h100-3200", *TINY, "precision=fp32", "strategy=zero3", "activation=none", "batch=2"]
+        assert plan(line) == int(not fits)
+        printed = capsys.readouterr().out
+        assert ("Take zero3" in printed) is fits
+        assert ("nothing fits" in printed and "reserved" in printed) is not fits
 
 
 STATES = [
@@ -467,5 +555,7 @@ def test_what_no_candidate_can_have_is_said_once_with_the_key_that_mends_it(caps
     """All 24 candidates have the same problem; the reason of zero_redundancy alone is left out."""
     assert plan(["--device-memory", "80 GiB", "--gpus", "8", "model=gpt2_124m", "sequence=4096"]) == 2
     said, mend = capsys.readouterr(), "add model.positions=4096, or take sequence=1024"
-    assert said.err == f"zerobench plan: sequence=4096: the model has only 1024 positions; {mend}\n"
+    first, *error = said.err.splitlines()
+    assert first == "24 candidates: theory's bounds first", "a line says so before they are composed"
+    assert error == [f"zerobench plan: sequence=4096: the model has only 1024 positions; {mend}"]
     assert not said.out

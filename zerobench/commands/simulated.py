@@ -300,7 +300,7 @@ UNKNOWN = [column for column in FIGURES if column not in ("parts_bytes", "host_b
 
 @dataclass(frozen=True)
 class Work:
-    """A cell to simulate, as `small`. `whole`: with all its blocks. `timed`: for its step, else for its memory."""
+    """A cell to simulate, as `small`. `whole`: with all its blocks. `timed`: for its step, too."""
 
     cell: Cell
     small: Reduced
@@ -314,11 +314,16 @@ class Work:
         return cls(cell, small, len(small.configs) == 1, timed=True)
 
     @classmethod
-    def of(cls, cell: Cell, whole: bool = True, few_micro_batches: bool = False) -> Work:
-        """Returns the work for a cell's memory: `whole`, or with few blocks if that saves half of the time."""
-        if not whole and (small := reduced(cell.config)).whole_blocks > 2 * sum(small.blocks):
-            return cls(cell, small, False)
-        config = with_few_micro_batches(cell.config) if few_micro_batches else cell.config
+    def of(cls, cell: Cell, whole: bool = True, with_step: bool = False) -> Work:
+        """Returns the work for a cell's memory: `whole`, or with few blocks if that saves half of the time.
+        `with_step`: with few micro-batches, and for its step as well if that is simulated alike: records of operators
+        change no byte. A step is of one rank, while any may have the peak of an optimizer of whole matrices.
+        """
+        config = with_few_micro_batches(cell.config) if with_step else cell.config
+        small = reduced(cell.config) if with_step or not whole else Reduced((config,), (0,), 0, 1)
+        few = not whole and small.whole_blocks > 2 * sum(small.blocks)
+        if few or small.configs == (config,):
+            return cls(cell, small, not few, timed=with_step and cell.config.optimizer.takes_elements)
         return cls(cell, Reduced((config,), (0,), 0, 1), True)
 
     def answer(self, executions: Sequence[Execution], costs: GpuCosts | None) -> SimulatedCell:

@@ -26,6 +26,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -114,7 +115,11 @@ class Composer:
         """Returns the config of `overrides` with Hydra's own part. Hydra's exceptions propagate."""
         GlobalHydra.instance().clear()
         folders = [QuotedString(f"file://{folder.resolve()}", Quote.single).with_quotes() for folder in self.extra_dirs]
-        with initialize_config_dir(str(config_dir().resolve()), version_base="1.3"):
+        with (
+            # Hydra copies its sources, and all schemas with them, which takes as long as to read the files
+            mock.patch.object(ConfigStore, "__deepcopy__", lambda store, _: store, create=True),
+            initialize_config_dir(str(config_dir().resolve()), version_base="1.3"),
+        ):
             self.loader = GlobalHydra.instance().config_loader()
             searched = [*overrides, *([f"hydra.searchpath=[{','.join(folders)}]"] if folders else [])]
             try:

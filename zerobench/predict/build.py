@@ -17,6 +17,7 @@ from ..fake.world import Undrawn
 from ..models.compiled import compile_blocks
 from ..models.gpt import GPT
 from ..models.linears import TensorAxis
+from ..strategies import spec_of
 from ..theory.shapes import ROOT, ParameterShape
 from ..zero.activations import policies as residual
 from ..zero.modules.wrapping import default_units, unit_of_parameters
@@ -48,12 +49,12 @@ class ModelFacts:
 
 
 def facts_of(config: CellConfig) -> ModelFacts:
-    """Returns the facts about a resolved cell's model. Cells that differ elsewhere have those of one of our models in
-    common; a user's builder, or a file, may give another model each time. Errors of the model's builder propagate.
+    """Returns the facts about a resolved cell's model. Cells that differ elsewhere have those of a built-in model in
+    common; a user's builder may give another model each time. Errors of the model's builder propagate.
     """
     made_from = repr((
         config.model.kind, config.model_options, activation_policy(config), config.tensor_parallel, config.precision,
-        config.strategy.name, getattr(config.strategy, "upcast_frozen", True), config.optimizer,
+        spec_of(config.strategy.name).half, getattr(config.strategy, "upcast_frozen", True), config.optimizer,
     ))  # fmt: skip
     if made_from in _facts:
         return _facts[made_from]
@@ -64,7 +65,7 @@ def facts_of(config: CellConfig) -> ModelFacts:
     units = tuple((name, type(unit).__name__) for name, unit in default_units(model))
     optimizer = config.optimizer
     facts = ModelFacts(tuple(shapes_of(model, optimizer.owned(model), optimizer.block_numel)), weighted, units)
-    if config.model.kind in models.OWN:
+    if config.model.kind in (*models.OWN, "huggingface"):
         if len(_facts) == MOST_FACTS:
             _facts.clear()
         _facts[made_from] = facts

@@ -305,7 +305,8 @@ def print_plan(plan: search.Plan, columns: Sequence[str] | None = None) -> None:
     if any(row.bound_bytes and not row.probes for row in plan.rows.values()):
         rule += "; a row with its states alone was not simulated"
     if plan.goal == FASTEST and not all(row.fit.whole for row in plan.ranked[:SHOWN]):
-        rule += "; ≤: not judged, since it is slower even with the micro-batch that its peak allows"
+        rule += "; rows that can win were judged so; a row with ≤ by its peak alone, since it is slower even with the "
+        rule += "micro-batch that this allows"
     reasons: dict[str, list[str]] = {}
     for row in plan.rows.values():
         if row.reason:

@@ -23,7 +23,7 @@ from ...host.terminal import LINE_EVERY_S, print_on, progress_console
 from ...results.options import Parser, add_columns, add_jobs, add_price, verb
 from ...results.provenance import source_hash
 from ...simulation.execute import Limits, Target, execute_all
-from ...sizes import parse_memory, show_left
+from ...sizes import parse_memory, show_count, show_left
 from ..predict import costs_of
 from .answer import FASTEST, GOALS, HEADER, as_json, print_plan, recommended, result_of
 from .candidates import QUICKEST, TIERS, candidates, compose, split_axes
@@ -79,6 +79,7 @@ def plan(arguments: list[str]) -> int:
     limits = {"none": 0, "cpu": capacity.host_bytes, "nvme": capacity.disk_bytes}
     bounded = [tier for tier in TIERS if chosen.goal != "largest_model" or limits[tier] is not None]
     rows = candidates(axes, QUICKEST, ("none",)) if fastest else candidates(axes, tiers=bounded)
+    print_on(progress_console(), f"{show_count(len(rows), 'candidate')}: theory's bounds first")
     cells = compose(rows, overrides, chosen.device)
     refuse_senseless(list(cells.values()))
     _check(chosen, list(cells.values()))

@@ -6,6 +6,8 @@ rows       strategies x activation policies, then variants of the leading strate
 judged     rows are searched with few blocks, by their peak, and timed at the largest micro-batch that this allows. Rows
            that can win are simulated with all blocks, and fit by what the allocator reserves; if that takes a smaller
            micro-batch, the ranking is made again. The others are slower even with the larger one
+shared     a simulation with few blocks gives the peak and the step; rows with the same activations begin where the
+           first of them leads; what does not wait for a result runs beside the rows that are judged
 ahead      faster by more than the interval; anything else is a tie, in every sentence
 turn       the network, or the number of GPUs, at which another row would be ahead: schedules are laid out again for
            every network, and the leading strategies are simulated again on more GPUs with the same micro-batches
@@ -14,7 +16,7 @@ trade      the first, with its blocks recomputed or kept, at the same micro-batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -64,43 +66,55 @@ def find_fastest(
         sizes = tuple(size for size in axis.values if size <= cell.config.micro_batch)[-2:]
         return replace(axis, values=sizes, first=(len(sizes) - 1,))
 
-    def that_can_win() -> list[PlanRow]:
-        """Returns the first, and the next that the recommendation names unless it is behind even by its peak."""
-        ranked = plan.ranked
-        return [row for row in leading(ranked) if row is ranked[0] or not ranked[0].fit.timed.is_ahead(row.fit.timed)]
-
     def in_answer() -> list[PlanRow]:
         """Returns the rows of which the answer says that they are ahead, here or elsewhere, or tie with the first."""
         if not plan.ranked:
             return []
-        plan.simulate([[row] for row in on_more_gpus(plan)])
-        return [*that_can_win(), *turn_of_network(plan.ranked, costs)[1], *turn_of_gpus(plan)[1]]
+        turns = [*turn_of_network(plan.ranked, costs)[1], *turn_of_gpus(plan)[1]]
+        return [*that_can_win(plan.ranked), *turns]
 
     plan.later = LATER
     plan.search(cells, axis_of)
-    _judge(plan, that_can_win)
     free = FreeCosts(replace(costs.device, contention=1.0), costs.cluster)
-    variants: dict[Candidate, Cell] = {}
-    for row in _leaders(plan.ranked):
-        step = row.fit.timed
-        part = 1 - step.rate() / step.rate(free)
-        if part >= 1 - step.interval.low:
-            variants |= _variants(row, costs, given)
-            continue
-        plan.notes.append(
-            f"{row.candidate.name}: without any communication its step would be {part:.1%} shorter, less than the "
-            "interval, so that prefetch, shards, groups and ZeRO++ were not varied"
-        )
-    plan.search(variants, axis_of_variant)
-    _judge(plan, that_can_win)
-    _judge(plan, in_answer)
+    varied: set[Candidate] = set()
+    while True:  # a leader is varied once it is judged, while others still are
+        ranked = [row for row in plan.ranked if row.candidate in cells]
+        due, variants = _unjudged(plan, that_can_win(ranked)), dict[Candidate, Cell]()
+        for row in _leaders(ranked):
+            if row in due or row.candidate in varied:
+                continue
+            varied.add(row.candidate)
+            step = row.fit.timed
+            part = 1 - step.rate() / step.rate(free)
+            if part >= 1 - step.interval.low:
+                variants |= _variants(row, costs, given)
+                continue
+            plan.notes.append(
+                f"{row.candidate.name}: without any communication its step would be {part:.1%} shorter, less than the "
+                "interval, so that prefetch, shards, groups and ZeRO++ were not varied"
+            )
+        if not due and not variants:
+            break
+        plan.search(variants, axis_of_variant, due)
+    trades: dict[str, list[PlanRow]] = {}
+    while True:  # steps on more GPUs, and of recomputing, are simulated beside the rows that are judged
+        due, others = _unjudged(plan, in_answer()), on_more_gpus(plan)
+        if plan.ranked and (first := plan.ranked[0]).fit.cell.cell_id not in trades:
+            trades[first.fit.cell.cell_id] = recomputed_or_kept(first, cells)
+            others += trades[first.fit.cell.cell_id]
+        if not due and not others:
+            break
+        plan.simulate([[row] for row in (*due, *others)])
     plan.later = 0
     if not (ranked := plan.ranked):
         return
-    others = recomputed_or_kept(ranked[0], cells)
-    plan.simulate([[row] for row in others])
-    trade = [trade_of(ranked[0], row, plan.capacity) for row in others]
+    trade = [trade_of(ranked[0], row, plan.capacity) for row in trades[ranked[0].fit.cell.cell_id]]
     plan.turns = [*trade, turn_of_network(ranked, costs)[0], turn_of_gpus(plan)[0]]
+
+
+def that_can_win(ranked: Sequence[PlanRow]) -> list[PlanRow]:
+    """Returns the first, and the next that the recommendation names unless it is behind even by its peak."""
+    return [row for row in leading(ranked) if row is ranked[0] or not ranked[0].fit.timed.is_ahead(row.fit.timed)]
 
 
 def leading(ranked: Sequence[PlanRow]) -> list[PlanRow]:
@@ -108,19 +122,16 @@ def leading(ranked: Sequence[PlanRow]) -> list[PlanRow]:
     return [*_leaders(ranked), *ranked[1:2]][:LEADERS]
 
 
-def _judge(plan: Plan, rows_of: Callable[[], Sequence[PlanRow]]) -> None:
-    """Simulates rows with all their blocks until all of `rows_of`, which may change thereby, fit by that. If none fits,
-    the closest to it is simulated so, since the answer names the device that would do.
+def _unjudged(plan: Plan, rows: Sequence[PlanRow]) -> list[PlanRow]:
+    """Returns the `rows` that are still to be simulated with all their blocks; if none fits, the closest to it, since
+    the answer names the device that would do.
     """
-    while True:
-        due = [row for row in rows_of() if not row.fit.whole]
-        if not plan.ranked and plan.least and not plan.least[0].whole and not plan.least[1].problem:
-            due = [plan.least[1]]
-        if not due:
-            return
-        for row in due:
-            row.exact = True
-        plan.simulate([[row] for row in due])
+    due = [row for row in rows if not row.fit.whole]
+    if not plan.ranked and plan.least and not plan.least[0].whole and not plan.least[1].problem:
+        due = [plan.least[1]]
+    for row in due:
+        row.exact = True
+    return due
 
 
 def _variants(row: PlanRow, costs: GpuCosts, given: Collection[str]) -> dict[Candidate, Cell]:

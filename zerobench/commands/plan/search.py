@@ -197,8 +197,9 @@ class PlanRow:
 
     `problem`: why it was not simulated. `bound_bytes`: of its first value. `over`: the search has ended. `timed`: the
     step of its last value that fits is predicted. `exact`: the ends of the bracket are simulated with all blocks, in
-    the end. `loads`, `probes`: by index in the axis; `index`: of the cell that is being simulated.
-    `ran`: simulations so far.
+    the end. `like`: a row whose load grows along the axis as its own does: the search begins after that row's first
+    simulation, close to its own answer. `loads`, `probes`: by index in the axis; `index`: of the cell that is being
+    simulated. `ran`: simulations so far.
     """
 
     candidate: Candidate
@@ -209,6 +210,7 @@ class PlanRow:
     over: bool = False
     timed: bool = False
     exact: bool = True
+    like: PlanRow | None = field(default=None, repr=False)
     loads: dict[int, float] = field(default_factory=dict, repr=False)
     probes: dict[int, SimulatedCell] = field(default_factory=dict, repr=False)
     index: int = 0
@@ -251,7 +253,26 @@ class PlanRow:
         if self.over:
             return 0
         probes = 1 if len(self.axis.values) == 1 else USUAL_PROBES + 2 * (self.exact and not self.timed)
-        return max(1, probes + self.timed - self.ran)
+        return max(1, probes - self.ran)
+
+    @property
+    def may_begin(self) -> bool:
+        """True unless the row that it is like has no load yet."""
+        return self.like is None or self.like.over or bool(self.like.loads)
+
+    def origin(self, capacity: Capacity) -> float | None:
+        """Returns the load at the coordinate 0: of the states, unless they change along the axis."""
+        return None if self.axis.in_states else self.bound_bytes / capacity.usable_bytes
+
+    def begin_like(self, capacity: Capacity) -> None:
+        """Lets the search begin where the load meets 1 if, beyond the states, it is that of the row that it is like."""
+        if self.like is None or not (loads := self.like.loads) or self.loads:
+            return
+        index = min(loads, key=lambda index: abs(loads[index] - 1))
+        origin, its_origin = (row.origin(capacity) or 0.0 for row in (self, self.like))
+        axis = replace(self.axis, first=())
+        guess = next_index(axis, {index: loads[index] - its_origin + origin}, origin)
+        self.axis = replace(axis, first=(index if guess is None else guess,))
 
     def advance(self, capacity: Capacity) -> Work | None:
         """Returns the next simulation; None if the search is over. First the bracket is found, then its ends are
@@ -259,8 +280,8 @@ class PlanRow:
         """
         index = None
         if not self.problem:
-            origin = None if self.axis.in_states else self.bound_bytes / capacity.usable_bytes
-            index = next_index(self.axis, self.loads, origin)
+            self.begin_like(capacity)
+            index = next_index(self.axis, self.loads, self.origin(capacity))
             if index is None and self.exact:
                 ends = (max(self.last, 0),) if self.timed else (self.last, self.last + 1)
                 index = next((end for end in ends if end in self.probes and not self.probes[end].whole), None)
@@ -268,7 +289,7 @@ class PlanRow:
             self.index = index
             # with all blocks, if there is no bracket to find with few, or if these moved it to here
             whole = (self.exact and (self.timed or len(self.axis.values) == 1)) or index in self.probes
-            return Work.of(self.at(index), whole, few_micro_batches=self.timed)
+            return Work.of(self.at(index), whole, with_step=self.timed)
         if not self.problem and self.timed and self.last >= 0:
             self.index = self.last
             if self.last not in self.probes or self.fit.step is None:
@@ -317,7 +338,7 @@ def next_index(axis: PlanAxis, loads: Mapping[int, float], origin: float | None 
     points = [(axis.coordinate(axis.values[index]), loads[index]) for index in near]
     if origin is not None and len(points) == 1:
         points.append((0.0, origin))
-    halves = (low + high) // 2 if high < len(axis.values) else min(2 * low + 1, high - 1)
+    halves = (low + high) // 2 if high < len(axis.values) else max(0, min(2 * low + 1, high - 1))
     if len(points) < 2 or (low < 0 and origin is None) or len(loads) - len(axis.first) >= MOST_GUESSES:
         return halves
     (x, load), (other, its_load) = points
@@ -384,9 +405,13 @@ class Plan:
         load = self.capacity.load
         return min(tried, key=lambda pair: (load(pair[0].bytes_in), pair[0].held_bytes), default=None)
 
-    def search(self, cells: Mapping[Candidate, Cell], axis_of: Callable[[Cell], PlanAxis]) -> None:
-        """Adds a row per candidate, in their order, and searches them. If the bounds exclude all rows, the one with the
-        least is simulated after all, so that the plan can name a device that would do.
+    def search(
+        self, cells: Mapping[Candidate, Cell], axis_of: Callable[[Cell], PlanAxis], others: Sequence[PlanRow] = ()
+    ) -> None:
+        """Adds a row per candidate, in their order, and searches them, and `others` at the same time. If the bounds
+        exclude all rows, the one with the least is simulated after all, so that the plan can name a device that would
+        do. Rows with the same activations differ in their states alone: with steps, those with the least are simulated
+        first, and show the others where to begin.
         """
         timed, limit = self.costs is not None, self.capacity.usable_bytes
         rows = [PlanRow(row, cell, axis_of(cell), timed=timed, exact=not timed) for row, cell in cells.items()]
@@ -398,17 +423,25 @@ class Plan:
         too_large = [row for row in rows if row.problem == TOO_LARGE]
         if too_large and all(row.problem for row in self.rows.values()):
             min(too_large, key=lambda row: row.bound_bytes).problem = ""
+        alike: dict[str, list[PlanRow]] = {}
+        for row in rows:
+            if timed and not row.problem and len(row.axis.values) > 2:
+                alike.setdefault(row.candidate.activation, []).append(row)
+        for several in alike.values():
+            least = min(several, key=lambda row: row.bound_bytes)
+            for row in several:
+                row.like = least if row is not least else None
         chains: dict[tuple[str, ...], list[PlanRow]] = {}
         for row in sorted(rows, key=lambda row: (row.candidate.offloads, row.candidate.recomputes)):
             # with a fixed cell, rows of a strategy are in one chain, unless the user named the rest
             fixed = row.exact and len(row.axis.values) == 1
             keys = [key for key in AXES if not fixed or key == "strategy" or key in self.named]
             chains.setdefault((*(getattr(row.candidate, key) for key in keys), *row.candidate.more), []).append(row)
-        self.simulate([*chains.values()])
+        self.simulate([*([row] for row in others), *chains.values()])
 
     def simulate(self, chains: Sequence[list[PlanRow]]) -> None:
         """Searches chains of rows: of each chain one row after the other, until one fits."""
-        works, owners = list[Work](), list[list[PlanRow]]()
+        works, owners, waiting = list[Work](), list[list[PlanRow]](), [*chains]
 
         def advance(chain: list[PlanRow]) -> None:
             while chain:
@@ -423,14 +456,20 @@ class Plan:
                 if self.rows.get(row.candidate) is row:
                     self.report(self, row)
 
+        def begin() -> None:
+            ready = [chain for chain in waiting if not chain or chain[0].may_begin]
+            waiting[:] = [chain for chain in waiting if chain and not chain[0].may_begin]
+            for chain in ready:
+                advance(chain)
+
         def take(index: int, cell: SimulatedCell) -> None:
             owners[index][0].take(cell, self.capacity)
             advance(owners[index])
+            begin()
             self.ran, self.left = self.ran + 1, sum(chain[0].due for chain in chains if chain)
             self.report(self, None)
 
-        for chain in chains:
-            advance(chain)
+        begin()
         if works and not any(row.probes for row in self.rows.values()):
             self.due = sum(map(bool, chains))
             self.report(self, None)
