@@ -12,7 +12,7 @@ from tests import zoo
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, LossScaling, initialize
 
-STEPS = 3
+STEPS = 2
 ZERO = ("zero1", "zero2", "zero3")
 
 

@@ -26,7 +26,7 @@ def forward_left_over(rank: int, n: int) -> dict[str, list[float]]:
     for strategy in ("ddp", *STAGES):
         engine = engine_for(strategy)
         losses[strategy] = []
-        for number in range(4):
+        for number in range(3):
             loss = engine(*zoo.tokens(rank, n, number))
             engine.backward(loss)
             with torch.no_grad() if strategy == "ddp" else torch.enable_grad():
@@ -173,7 +173,6 @@ def test_recomputation_in_spans_keeps_no_more_units_than_it_needs() -> None:
     assert max(run_ranks(2, units_whole_at_once)) <= 4
 
 
-STRATEGIES = ("zero1", "zero2", "zero3", "megatron")
 STEPS = 3
 
 
@@ -224,7 +223,7 @@ def distil(strategy: str, rank: int, around: Callable[[], Any], inside: Callable
 
 
 def everything_in_one_autocast(rank: int, n: int) -> None:
-    for strategy in STRATEGIES:
+    for strategy in STAGES:
         mine = distil(strategy, rank, half, nullcontext)
         expected = distil(strategy, rank, nullcontext, half)
         assert all(map(torch.equal, mine, expected)), strategy
@@ -258,7 +257,7 @@ def several(strategy: str, rank: int, backwards: str) -> list[torch.Tensor]:
 
 
 def two_forwards(rank: int, n: int) -> None:
-    for strategy in STRATEGIES:
+    for strategy in ("zero1", "zero3"):
         expected = several(strategy, rank, "one by one")
         for backwards in ("in order", "the last first", "sum"):
             for mine, other in zip(several(strategy, rank, backwards), expected, strict=True):

@@ -91,7 +91,7 @@ def accumulate(rank: int, n: int, strategy: str, no_sync: bool) -> Any:
     model = zoo.build("tied")
     engine = engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
     losses = []
-    for step in range(3):
+    for step in range(2):
         for micro in range(3):
             inputs = zoo.tokens(rank, n, 3 * step + micro)
             if no_sync and micro < 2:
@@ -110,7 +110,7 @@ def evaluate_between(rank: int, n: int, strategy: str) -> Any:
     model = zoo.build("tied")
     engine = engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
     losses = []
-    for step in range(4):
+    for step in range(3):
         loss = engine(*zoo.tokens(rank, n, step))
         engine.eval()
         with torch.no_grad():
@@ -134,7 +134,7 @@ def schedule_and_groups(rank: int, n: int, strategy: str) -> Any:
     engine = engine_of(strategy, model, optimizer)
     assert engine.optimizer is optimizer
     losses = []
-    for step in range(4):
+    for step in range(3):
         loss = engine(*zoo.tokens(rank, n, step)) + engine(*zoo.tokens(rank, n, 50 + step))
         engine.backward(loss)
         engine.step()
@@ -144,20 +144,16 @@ def schedule_and_groups(rank: int, n: int, strategy: str) -> Any:
 
 
 def resume(rank: int, n: int, strategy: str) -> tuple[list[float], list[float]]:
-    """Losses of six steps straight, and of the last three after a state_dict was put into a fresh engine."""
-
-    def fresh():
-        model = zoo.build("tied")
-        return engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
-
-    first = fresh()
-    take_steps(first, rank, n, range(3))
+    """Losses of the last steps of five straight, and of these steps under a fresh engine with the state before them."""
+    first, second = (
+        engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
+        for model in (zoo.build("tied"), zoo.build("tied"))
+    )
+    take_steps(first, rank, n, range(2))
     saved = first.state_dict()
-    take_steps(first, rank, n, range(3, 4))  # must not change what was saved
-    second = fresh()
+    straight = take_steps(first, rank, n, range(2, 5))  # must not change what was saved
     second.load_state_dict(saved)
-    resumed = take_steps(second, rank, n, range(3, 6))
-    return take_steps(fresh(), rank, n, range(6))[3:], resumed
+    return straight, take_steps(second, rank, n, range(2, 5))
 
 
 def by_strategy(

@@ -57,7 +57,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+@pytest.fixture(params=[pytest.param("cpu", marks=pytest.mark.thorough), pytest.param("cuda", marks=ON_A_GPU)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
