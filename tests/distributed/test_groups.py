@@ -11,17 +11,14 @@ from tests import zoo
 from tests.cells import sound
 from tests.distributed import training
 from tests.distributed.test_comm import NUMEL, random_full
-from tests.distributed.variants import BUCKET_BYTES, account
+from tests.distributed.variants import BUCKET_BYTES, account, assert_as_predicted
 from tests.ranks import run_ranks
 from zerobench.config import schema_memory as memory
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16
 from zerobench.predict.estimate import training_shapes
-from zerobench.predict.unexplained import coded_share, units_of
 from zerobench.strategies import shape_of as strategy_shape
-from zerobench.theory.groups import GroupShape
-from zerobench.theory.replay.states import predict_states
 from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.hierarchical import connect_groups
@@ -208,13 +205,9 @@ def moved(records: Any, value: str) -> float:
 @pytest.mark.parametrize("name", CELLS)
 def test_memory_and_traffic_are_those_of_the_theory(measured, name: str) -> None:
     config, records = config_of(name), measured[name]
-    schedule, shapes, groups = records[0].schedule, training_shapes(config), config.groups
-    prediction = predict_states(strategy_shape(config.strategy.values()), schedule, groups, *shapes)
-    memory = [m for record in records for m in record.memory if m.phase == "step" and m.tier == "device"]
-    for category, size in (("states", prediction.states_bytes), *prediction.highest.items()):
-        assert max(m.max_bytes for m in memory if m.category == category) == size, category
-    expected = predict_traffic(strategy_shape(config.strategy.values()), schedule, groups, shapes[1])
-    assert moved(records, "volume_elements") == pytest.approx(expected.volume, rel=1e-12)
+    assert_as_predicted(config, records)
+    strategy = strategy_shape(config.strategy.values())
+    expected = predict_traffic(strategy, records[0].schedule, config.groups, training_shapes(config)[1])
     if config.node_size is not None:
         assert moved(records, "within_bytes") == pytest.approx(expected.within, rel=1e-12)
         assert moved(records, "between_bytes") == pytest.approx(expected.between, rel=1e-12)
@@ -231,25 +224,3 @@ def test_bytes_between_nodes_are_those_of_the_paper(measured) -> None:
         psi = sum(s.numel for s in measured[name][0].schedule.shapes)
         sent = ranks_a_node * moved(measured[name], "between_bytes")
         assert sent == pytest.approx(share * each * psi, rel=0.01), name  # 64-byte padding of parameters and payloads
-
-
-@pytest.mark.thorough
-def test_what_is_called_quantized_traveled_as_bytes(measured) -> None:
-    shares = {}
-    for name, records in measured.items():
-        units = units_of(records[0].schedule.shapes, CELLS[name].get("strategy", {}).get("persistence_numel", 0))
-        assert sum(units.values()) == sum(s.numel for s in records[0].schedule.shapes if s.trainable)
-        traffic = records[0].traffic
-        shares[name] = coded_share(traffic, "all_gather", units), coded_share(traffic, "reduce_scatter", units)
-    assert shares["zero3 nodes"] == shares["zero3 hpz"] == (0, 0)
-    assert (shares["zero3 qwz"], shares["zero3 qgz"], shares["zero3 all"]) == ((1, 0), (0, 1), (1, 1))
-    kept, reduced = shares["zero3 all, one node"]
-    assert 0.98 < kept < 1  # small parameters stay, and are gathered in full
-    assert reduced == 1
-
-
-def test_groups_that_are_everybody_change_nothing() -> None:
-    for groups in (GroupShape(8, node_size=8), GroupShape(8, shard_group=8), GroupShape(8, node_size=1)):
-        flat = GroupShape(8)
-        assert groups.gather(4096, 2).volume == flat.gather(4096, 2).volume == 4096
-        assert groups.reduction_bytes(4096, 2) == flat.reduction_bytes(4096, 2)

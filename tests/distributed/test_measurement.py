@@ -167,20 +167,6 @@ def test_accounting_repeats_to_the_byte(tmp_path) -> None:
     assert first["run_id"] != second["run_id"]
 
 
-@pytest.mark.thorough
-def test_a_model_from_the_meta_device_trains_the_same_and_is_never_whole(tmp_path) -> None:
-    """In every run: test_no_rank_of_stage_3_holds_the_model."""
-    found = {}
-    for construct in ("plain", "meta"):
-        row, results = measured(tmp_path, "zero3", 4, "wide", strategy={"construct": construct}, measure=ACCOUNTED)
-        init = results.memory[(results.memory.phase == "init") & (results.memory.category == "total")]
-        found[construct] = (results.steps.loss.tolist(), init.max_bytes.max(), 4 * row.psi)
-    (losses, plain, psi), (same_losses, meta, _) = found["plain"], found["meta"]
-    assert same_losses == losses
-    assert plain > psi
-    assert meta < 0.9 * psi  # shards of parameters and gradients, a unit and the largest parameter
-
-
 TRACED = Measure(steps=3, warmup=2, trace=True)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.cells import MODELS, cell, sound
 from tests.distributed.training import train_on
-from tests.distributed.variants import account
+from tests.distributed.variants import account, assert_as_predicted
 from tests.ranks import run_ranks
 from validation.equality import hold
 from zerobench import strategies
@@ -25,7 +25,6 @@ from zerobench.predict.build import build_model, connect_axis
 from zerobench.predict.estimate import tensor_axis_bytes, training_shapes
 from zerobench.records import DATA_AXIS, TENSOR_AXIS
 from zerobench.strategies import shape_of
-from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import predict_states
 from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.worker import RankRecord
@@ -88,21 +87,7 @@ def test_stages_train_as_ddp_does(measured) -> None:
 def test_states_and_volume_are_those_of_the_theory(measured) -> None:
     """To the byte and the element: frozen units are gathered and never reduced, parts of a sequence gather nothing."""
     for key, (config, records) in measured.items():
-        schedule, strategy = records[0].schedule, shape_of(config.strategy.values())
-        states = predict_states(strategy, schedule, GroupShape(2), *training_shapes(config))
-        memory = [m for record in records for m in record.memory if m.phase == "step"]
-        for category, size in {"states": states.states_bytes, **states.highest}.items():
-            assert max(m.max_bytes for m in memory if m.category == category) == size, (key, category)
-        volume = predict_traffic(strategy, schedule, GroupShape(2), training_shapes(config)[1]).volume
-        assert max(sum(t.volume_elements for t in r.traffic if not t.control) for r in records) == volume, key
-
-
-def test_frozen_units_are_not_reduced(measured) -> None:
-    for name in ("ddp", *CASES["lora"]):
-        config, records = measured["lora", name]
-        psi = sum(s.numel for s in records[0].schedule.shapes if s.trainable)
-        moved = sum(t.volume_elements for t in records[0].traffic if t.kind != "all_gather" and not t.control)
-        assert moved <= 1.05 * psi * (2 if config.strategy.name == "ddp" else 1)
+        assert_as_predicted(config, records, key)
 
 
 SMALL = {"layers": 2, "hidden": 32, "heads": 2}
