@@ -1,6 +1,5 @@
-"""Tiers, activation policies, the arena and ZeRO++ on a GPU, with copies that are late; the same on a CPU, without.
-
-On a CPU equal means equal to the bit. Pinned memory, streams, and mistakes that they must show, are a GPU's alone.
+"""Tiers, activation policies, the arena and ZeRO++ on a GPU, with copies that are late; the same on a CPU, without, in
+`make test-all`: equal to the bit.
 """
 
 from collections.abc import Iterator
