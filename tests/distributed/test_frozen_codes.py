@@ -11,8 +11,7 @@ from torch.nn import functional as F
 import zerobench
 from tests import zoo
 from tests.cells import MODELS, sound
-from tests.distributed.test_unfreezing import adamw, assert_alike
-from tests.distributed.training import take_steps
+from tests.distributed.training import adamw, assert_alike, take_steps
 from tests.distributed.variants import account, assert_as_predicted, run_all
 from tests.ranks import run_ranks
 from zerobench.config import schema as schemas

@@ -1,15 +1,14 @@
-"""Nodes and shard groups: what collectives put where, bytes against theory, checkpoints. Training: test_composition."""
+"""Nodes and shard groups: what collectives put where, bytes against theory. Training: test_composition; checkpoints:
+test_tiers.
+"""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests import zoo
 from tests.cells import sound
-from tests.distributed import training
 from tests.distributed.test_comm import NUMEL, random_full
 from tests.distributed.variants import BUCKET_BYTES, account, assert_as_predicted
 from tests.ranks import run_ranks
@@ -100,60 +99,6 @@ def test_collectives_in_nodes_and_in_replicas(n: int) -> None:
             assert torch.equal(mine, first.setdefault(place, mine))  # replicas agree to the bit
         whole = torch.cat([first[place] for place in range(size)]).double()
         torch.testing.assert_close(whole, total(n, torch.float32), rtol=0, atol=1e-5)
-
-
-def save_and_load(rank: int, n: int, folder: str) -> dict[str, Any]:
-    """From replicas to nodes and back, with accumulation and clipping on the way."""
-
-    def fresh(**groups: Any) -> Any:
-        model = zoo.build("unused")
-        return training.engine_of("zero3", model, zoo.OPTIMIZERS["adamw"](model.parameters()), **groups)
-
-    def step(engine: Any, number: int) -> None:
-        with engine.no_sync():
-            engine.backward(engine(*zoo.tokens(rank, n, 2 * number)))
-        engine.backward(engine(*zoo.tokens(rank, n, 2 * number + 1)))
-        engine.clip_grad_norm_(0.5)
-        engine.step()
-
-    states = {}
-    source = fresh(shard_group=2)
-    for number in range(3):
-        step(source, number)
-    source.save(f"{folder}/replicas")
-    kept = source.state_dict()
-    source.export_safetensors(f"{folder}/whole.safetensors")
-    for name, groups in (("nodes", {"node_size": 2}), ("replicas", {"shard_group": 2}), ("plain", {})):
-        engine = fresh(**groups)
-        engine.load(f"{folder}/replicas")
-        states[name, "loaded"] = engine.full_state_dict()
-        engine.save(f"{folder}/{name}-again")
-        back = fresh()
-        back.load(f"{folder}/{name}-again")
-        states[name, "again"] = back.full_state_dict()
-        step(engine, 3)
-        states[name, "trained"] = engine.full_state_dict()
-    again = fresh(shard_group=2)
-    again.load_state_dict(kept)
-    step(again, 3)
-    states["dict", "trained"] = again.full_state_dict()
-    states["source", "loaded"] = source.full_state_dict(rank0_only=True)
-    step(source, 3)
-    states["source", "trained"] = source.full_state_dict()
-    return states
-
-
-def test_checkpoints_go_from_groups_to_groups(tmp_path: Path) -> None:
-    first, *others = run_ranks(4, save_and_load, str(tmp_path))
-    assert all(not mine["source", "loaded"] for mine in others)
-    assert (tmp_path / "whole.safetensors").is_file()
-    for (name, when), state in first.items():
-        wanted = first["source", "trained" if when == "trained" else "loaded"]
-        for key in wanted:
-            if when != "trained" or name in ("replicas", "dict"):
-                assert torch.equal(state[key], wanted[key]), (name, when, key)
-            else:
-                assert (state[key] - wanted[key]).abs().max() <= 2e-4, (name, when, key)
 
 
 N = 4

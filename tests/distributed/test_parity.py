@@ -62,10 +62,13 @@ REPEATED = [
 )
 def test_models_train_as_under_ddp(models: list[str], n: int, thorough: bool) -> None:
     """Each under one stage by turns, unless all are asked for."""
-    stages = {model: list(STAGES) if thorough else [list(STAGES)[at % 4]] for at, model in enumerate(models)}
-    results = run_ranks(n, training.train_models, [(model, CHOICES[model][0], stages[model]) for model in models])
-    for model in models:
-        check_parity([mine[model] for mine in results], n, CHOICES[model][1])
+    results = run_ranks(n, training.train_each, by_turns([(model, CHOICES[model][0]) for model in models], thorough))
+    for model, result in zip(models, zip(*results, strict=True), strict=True):
+        check_parity(list(result), n, CHOICES[model][1])
+
+
+def by_turns(cases: list[tuple[str, str]], thorough: bool) -> list[tuple[str, str, list[str]]]:
+    return [(*case, list(STAGES) if thorough else [list(STAGES)[at % 4]]) for at, case in enumerate(cases)]
 
 
 @pytest.mark.thorough
@@ -96,10 +99,9 @@ SHOWN = ["adamw", "adamw_foreach", "adam_amsgrad", "sgd_momentum", "nadam", "ada
 def test_optimizers_update_as_under_ddp(thorough: bool) -> None:
     """Each under one stage by turns, unless all are asked for."""
     optimizers = list(zoo.OPTIMIZERS) if thorough else SHOWN
-    turns = [list(STAGES) if thorough else [list(STAGES)[n % 4]] for n in range(len(optimizers))]
-    results = run_ranks(2, training.train_optimizers, dict(zip(optimizers, turns, strict=True)))
-    for optimizer in optimizers:
-        check_parity([mine[optimizer] for mine in results], 2, of=optimizer)
+    results = run_ranks(2, training.train_each, by_turns([("tied", optimizer) for optimizer in optimizers], thorough))
+    for optimizer, result in zip(optimizers, zip(*results, strict=True), strict=True):
+        check_parity(list(result), 2, of=optimizer)
 
 
 @pytest.mark.parametrize("no_sync", [False, pytest.param(True, marks=pytest.mark.thorough)])

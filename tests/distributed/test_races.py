@@ -23,8 +23,8 @@ import pytest
 import torch
 
 from tests import zoo
+from tests.distributed import training
 from tests.ranks import run_ranks
-from zerobench.zero import initialize
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.base import Handle
 from zerobench.zero.units.bucket import GradientBucket
@@ -193,8 +193,7 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 
 
 def engine_for(strategy: str, options: dict[str, Any], model: str = "tied") -> Any:
-    module = zoo.build(model)
-    return initialize(module, zoo.OPTIMIZERS["adamw"](module.parameters()), strategy, bucket_bytes=4096, **options)
+    return training.engine_of(strategy, zoo.build(model), **options)
 
 
 def train(engine: Any, rank: int, n: int) -> list[torch.Tensor]:

@@ -53,30 +53,10 @@ def built(kind: Callable[[], nn.Module] = Tied) -> nn.Module:
     return kind()
 
 
-class Plain:
-    """The engine's face over plain torch."""
-
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.module, self.optimizer = module, optimizer
-
-    def __call__(self, *inputs: Any) -> Any:
-        return self.module(*inputs)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
-    def step(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
-
-
 def engine_of(strategy: str, module: nn.Module) -> Any:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     if strategy == "plain":
-        return Plain(module, optimizer)
+        return training.PlainEngine(module, optimizer)
     return training.engine_of(strategy, module, optimizer)
 
 

@@ -3,7 +3,6 @@
 import math
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -11,16 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from tests import zoo
+from tests.distributed.training import adamw, engine_of
 from tests.ranks import run_ranks
-from zerobench.zero import STAGES, LossScaling, initialize
-
-
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-2, fused=True)
-
-
-def engine_of(strategy: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any):
-    return initialize(model, optimizer or adamw(model.parameters()), strategy, bucket_bytes=4096, **options)
+from zerobench.zero import STAGES, LossScaling
 
 
 def overflow(rank: int, n: int, strategy: str) -> None:

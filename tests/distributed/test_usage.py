@@ -9,22 +9,16 @@ import torch
 from torch import nn
 
 from tests import zoo
-from tests.distributed import training
-from tests.distributed.training import take_steps
+from tests.distributed.training import engine_of, take_steps
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, initialize
-
-
-def engine_for(strategy: str, model: nn.Module | None = None, **options):
-    model = model or zoo.build("tied")
-    return training.engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()), **options)
 
 
 def forward_left_over(rank: int, n: int) -> dict[str, list[float]]:
     """A forward with gradients that no backward follows must not leave old parameters behind."""
     losses = {}
     for strategy in ("ddp", *STAGES):
-        engine = engine_for(strategy)
+        engine = engine_of(strategy, zoo.build("tied"))
         losses[strategy] = []
         for number in range(3):
             loss = engine(*zoo.tokens(rank, n, number))
@@ -43,7 +37,7 @@ def test_a_forward_left_over(n: int) -> None:
 
 def refusals(rank: int, n: int) -> None:
     for stage in STAGES:
-        engine = engine_for(stage)
+        engine = engine_of(stage, zoo.build("tied"))
         with engine.no_sync():
             engine.backward(engine(*zoo.tokens(rank, n, 0)))
         with pytest.raises(RuntimeError, match="under no_sync"):
@@ -110,7 +104,7 @@ def nested_units(rank: int, n: int) -> list[list[float]]:
         model.blocks = nn.ModuleList([Group(), Group()])
         model.forward = zoo.Tied.forward.__get__(model)
         units = tuple(m for group in model.blocks for m in (group, group.a, group.b))
-        engine = engine_for(strategy, model, **({"units": units} if strategy == "zero3" else {}))
+        engine = engine_of(strategy, model, **({"units": units} if strategy == "zero3" else {}))
         results.append(take_steps(engine, rank, n, range(6)))
     return results
 
@@ -134,7 +128,7 @@ def subgroup(rank: int, n: int) -> list[float]:
 
 
 def whole_world(rank: int, n: int) -> list[float]:
-    return take_steps(engine_for("zero3"), rank, n, range(5))
+    return take_steps(engine_of("zero3", zoo.build("tied")), rank, n, range(5))
 
 
 def test_a_group_of_some_ranks() -> None:
