@@ -105,6 +105,7 @@ QUICK: list[Row] = [
     ("after", "zero3", True),
     ("module_compile", "zero2", True),
     ("blocks_before", "zero3", False),
+    ("engine_itself", "zero3", False),
 ]
 """One takes a second."""
 
