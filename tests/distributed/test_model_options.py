@@ -150,9 +150,10 @@ def test_every_strategy_trains_as_one_process_does(tmp_path: Path, thorough: boo
 
 def test_a_simulation_is_exact_to_the_byte(tmp_path: Path, thorough: bool) -> None:
     """Separate experts if the routing is fixed; together they have the same bytes for every routing."""
-    keys = [("zero3", "even"), ("zero3", "skewed")]
+    keys = [("zero3", "skewed")]
     if thorough:
-        keys += [("zero3", "wide_experts"), ("zero3", "alone"), ("fsdp2", "alone"), ("ddp", "even"), ("fsdp2", "even")]
+        keys += [(strategy, "even") for strategy in ("ddp", "zero3", "fsdp2")]
+        keys += [("zero3", "alone"), ("fsdp2", "alone"), ("zero3", "wide_experts")]
     sequence = 64 if thorough else 16
     chosen = {f"{strategy}, {model}": config(strategy, 2, model, sequence=sequence) for strategy, model in keys}
     if thorough:
@@ -160,9 +161,9 @@ def test_a_simulation_is_exact_to_the_byte(tmp_path: Path, thorough: bool) -> No
         chosen["zero3, bf16"] = config("zero3", 2, "together", precision=Bf16())
     rows = hold(chosen, tmp_path)
     assert [row for row in rows if not row.is_none] == []
-    peaks = {row.cell: row.fake_peak_bytes for row in rows if row.rank == 0}
-    assert peaks["zero3, even"] < peaks["zero3, skewed"], "experts are gathered by themselves"
     if thorough:
+        peaks = {row.cell: row.fake_peak_bytes for row in rows if row.rank == 0}
+        assert peaks["zero3, even"] < peaks["zero3, skewed"]
         sent = {row.cell: row.fake_wire_bytes for row in rows}
         assert sent["fsdp2, alone"] > 1.5 * sent["zero3, alone"], "FSDP2 cuts along the experts, which it pads to N"
         expert_bytes = 2 * 32 * 512 * 4
