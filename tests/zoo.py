@@ -213,8 +213,10 @@ def step_plainly(model: nn.Module, optimizer: optim.Optimizer, rank: int, n: int
     """Steps of torch alone, with gradients as DDP gives them."""
     for step in steps:
         model(*tokens(rank, n, step)).backward()
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                dist.all_reduce(parameter.grad.div_(n))
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        means = torch.cat([gradient.flatten() for gradient in gradients]).div_(n)
+        dist.all_reduce(means)  # at once: collectives are what such a step costs
+        for gradient, mean in zip(gradients, means.split([one.numel() for one in gradients]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
         optimizer.step()
         optimizer.zero_grad()

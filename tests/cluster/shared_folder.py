@@ -155,14 +155,6 @@ class Server:
             os.utime(path, ns=(first, second))
         return self.getattr(node, b"")
 
-    def readlink(self, node: int, _: bytes) -> bytes:
-        return os.readlink(b"", dir_fd=self.nodes[node][0])
-
-    def symlink(self, node: int, body: bytes) -> bytes:
-        name, target = names(body)[:2]
-        os.symlink(target, name, dir_fd=self.nodes[node][0])
-        return self.entry(node, name)
-
     def mkdir(self, node: int, body: bytes) -> bytes:
         (mode,), name = struct.unpack("<I", body[:4]), names(body[8:])[0]
         os.mkdir(name, mode, dir_fd=self.nodes[node][0])
@@ -192,11 +184,6 @@ class Server:
             (self.folder.parent / LOSE).unlink()
             os.rename(what[0], what[1], **handles)
         return b""
-
-    def link(self, node: int, body: bytes) -> bytes:
-        (old,), name = struct.unpack("<Q", body[:8]), names(body[8:])[0]
-        os.link(self.path(old), name, dst_dir_fd=self.nodes[node][0], follow_symlinks=True)
-        return self.entry(node, name)
 
     def open(self, node: int, body: bytes) -> bytes:
         (flags,) = struct.unpack("<I", body[:4])
@@ -264,8 +251,8 @@ class Server:
     def serve(self, device: int) -> None:
         """Answers the kernel until the folder is unmounted."""
         operations: dict[int, Callable[[int, bytes], bytes]] = {
-            1: self.lookup, 3: self.getattr, 4: self.setattr, 5: self.readlink, 6: self.symlink, 9: self.mkdir,
-            10: self.unlink, 11: self.rmdir, 12: self.rename, 13: self.link, 14: self.open, 15: self.read,
+            1: self.lookup, 3: self.getattr, 4: self.setattr, 9: self.mkdir,
+            10: self.unlink, 11: self.rmdir, 12: self.rename, 14: self.open, 15: self.read,
             16: self.write, 17: self.statfs, 18: self.release, 20: self.fsync, 25: self.done, 26: self.init,
             27: self.opendir, 28: self.readdir, 29: self.releasedir, 30: self.done, 31: self.refuse_lock,
             32: self.refuse_lock, 33: self.refuse_lock, 35: self.create, 38: self.done, 45: self.rename2,

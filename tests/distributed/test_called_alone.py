@@ -2,16 +2,16 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.distributed.training import PlainEngine
 from tests.ranks import run_ranks
 from zerobench.zero import initialize
 
@@ -41,48 +41,6 @@ class Model(nn.Module):
     def forward(self, tokens: torch.Tensor, with_head: bool = True) -> torch.Tensor:
         hidden = self.encode(tokens)
         return self.head(hidden) if with_head else hidden
-
-
-class Plain:
-    """Trains whole parameters by an engine's interface: each backward's gradients are averaged and added."""
-
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.module, self._optimizer, self._synchronizes = module, optimizer, True
-        self._total: dict[nn.Parameter, torch.Tensor] = {}
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        return self.module(*inputs, **named)
-
-    def register_forward_method(self, module: nn.Module, name: str) -> None:
-        """Nothing: all of its methods find their parameters."""
-
-    @contextmanager
-    def full_parameters(self) -> Iterator[nn.Module]:
-        yield self.module
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        self._synchronizes = False
-        yield
-        self._synchronizes = True
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-        for p in self.module.parameters() if self._synchronizes else ():
-            gradient, p.grad = p.grad, None
-            if gradient is not None:
-                dist.all_reduce(gradient.div_(dist.get_world_size()))
-                self._total[p] = self._total[p] + gradient if p in self._total else gradient
-
-    def step(self) -> None:
-        for p in self._total:
-            p.grad = self._total[p]
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        self._total.clear()
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        return self.module.state_dict()
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -199,7 +157,7 @@ def train(rank: int, engine: Any, scenario: Callable[..., None], how: str) -> di
 def equals_plain(rank: int, n: int, thorough: bool) -> None:
     for scenario, how in SCENARIOS if thorough else SHOWN:
         model = Model()
-        expected = train(rank, Plain(model, sgd(model)), scenario, how)
+        expected = train(rank, PlainEngine(model, sgd(model)), scenario, how)
         others: list[tuple[str, dict[str, Any]]] = [("zero2", {}), ("zero3", {"units": "head"})]
         if scenario is chunked:
             others.append(("zero3", {"reshard_after_forward": False}))
@@ -234,7 +192,7 @@ def unfrozen(rank: int, n: int) -> None:
         model.blocks[0].requires_grad_(False)
         model.blocks[2].requires_grad_(False)
         optimizer = sgd(model)
-        engine: Any = Plain(model, optimizer)
+        engine: Any = PlainEngine(model, optimizer)
         if strategy != "plain":
             engine = Plainly(initialize(model, optimizer, strategy))
         engine.register_forward_method(model, "encode")

@@ -256,7 +256,7 @@ def test_masters_and_loss_scale(tmp_path: Path) -> None:
 
 
 def test_training_goes_on_while_a_save_is_written(tmp_path: Path, thorough: bool) -> None:
-    run_ranks(2, asynchronous, str(tmp_path), list(STAGES) if thorough else ["megatron", "zero3"])
+    run_ranks(2, asynchronous, str(tmp_path), list(STAGES) if thorough else ["zero3"])
 
 
 def test_what_one_rank_sees_all_refuse(tmp_path: Path) -> None:
@@ -305,9 +305,9 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(where: Path) -> Results:
-    """A run each, with saves after the measured steps 2 and 4 of 5."""
+    """A run each, with a save after the second of three measured steps."""
     for how in HOW:
-        measure = Measure(steps=5, warmup=2, save=how, save_every=2)
+        measure = Measure(steps=3, warmup=2, save=how, save_every=2)
         run = run_cell(cell("zero2", RANKS, "wide", measure=measure, results_dir=str(where)), lambda _: None)
         assert (run.status, run.unexplained) == ("ok", "")
     return load(where)
@@ -321,7 +321,7 @@ def test_a_save_has_its_times_and_the_step_that_it_ends(measured: Results) -> No
     steps = measured.steps[measured.steps["mode"] == "timed"]
     for run in (blocking, asynchronous):
         held = steps[(steps["run_id"] == run["run_id"]) & steps["save_s"].notna()]
-        assert set(held["step"]) == {1, 3, 5}, "the warm-up's last step, and each second measured one"
+        assert set(held["step"]) == {1, 3}, "the warm-up's last step, and each second measured one"
         assert (held["save_s"] < held["seconds"]).all()
         assert held["save_in_flight"].all()
     others = steps[(steps["run_id"] == blocking["run_id"]) & steps["save_s"].isna()]

@@ -2,8 +2,6 @@
 
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -13,11 +11,10 @@ from torch import nn
 
 import zerobench
 from tests.distributed.streams import ModeledCuda
-from tests.distributed.test_races import engine_for, train
 from tests.ranks import run_ranks
-from zerobench.zero import Zeropp
+from validation.gpu_suite.engine import check_comm
 from zerobench.zero.comm import backends, base, gloo, hierarchical
-from zerobench.zero.comm.base import Comm, Handle, WrappedComm
+from zerobench.zero.comm.base import Comm, Handle
 from zerobench.zero.comm.hierarchical import connect
 from zerobench.zero.comm.out_of_step import watch_of
 
@@ -124,7 +121,14 @@ def small_halves(rank: int, n: int) -> None:
         engine.zero_grad()
 
 
+def of_backends(rank: int, n: int) -> None:
+    """A backend's own collectives, as on a GPU: staged in host memory, and in lanes."""
+    for comm in (backends.StagedComm(dist.group.WORLD), backends.NcclComm(dist.group.WORLD, ModeledCuda())):
+        check_comm(comm, torch.device("cpu"))
+
+
 def everything(rank: int, n: int) -> None:
+    of_backends(rank, n)
     in_flight_together(rank, n)
     all_reduce_and_control(rank, n)
     agreement_of_hosts(rank, n)
@@ -144,55 +148,3 @@ def test_a_world_of_one_moves_nothing() -> None:
         collective(full, "unit").wait()
     Comm().sum(full)
     assert torch.equal(full, torch.ones(16))
-
-
-KINDS: dict[str, Callable[..., Any]] = {
-    "staged": backends.StagedComm,
-    "lanes": lambda group: backends.NcclComm(group, ModeledCuda()),
-}
-RUNS: list[tuple[str, dict[str, Any]]] = [
-    ("zero1", {}),
-    ("zero2", {"overlap_gather": True}),
-    ("zero3", {"prefetch": 2}),
-    ("zero3", {"prefetch": 1, "persistence_numel": 60}),
-]
-
-
-IN_GROUPS: list[tuple[str, dict[str, Any]]] = [
-    ("zero2", {"node_size": 2}),
-    ("zero3", {"shard_group": 2}),
-    ("zero3", {"node_size": 2, "zeropp": Zeropp(True, True, True)}),
-]
-
-
-def beneath(comm: Comm) -> Comm:
-    """Returns the innermost Comm, which carries the collectives."""
-    while isinstance(comm, WrappedComm):
-        comm = comm._below
-    return comm
-
-
-def trained(rank: int, n: int, kind: str | None, runs: list[tuple[str, dict[str, Any]]]) -> list[list[torch.Tensor]]:
-    """Losses and weights of every run."""
-    found = []
-    patched = {} if kind is None else {("gloo", "cpu"): KINDS[kind]}
-    with mock.patch.dict(hierarchical.KINDS, patched):
-        for strategy, options in runs:
-            torch.manual_seed(0)
-            engine = engine_for(strategy, options)
-            if kind is not None and runs == RUNS:
-                assert isinstance(beneath(engine.comm), backends.StagedComm)
-            found.append(train(engine, rank, n))
-    return found
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("n", "runs"), [(2, RUNS), (3, RUNS), (4, IN_GROUPS)], ids=["2", "3", "4 in groups"])
-def test_they_train_as_slices_sent_pairwise_do(n: int, runs: list[tuple[str, dict[str, Any]]]) -> None:
-    """Groups, and codes in them, as well."""
-    expected = run_ranks(n, trained, None, runs)
-    for kind in KINDS:
-        for rank, (mine, theirs) in enumerate(zip(run_ranks(n, trained, kind, runs), expected, strict=True)):
-            for run, one, other in zip(runs, mine, theirs, strict=True):
-                for got, want in zip(one, other, strict=True):
-                    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, msg=f"{kind} {run} rank {rank}")

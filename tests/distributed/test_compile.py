@@ -104,11 +104,10 @@ ROWS: list[Row] = [(way, strategy, tied) for way in WAYS for strategy in STAGES 
 QUICK: list[Row] = [
     ("after", "zero3", True),
     ("module_compile", "zero2", True),
-    ("before", "zero3", True),
     ("blocks_before", "zero3", False),
     ("engine_itself", "zero3", False),
 ]
-"""Rows that capture all that the others do. One takes a second."""
+"""One takes a second."""
 
 
 def train_rows(rank: int, n: int, rows: list[Row]) -> dict[Row, list[float]]:

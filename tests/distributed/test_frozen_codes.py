@@ -11,18 +11,12 @@ from torch.nn import functional as F
 import zerobench
 from tests import zoo
 from tests.cells import MODELS, sound
-from tests.distributed.test_unfreezing import adamw, assert_alike
-from tests.distributed.training import take_steps
-from tests.distributed.variants import account, run_all
+from tests.distributed.training import adamw, assert_alike, take_steps
+from tests.distributed.variants import account, assert_as_predicted, run_all
 from tests.ranks import run_ranks
 from zerobench.config import schema as schemas
 from zerobench.config.schema import Measure
-from zerobench.predict.estimate import training_shapes
 from zerobench.registry import MODELS as REGISTRY
-from zerobench.strategies import shape_of
-from zerobench.theory.groups import GroupShape
-from zerobench.theory.replay.states import predict_states
-from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.zero import STAGES, NvmeOffload, Offload, initialize
 
 BLOCK = 8
@@ -124,21 +118,15 @@ def test_bytes_of_codes_are_those_of_the_theory(tmp_path: Path) -> None:
     steady = Measure(steps=1, warmup=2, passes="accounted")
     configs = {
         name: sound(name, 2, "quantized", bucket_bytes=4096, measure=steady).config
-        for name in ("ddp", "zero1", "zero2", "zero3", "megatron")
+        for name in ("ddp", "zero2", "zero3")
     }
     of_codes = {}
     for (name, config), records in zip(
         configs.items(), account(list(configs.values()), tmp_path, run=run_here), strict=True
     ):
-        schedule, shapes = records[0].schedule, training_shapes(config)
-        strategy = shape_of(config.strategy.values())
-        states = predict_states(strategy, schedule, GroupShape(2), *shapes)
-        memory = [m for record in records for m in record.memory if m.phase == "step"]
-        for category, size in {"states": states.states_bytes, **states.highest}.items():
-            assert max(m.max_bytes for m in memory if m.category == category) == size, (name, category)
-        volume = predict_traffic(strategy, schedule, GroupShape(2), shapes[1]).volume
-        assert max(sum(t.volume_elements for t in r.traffic if not t.control) for r in records) == volume, name
-        of_codes[name] = states.highest["parameters"]
+        assert_as_predicted(config, records, name)
+        held = [m for m in records[0].memory if (m.phase, m.category) == ("step", "parameters")]
+        of_codes[name] = max(m.max_bytes for m in held)
     own = sum(parameter.nbytes for parameter in quantized().parameters())
     assert of_codes["ddp"] == own
     assert own <= of_codes["zero2"] < own + 1024  # with the gaps of one bucket

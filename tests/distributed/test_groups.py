@@ -1,27 +1,23 @@
-"""Nodes and shard groups: what collectives put where, bytes against theory, checkpoints. Training: test_composition."""
+"""Nodes and shard groups: what collectives put where, bytes against theory. Training: test_composition; checkpoints:
+test_tiers.
+"""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests import zoo
 from tests.cells import sound
-from tests.distributed import training
 from tests.distributed.test_comm import NUMEL, random_full
-from tests.distributed.variants import BUCKET_BYTES, account
+from tests.distributed.variants import BUCKET_BYTES, account, assert_as_predicted
 from tests.ranks import run_ranks
 from zerobench.config import schema_memory as memory
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16
 from zerobench.predict.estimate import training_shapes
-from zerobench.predict.unexplained import coded_share, units_of
 from zerobench.strategies import shape_of as strategy_shape
-from zerobench.theory.groups import GroupShape
-from zerobench.theory.replay.states import predict_states
 from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.hierarchical import connect_groups
@@ -105,60 +101,6 @@ def test_collectives_in_nodes_and_in_replicas(n: int) -> None:
         torch.testing.assert_close(whole, total(n, torch.float32), rtol=0, atol=1e-5)
 
 
-def save_and_load(rank: int, n: int, folder: str) -> dict[str, Any]:
-    """From replicas to nodes and back, with accumulation and clipping on the way."""
-
-    def fresh(**groups: Any) -> Any:
-        model = zoo.build("unused")
-        return training.engine_of("zero3", model, zoo.OPTIMIZERS["adamw"](model.parameters()), **groups)
-
-    def step(engine: Any, number: int) -> None:
-        with engine.no_sync():
-            engine.backward(engine(*zoo.tokens(rank, n, 2 * number)))
-        engine.backward(engine(*zoo.tokens(rank, n, 2 * number + 1)))
-        engine.clip_grad_norm_(0.5)
-        engine.step()
-
-    states = {}
-    source = fresh(shard_group=2)
-    for number in range(3):
-        step(source, number)
-    source.save(f"{folder}/replicas")
-    kept = source.state_dict()
-    source.export_safetensors(f"{folder}/whole.safetensors")
-    for name, groups in (("nodes", {"node_size": 2}), ("replicas", {"shard_group": 2}), ("plain", {})):
-        engine = fresh(**groups)
-        engine.load(f"{folder}/replicas")
-        states[name, "loaded"] = engine.full_state_dict()
-        engine.save(f"{folder}/{name}-again")
-        back = fresh()
-        back.load(f"{folder}/{name}-again")
-        states[name, "again"] = back.full_state_dict()
-        step(engine, 3)
-        states[name, "trained"] = engine.full_state_dict()
-    again = fresh(shard_group=2)
-    again.load_state_dict(kept)
-    step(again, 3)
-    states["dict", "trained"] = again.full_state_dict()
-    states["source", "loaded"] = source.full_state_dict(rank0_only=True)
-    step(source, 3)
-    states["source", "trained"] = source.full_state_dict()
-    return states
-
-
-def test_checkpoints_go_from_groups_to_groups(tmp_path: Path) -> None:
-    first, *others = run_ranks(4, save_and_load, str(tmp_path))
-    assert all(not mine["source", "loaded"] for mine in others)
-    assert (tmp_path / "whole.safetensors").is_file()
-    for (name, when), state in first.items():
-        wanted = first["source", "trained" if when == "trained" else "loaded"]
-        for key in wanted:
-            if when != "trained" or name in ("replicas", "dict"):
-                assert torch.equal(state[key], wanted[key]), (name, when, key)
-            else:
-                assert (state[key] - wanted[key]).abs().max() <= 2e-4, (name, when, key)
-
-
 N = 4
 NODES, PAPER, LATE = {"node_size": 2}, {"mode": "paper"}, {"accumulate": "last"}
 ALL = memory.AllOfZeropp()
@@ -208,13 +150,9 @@ def moved(records: Any, value: str) -> float:
 @pytest.mark.parametrize("name", CELLS)
 def test_memory_and_traffic_are_those_of_the_theory(measured, name: str) -> None:
     config, records = config_of(name), measured[name]
-    schedule, shapes, groups = records[0].schedule, training_shapes(config), config.groups
-    prediction = predict_states(strategy_shape(config.strategy.values()), schedule, groups, *shapes)
-    memory = [m for record in records for m in record.memory if m.phase == "step" and m.tier == "device"]
-    for category, size in (("states", prediction.states_bytes), *prediction.highest.items()):
-        assert max(m.max_bytes for m in memory if m.category == category) == size, category
-    expected = predict_traffic(strategy_shape(config.strategy.values()), schedule, groups, shapes[1])
-    assert moved(records, "volume_elements") == pytest.approx(expected.volume, rel=1e-12)
+    assert_as_predicted(config, records)
+    strategy = strategy_shape(config.strategy.values())
+    expected = predict_traffic(strategy, records[0].schedule, config.groups, training_shapes(config)[1])
     if config.node_size is not None:
         assert moved(records, "within_bytes") == pytest.approx(expected.within, rel=1e-12)
         assert moved(records, "between_bytes") == pytest.approx(expected.between, rel=1e-12)
@@ -231,25 +169,3 @@ def test_bytes_between_nodes_are_those_of_the_paper(measured) -> None:
         psi = sum(s.numel for s in measured[name][0].schedule.shapes)
         sent = ranks_a_node * moved(measured[name], "between_bytes")
         assert sent == pytest.approx(share * each * psi, rel=0.01), name  # 64-byte padding of parameters and payloads
-
-
-@pytest.mark.thorough
-def test_what_is_called_quantized_traveled_as_bytes(measured) -> None:
-    shares = {}
-    for name, records in measured.items():
-        units = units_of(records[0].schedule.shapes, CELLS[name].get("strategy", {}).get("persistence_numel", 0))
-        assert sum(units.values()) == sum(s.numel for s in records[0].schedule.shapes if s.trainable)
-        traffic = records[0].traffic
-        shares[name] = coded_share(traffic, "all_gather", units), coded_share(traffic, "reduce_scatter", units)
-    assert shares["zero3 nodes"] == shares["zero3 hpz"] == (0, 0)
-    assert (shares["zero3 qwz"], shares["zero3 qgz"], shares["zero3 all"]) == ((1, 0), (0, 1), (1, 1))
-    kept, reduced = shares["zero3 all, one node"]
-    assert 0.98 < kept < 1  # small parameters stay, and are gathered in full
-    assert reduced == 1
-
-
-def test_groups_that_are_everybody_change_nothing() -> None:
-    for groups in (GroupShape(8, node_size=8), GroupShape(8, shard_group=8), GroupShape(8, node_size=1)):
-        flat = GroupShape(8)
-        assert groups.gather(4096, 2).volume == flat.gather(4096, 2).volume == 4096
-        assert groups.reduction_bytes(4096, 2) == flat.reduction_bytes(4096, 2)

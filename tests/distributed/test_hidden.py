@@ -59,7 +59,7 @@ READERS: dict[str, Any] = {
 
 def read_late(rank: int, n: int) -> None:
     """An average by `p.data` after every step, and each reader, with gathers that overlap and with none."""
-    for strategy in ("megatron", "zero1", "zero2"):
+    for strategy in ("zero1", "zero2"):
         seen: list[list[torch.Tensor]] = []
         for overlaps in (False, True):
             engine = engine_of(strategy, overlap_gather=overlaps)

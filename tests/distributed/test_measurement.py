@@ -56,7 +56,7 @@ def repeated(row: tuple[str, ...], is_repeated: bool) -> Any:
     ],
 )
 def test_bytes_and_volumes_are_those_of_the_formulas(tmp_path, strategy: str, model: str, n: int) -> None:
-    more = {} if model == "words" else {"measure": ACCOUNTED}
+    more = {} if (strategy, model) == ("ddp", "words") else {"measure": ACCOUNTED}
     row, results = measured(tmp_path, strategy, n, model, **more)
     assert row.passes_agree is (None if more else True)
     # states: floor and what is in flight, within 1 %
@@ -153,13 +153,11 @@ def test_optimizers_without_states_are_counted_so(tmp_path) -> None:
     row, _ = measured(tmp_path, "zero2", 2, optimizer=Sgd(), measure=ACCOUNTED)
     assert row.max_optimizer_bytes == 0
     assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
-    row, _ = measured(tmp_path, "zero2", 2, optimizer=Sgd(momentum=0.9), measure=ACCOUNTED)
-    assert row.max_optimizer_bytes == pytest.approx(4 * row.psi / 2, rel=0.01)
 
 
 def test_accounting_repeats_to_the_byte(tmp_path) -> None:
     """Two runs of one cell: everything but time is equal."""
-    runs = [measured(tmp_path, "zero3", 2) for _ in range(2)]
+    runs = [measured(tmp_path, "zero3", 2, measure=ACCOUNTED) for _ in range(2)]
     check_timeline(*runs[0])
     first, second = (asdict(row) for row, _ in runs)
     rough = ("resident_bytes", "loopback_bytes", "timed_allocator_peak_bytes")
@@ -167,20 +165,6 @@ def test_accounting_repeats_to_the_byte(tmp_path) -> None:
     assert {k: first[k] for k in exact} == {k: second[k] for k in exact}
     assert first["loss_last"] == second["loss_last"]
     assert first["run_id"] != second["run_id"]
-
-
-@pytest.mark.thorough
-def test_a_model_from_the_meta_device_trains_the_same_and_is_never_whole(tmp_path) -> None:
-    """In every run: test_no_rank_of_stage_3_holds_the_model."""
-    found = {}
-    for construct in ("plain", "meta"):
-        row, results = measured(tmp_path, "zero3", 4, "wide", strategy={"construct": construct}, measure=ACCOUNTED)
-        init = results.memory[(results.memory.phase == "init") & (results.memory.category == "total")]
-        found[construct] = (results.steps.loss.tolist(), init.max_bytes.max(), 4 * row.psi)
-    (losses, plain, psi), (same_losses, meta, _) = found["plain"], found["meta"]
-    assert same_losses == losses
-    assert plain > psi
-    assert meta < 0.9 * psi  # shards of parameters and gradients, a unit and the largest parameter
 
 
 TRACED = Measure(steps=3, warmup=2, trace=True)

@@ -12,7 +12,7 @@ import torch
 
 from tests.cells import MODELS, cell, sound
 from tests.distributed.training import train_on
-from tests.distributed.variants import account
+from tests.distributed.variants import account, assert_as_predicted
 from tests.ranks import run_ranks
 from validation.equality import hold
 from zerobench import strategies
@@ -25,12 +25,11 @@ from zerobench.predict.build import build_model, connect_axis
 from zerobench.predict.estimate import tensor_axis_bytes, training_shapes
 from zerobench.records import DATA_AXIS, TENSOR_AXIS
 from zerobench.strategies import shape_of
-from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import predict_states
 from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.worker import RankRecord
 
-SHAPE = {"layers": 3, "hidden": 48, "heads": 4}
+SHAPE = {"layers": 2, "hidden": 48, "heads": 4}
 MODELS["lora"] = Gpt(**SHAPE, lora=4)
 MODELS["lora in parts"] = Gpt(**SHAPE, lora=4, loss_chunks=4, mlp_chunks=2)
 MODELS["parts"] = Gpt(**SHAPE, loss_chunks=4, mlp_chunks=2)
@@ -39,11 +38,11 @@ META = {"strategy": {"construct": "meta"}}
 STEADY = Measure(steps=1, warmup=2, passes="accounted")
 
 CASES = {
-    "lora": {"zero2": {}, "zero3, meta": META},
+    "lora": {"zero3, meta": META},
     "lora in parts": {"zero3": {"accumulation": 2}},
 }
 THOROUGH = {
-    "lora": {"zero3": {}},
+    "lora": {"zero2": {}, "zero3": {}},
     "parts": {"zero3, again": {"activation": CheckpointActivations()}},
 }
 """Model -> strategy, with what else is said of the cell -> keys. Meta and parts under zero3 are in every run."""
@@ -88,21 +87,7 @@ def test_stages_train_as_ddp_does(measured) -> None:
 def test_states_and_volume_are_those_of_the_theory(measured) -> None:
     """To the byte and the element: frozen units are gathered and never reduced, parts of a sequence gather nothing."""
     for key, (config, records) in measured.items():
-        schedule, strategy = records[0].schedule, shape_of(config.strategy.values())
-        states = predict_states(strategy, schedule, GroupShape(2), *training_shapes(config))
-        memory = [m for record in records for m in record.memory if m.phase == "step"]
-        for category, size in {"states": states.states_bytes, **states.highest}.items():
-            assert max(m.max_bytes for m in memory if m.category == category) == size, (key, category)
-        volume = predict_traffic(strategy, schedule, GroupShape(2), training_shapes(config)[1]).volume
-        assert max(sum(t.volume_elements for t in r.traffic if not t.control) for r in records) == volume, key
-
-
-def test_frozen_units_are_not_reduced(measured) -> None:
-    for name in ("ddp", *CASES["lora"]):
-        config, records = measured["lora", name]
-        psi = sum(s.numel for s in records[0].schedule.shapes if s.trainable)
-        moved = sum(t.volume_elements for t in records[0].traffic if t.kind != "all_gather" and not t.control)
-        assert moved <= 1.05 * psi * (2 if config.strategy.name == "ddp" else 1)
+        assert_as_predicted(config, records, key)
 
 
 SMALL = {"layers": 2, "hidden": 32, "heads": 2}
@@ -150,8 +135,8 @@ def test_every_strategy_trains_as_one_process_does(tmp_path: Path, thorough: boo
     if thorough:
         pytest.importorskip("transformers")
         keys = [(model, strategy) for model, names in STRATEGIES.items() for strategy in names]
-    else:  # a stage that cuts gradients and one that cuts parameters, FSDP2 and both ways to keep experts
-        keys = [("together", "zero2"), ("together", "fsdp2"), ("separate", "zero3")]
+    else:  # a stage that cuts parameters, FSDP2, and both ways to keep experts
+        keys = [("together", "fsdp2"), ("separate", "zero3")]
     models = list(dict(keys))
     alone = account([config("ddp", 1, model, clip=0.5) for model in models], tmp_path / "one")
     expected = {model: ranks[0].steps for model, ranks in zip(models, alone, strict=True)}
@@ -165,9 +150,10 @@ def test_every_strategy_trains_as_one_process_does(tmp_path: Path, thorough: boo
 
 def test_a_simulation_is_exact_to_the_byte(tmp_path: Path, thorough: bool) -> None:
     """Separate experts if the routing is fixed; together they have the same bytes for every routing."""
-    keys = [("zero3", "even"), ("zero3", "skewed")]
+    keys = [("zero3", "skewed")]
     if thorough:
-        keys += [("zero3", "wide_experts"), ("fsdp2", "alone"), ("zero3", "alone"), ("ddp", "even"), ("fsdp2", "even")]
+        keys += [(strategy, "even") for strategy in ("ddp", "zero3", "fsdp2")]
+        keys += [("zero3", "alone"), ("fsdp2", "alone"), ("zero3", "wide_experts")]
     sequence = 64 if thorough else 16
     chosen = {f"{strategy}, {model}": config(strategy, 2, model, sequence=sequence) for strategy, model in keys}
     if thorough:
@@ -175,16 +161,16 @@ def test_a_simulation_is_exact_to_the_byte(tmp_path: Path, thorough: bool) -> No
         chosen["zero3, bf16"] = config("zero3", 2, "together", precision=Bf16())
     rows = hold(chosen, tmp_path)
     assert [row for row in rows if not row.is_none] == []
-    peaks = {row.cell: row.fake_peak_bytes for row in rows if row.rank == 0}
-    assert peaks["zero3, even"] < peaks["zero3, skewed"]
     if thorough:
+        peaks = {row.cell: row.fake_peak_bytes for row in rows if row.rank == 0}
+        assert peaks["zero3, even"] < peaks["zero3, skewed"]
         sent = {row.cell: row.fake_wire_bytes for row in rows}
         assert sent["fsdp2, alone"] > 1.5 * sent["zero3, alone"], "FSDP2 cuts along the experts, which it pads to N"
         expert_bytes = 2 * 32 * 512 * 4
         assert peaks["zero3, skewed"] < peaks["zero3, wide_experts"] - 16 * expert_bytes
 
 
-STEPS, CPU = 4, torch.device("cpu")
+STEPS, CPU = 3, torch.device("cpu")
 CUT = {"attention_in.weight": (0, 3), "attention_in.bias": (0, 3), "attention_out.weight": (1, 1),
        "mlp_in.weight": (0, 1), "mlp_in.bias": (0, 1), "mlp_out.weight": (1, 1)}  # fmt: skip
 """End of a parameter's name -> the dimension along which it is cut, and the parts that are cut apart."""
@@ -229,8 +215,8 @@ def part_of(name: str, whole: torch.Tensor, ranks: int, place: int) -> torch.Ten
 
 
 @pytest.mark.parametrize(("n", "ranks"), [(4, 2), *(pytest.param(n, n, marks=pytest.mark.thorough) for n in (2, 4))])
-def test_a_model_in_parts_trains_as_the_whole_one(n: int, ranks: int) -> None:
-    names = ("ddp", "zero1", "zero2", "zero3")
+def test_a_model_in_parts_trains_as_the_whole_one(n: int, ranks: int, thorough: bool) -> None:
+    names = ("ddp", "zero1", "zero2", "zero3") if thorough else ("ddp", "zero3")
     found = run_ranks(n, train, [config_of(name, n, ranks) for name in names])
     wholes = run_ranks(n // ranks, train, [cell("ddp", n // ranks, micro_batch=2).config])
     for rank, outcomes in enumerate(found):
@@ -248,7 +234,7 @@ def test_a_model_in_parts_trains_as_the_whole_one(n: int, ranks: int) -> None:
 
 
 def test_activations_in_parts_change_no_bit(thorough: bool) -> None:
-    policies = POLICIES if thorough else ("none", "checkpoint_offload", "partition_offload")
+    policies = POLICIES if thorough else ("none", "partition_offload")
     configs = [config_of("zero2", 4, activation=policy) for policy in policies]
     for outcomes in run_ranks(4, train, configs):
         for policy, (losses, parameters) in zip(policies, outcomes, strict=True):
@@ -259,7 +245,7 @@ def test_activations_in_parts_change_no_bit(thorough: bool) -> None:
 @pytest.fixture(scope="module")
 def accounted(tmp_path_factory, thorough: bool) -> dict[tuple[str, str], tuple[CellConfig, Any]]:
     policies = POLICIES if thorough else ("checkpoint_offload", "partition_offload")
-    keys = [(name, "none") for name in ("ddp", "zero3")[not thorough :]] + [("zero2", policy) for policy in policies]
+    keys = [(name, "none") for name in ("ddp", "zero3") if thorough] + [("zero2", policy) for policy in policies]
     configs = [config_of(name, 4, activation=policy, accumulation=2, measure=STEADY) for name, policy in keys]
     records = account(configs, tmp_path_factory.mktemp("ranks"))
     return dict(zip(keys, zip(configs, records, strict=True), strict=True))

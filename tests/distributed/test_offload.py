@@ -3,7 +3,7 @@
 import os
 import threading
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from tests import zoo
-from tests.cells import MODELS, cell, sound
+from tests.cells import MODELS, sound
 from tests.distributed.streams import AtOnce
 from tests.distributed.training import take_steps
 from tests.distributed.variants import account
 from tests.ranks import run_ranks
-from zerobench.config.cell import CellConfig
+from zerobench.config.cell import Cell
 from zerobench.config.schema import Gpt, Measure
 from zerobench.config.schema_memory import (
     CheckpointOffloadActivations,
@@ -27,76 +27,13 @@ from zerobench.config.schema_memory import (
     OffloadActivations,
 )
 from zerobench.config.schema_training import Adagrad, Bf16, Fp16
-from zerobench.predict.estimate import training_shapes
 from zerobench.records import LINKS, RunRow
-from zerobench.strategies import shape_of
 from zerobench.sweep.aggregate import join
 from zerobench.sweep.cell import new_row
-from zerobench.theory.closed_forms import floor_bytes
-from zerobench.theory.groups import GroupShape
-from zerobench.theory.replay.states import Prediction, predict_states
-from zerobench.worker import RankRecord
 from zerobench.zero import Offload, initialize
 from zerobench.zero.optim import delayed_update, step_by_tiles
 from zerobench.zero.optim.step_by_tiles import raw_step
 from zerobench.zero.precision import clip_coefficient
-
-N = 2
-HALF = Bf16(tile_bytes=16 * 1024)
-
-CELLS: dict[str, dict[str, Any]] = {
-    "zero2 cpu": {"offload": CpuOffload()},
-    "zero1 gradients stay": {"offload": CpuOffload(gradients=False)},
-    "zero1 gradients alone": {"offload": CpuOffload(optimizer=False)},
-}
-"""The paper's rows, in bf16 with fp32 masters. All tiers against theory: LINKED, below."""
-
-
-@dataclass
-class Measured:
-    """A cell, and what its ranks brought home."""
-
-    config: CellConfig
-    records: list[RankRecord]
-
-    @property
-    def prediction(self) -> Prediction:
-        config, schedule = self.config, self.records[0].schedule
-        tiers = config.offload.theory_shape()
-        return predict_states(
-            shape_of(config.strategy.values()), schedule, GroupShape(N), *training_shapes(config), tiers
-        )
-
-    @property
-    def floor_bytes(self) -> int:
-        """The closed form of the states on the device."""
-        config, shapes = self.config, self.records[0].schedule.shapes
-        trained, tiers = training_shapes(config), config.offload.theory_shape()
-        return floor_bytes(shape_of(config.strategy.values()), shapes, config.groups, *trained, tiers)
-
-    @property
-    def psi(self) -> int:
-        return sum(shape.numel for shape in self.records[0].schedule.shapes)
-
-    def most(self, tier: str, category: str) -> int:
-        """Bytes of the fullest rank in a step."""
-        rows = [m for record in self.records for m in record.memory if (m.phase, m.tier) == ("step", tier)]
-        return max((m.max_bytes for m in rows if m.category == category), default=0)
-
-
-def measure(folder: Path, cells: dict[str, dict[str, Any]]) -> dict[str, Measured]:
-    """Accounted passes of one step, in one launch of ranks."""
-    configs = {}
-    for name, more in cells.items():
-        options = {"bucket_bytes": 64 * 1024, "micro_batch": 1, "precision": HALF, **more}
-        if options["precision"] is None:
-            del options["precision"]
-        one = cell(name.split()[0], N, **options)
-        assert not one.problems, one.problems
-        configs[name] = one.changed(measure=Measure(1, 2)).config
-    records = account(list(configs.values()), folder)
-    return {name: Measured(config, found) for (name, config), found in zip(configs.items(), records, strict=True)}
-
 
 DELAYED_AFTER, STEPS, MOST, RATE = 2, 5, 0.1, 1e-2
 
@@ -156,48 +93,8 @@ def compare_late(rank: int, n: int) -> dict[str, list[float]]:
     return found | {"by hand": late_by_hand(rank, n), "never late": late_by_hand(rank, n, delayed_after=STEPS)}
 
 
-PAPERS_ROWS = {"zero1 gradients alone": 2 + 12 / N, "zero1 gradients stay": 4, "zero2 cpu": 2}
-"""Cells and the bytes a parameter that stay."""
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory) -> dict[str, Measured]:
-    return measure(tmp_path_factory.mktemp("ranks"), CELLS)
-
-
-def test_the_papers_rows(measured: dict[str, Measured]) -> None:
-    """Bytes a parameter of model states that stay, with N ranks; ZeRO-Offload, table 1. The rest is on its way."""
-    for name, each in PAPERS_ROWS.items():
-        one = measured[name]
-        assert one.floor_bytes == pytest.approx(each * one.psi, rel=1e-3), name
-        assert 0 <= one.most("device", "states") - each * one.psi <= 3 * one.config.strategy.bucket_bytes, name
-
-
-@pytest.mark.thorough
-def test_host_memory_does_not_grow_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it in files, of two models: what grows in host memory is the optimizer's counts, 4 bytes a segment."""
-    monkeypatch.setitem(MODELS, "small", Gpt(layers=1, hidden=48, heads=4))
-    monkeypatch.setitem(MODELS, "large", Gpt(layers=12, hidden=48, heads=4))
-    ways = {"zero2 bf16": HALF, "zero3 fp32": None}
-    found = measure(
-        tmp_path,
-        {
-            f"{way} {model}": {"offload": NvmeOffloadConfig(block_bytes=8192), "model": model, "precision": precision}
-            for way, precision in ways.items()
-            for model in ("small", "large")
-        },
-    )
-    for way in ways:
-        small, large = found[f"{way} small"], found[f"{way} large"]
-        assert large.psi > 8 * small.psi
-        assert large.most("nvme", "total") > 7.5 * small.most("nvme", "total")
-        grown = large.most("host", "total") - small.most("host", "total")
-        assert grown == large.prediction.host_bytes - small.prediction.host_bytes
-        assert 0 < grown < 1e-3 * large.most("nvme", "total")
-
-
 def test_a_late_update_is_that_of_a_loop_by_hand() -> None:
-    for mine in run_ranks(N, compare_late):
+    for mine in run_ranks(2, compare_late):
         by_hand, never_late = mine.pop("by hand"), mine.pop("never late")
         assert by_hand != never_late
         for strategy, losses in mine.items():
@@ -280,10 +177,10 @@ def test_a_write_before_the_forward_in_which_a_delayed_update_starts_is_followed
     assert engine.steps == 5
 
 
-BF16, WIDE = Bf16(), Bf16(gradient_dtype="bf16", wire_dtype="fp32")
+BF16, WIDE, TILED = Bf16(), Bf16(gradient_dtype="bf16", wire_dtype="fp32"), Bf16(tile_bytes=16 * 1024)
 ALL, PART, SHARDS = CpuOffload(), CpuOffload(fraction=0.3), CpuOffload(parameters=True)
+SHARDS_ONLY = replace(SHARDS, optimizer=False, gradients=False)
 INPUTS, SAVED = CheckpointOffloadActivations(least_bytes=64), OffloadActivations(least_bytes=256)
-SHARDS_ONLY = CpuOffload(optimizer=False, gradients=False, parameters=True)
 
 
 def files(**more: Any) -> NvmeOffloadConfig:
@@ -296,6 +193,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "zero2 fp32": ("zero2", {"offload": ALL}),
     "zero2 bf16, wide wire, clipped": ("zero2", {"offload": ALL, "precision": WIDE, "clip": 0.1}),
     "zero2 bf16, a part": ("zero2", {"offload": PART, "precision": BF16, "accumulation": 2}),
+    "zero1 bf16, gradients": ("zero1", {"offload": CpuOffload(optimizer=False), "precision": TILED}),
+    "zero1 bf16, optimizer": ("zero1", {"offload": CpuOffload(gradients=False), "precision": TILED}),
+    "zero2 bf16": ("zero2", {"offload": ALL, "precision": TILED}),
     "zero2 bf16, optimizer": ("zero2", {"offload": CpuOffload(gradients=False), "precision": BF16}),
     "zero2 bf16, gradients": ("zero2", {"offload": CpuOffload(optimizer=False), "precision": BF16}),
     "zero3 fp32": ("zero3", {"offload": ALL}),
@@ -316,7 +216,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-SHOWN = ("zero1 fp32", "zero2 bf16, a part", "zero2 bf16, delayed", "zero3 fp32, files",
+SHOWN = ("zero1 bf16, optimizer", "zero2 bf16", "zero2 bf16, a part", "zero2 bf16, delayed", "zero3 fp32, files",
          "zero3 bf16, and all that blocks save")  # fmt: skip
 """Cases of every run: host memory and files, parts, late updates, shards and activations. The others move the same
 under another stage or in another dtype.
@@ -344,10 +244,14 @@ def rows(thorough: bool, tmp_path_factory) -> dict[str, RunRow]:
         if one.config.offload.name == "nvme":
             one = one.changed(offload=replace(one.config.offload, path=str(folder)))
         cells[name] = one
-    found = {name: new_row(one) for name, one in cells.items()}
-    accounts = account([one.config for one in cells.values()], folder)
-    for (name, one), records in zip(cells.items(), accounts, strict=True):
-        join(found[name], one.config, records)
+    return dict(zip(cells, joined(list(cells.values()), folder), strict=True))
+
+
+def joined(cells: list[Cell], folder: Path) -> list[RunRow]:
+    """The rows of accounted passes, in one launch of ranks."""
+    found = [new_row(one) for one in cells]
+    for row, one, records in zip(found, cells, account([one.config for one in cells], folder), strict=True):
+        join(row, one.config, records)
     return found
 
 
@@ -363,6 +267,32 @@ def test_bytes_in_tiers_and_between_them_are_those_of_the_theory(rows, name: str
     predicted = {column: getattr(row, f"predicted_{column}") for column in columns}
     assert measured == predicted
     assert row.down_bytes or row.up_bytes
+
+
+PAPERS_ROWS = {"zero1 bf16, gradients": 2 + 12 / 2, "zero1 bf16, optimizer": 4, "zero2 bf16": 2}
+"""Cases and the bytes a parameter that stay on two ranks; ZeRO-Offload, table 1."""
+
+
+def test_the_papers_rows(rows) -> None:
+    """What is beyond them is on its way."""
+    for name in PAPERS_ROWS.keys() & rows.keys():
+        row, stays = rows[name], PAPERS_ROWS[name] * rows[name].psi
+        assert row.floor_states_bytes == pytest.approx(stays, rel=1e-3), name
+        assert 0 <= row.states_bytes - stays <= 3 * 64 * 1024, name
+
+
+@pytest.mark.thorough
+def test_host_memory_does_not_grow_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it in files, of two models: what grows in host memory is the optimizer's counts, 4 bytes a segment."""
+    monkeypatch.setitem(MODELS, "small", Gpt(layers=1, hidden=48, heads=4))
+    monkeypatch.setitem(MODELS, "large", Gpt(layers=12, hidden=48, heads=4))
+    for strategy, precision in (("zero2", {"precision": TILED}), ("zero3", {})):
+        of_files = {"offload": NvmeOffloadConfig(block_bytes=8192, path=str(tmp_path)), "micro_batch": 1, **precision}
+        cells = [sound(strategy, 2, model, measure=Measure(1, 2), **of_files) for model in ("small", "large")]
+        small, large = joined(cells, tmp_path / strategy)
+        assert large.psi > 8 * small.psi
+        assert large.nvme_bytes > 7.5 * small.nvme_bytes
+        assert 0 < large.host_states_bytes - small.host_states_bytes < 1e-3 * large.nvme_bytes
 
 
 def test_in_half_precision_it_is_two_bytes_a_parameter_each_way(rows) -> None:

@@ -16,7 +16,7 @@ from zerobench.strategies.ddp import DdpEngine, MasterDdpEngine
 from zerobench.zero import AdafactorWithAdamW, MuonWithAdamW, Offload, initialize
 from zerobench.zero.optim.muon import split
 
-STEPS = 3
+STEPS = 2
 
 
 class Columns(nn.Module):

@@ -61,11 +61,14 @@ REPEATED = [
     ("models", "n"), WORLDS + REPEATED, ids=lambda one: str(one) if one in (1, 2, 3, 4) else " ".join(one)
 )
 def test_models_train_as_under_ddp(models: list[str], n: int, thorough: bool) -> None:
-    """Each under two stages by turns, unless all are asked for."""
-    stages = {model: list(STAGES) if thorough else list(STAGES)[at % 2 :: 2] for at, model in enumerate(models)}
-    results = run_ranks(n, training.train_models, [(model, CHOICES[model][0], stages[model]) for model in models])
-    for model in models:
-        check_parity([mine[model] for mine in results], n, CHOICES[model][1])
+    """Each under one stage by turns, unless all are asked for."""
+    results = run_ranks(n, training.train_each, by_turns([(model, CHOICES[model][0]) for model in models], thorough))
+    for model, result in zip(models, zip(*results, strict=True), strict=True):
+        check_parity(list(result), n, CHOICES[model][1])
+
+
+def by_turns(cases: list[tuple[str, str]], thorough: bool) -> list[tuple[str, str, list[str]]]:
+    return [(*case, list(STAGES) if thorough else [list(STAGES)[at % 4]]) for at, case in enumerate(cases)]
 
 
 @pytest.mark.thorough
@@ -89,17 +92,16 @@ def compare_reentrant(rank: int, n: int) -> None:
                 torch.testing.assert_close(stage_state[key], state[key], rtol=0, atol=2e-4)
 
 
-SHOWN = ["adamw", "adamw_foreach", "adam_amsgrad", "sgd_momentum", "nadam", "rprop", "asgd", "adamw8bit"]
+SHOWN = ["adamw", "adamw_foreach", "adam_amsgrad", "sgd_momentum", "nadam", "adamw8bit"]
 """Optimizers of every run: each implementation, and states of every sort."""
 
 
 def test_optimizers_update_as_under_ddp(thorough: bool) -> None:
     """Each under one stage by turns, unless all are asked for."""
     optimizers = list(zoo.OPTIMIZERS) if thorough else SHOWN
-    turns = [list(STAGES) if thorough else [list(STAGES)[n % 4]] for n in range(len(optimizers))]
-    results = run_ranks(2, training.train_optimizers, dict(zip(optimizers, turns, strict=True)))
-    for optimizer in optimizers:
-        check_parity([mine[optimizer] for mine in results], 2, of=optimizer)
+    results = run_ranks(2, training.train_each, by_turns([("tied", optimizer) for optimizer in optimizers], thorough))
+    for optimizer, result in zip(optimizers, zip(*results, strict=True), strict=True):
+        check_parity(list(result), 2, of=optimizer)
 
 
 @pytest.mark.parametrize("no_sync", [False, pytest.param(True, marks=pytest.mark.thorough)])
@@ -113,7 +115,7 @@ def test_accumulation(no_sync: bool) -> None:
                 assert (mine[stage][1][key] - state[key]).abs().max() <= 0.02 * 1e-2, (stage, key)
 
 
-@pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2)), 3])
+@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3))])
 def test_evaluation_between_steps(n: int) -> None:
     check_parity(run_ranks(n, training.by_strategy, training.evaluate_between, WITH_DDP), n)
 

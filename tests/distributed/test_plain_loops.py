@@ -276,32 +276,12 @@ def two_engines(rank: int, n: int, thorough: bool) -> None:
     assert_as_ddp(trained(("zero3", "zero3")), wanted, "zero3")
 
 
-def failing_end(rank: int, n: int, thorough: bool) -> None:
-    """An error at the end of a backward reaches the program, and the next backward begins anew."""
-    for stage in stages(2, thorough):
-        model = zoo.build("tied")
-        optimizer = adamw(model)
-        engine = wrapped(stage, model, optimizer)
-        left_over = engine.left_over
-        engine.left_over = lambda: 1 / 0
-        with pytest.raises(ZeroDivisionError):
-            engine(*zoo.tokens(rank, n, 9)).backward()
-        engine.left_over = left_over
-        optimizer.zero_grad()
-        assert_as_ddp((list(plain(engine, optimizer, rank, n)), weights_of(engine)), trained_plainly(rank, n), stage)
-
-
-def trained_plainly(rank: int, n: int) -> Any:
-    return train(rank, n, "ddp", "tied", plain)
-
-
 def all_of(rank: int, n: int, folder: str, thorough: bool) -> None:
     all_models(rank, n, thorough)
     all_loops(rank, n, thorough)
     all_tiers(rank, n, folder, thorough)
     two_engines(rank, n, thorough)
     weights_penalized(rank, n, thorough)
-    failing_end(rank, n, thorough)
 
 
 def test_plain_loops_train_as_under_ddp(tmp_path: Path, thorough: bool) -> None:

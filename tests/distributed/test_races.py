@@ -23,8 +23,8 @@ import pytest
 import torch
 
 from tests import zoo
+from tests.distributed import training
 from tests.ranks import run_ranks
-from zerobench.zero import initialize
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.base import Handle
 from zerobench.zero.units.bucket import GradientBucket
@@ -193,8 +193,7 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 
 
 def engine_for(strategy: str, options: dict[str, Any], model: str = "tied") -> Any:
-    module = zoo.build(model)
-    return initialize(module, zoo.OPTIMIZERS["adamw"](module.parameters()), strategy, bucket_bytes=4096, **options)
+    return training.engine_of(strategy, zoo.build(model), **options)
 
 
 def train(engine: Any, rank: int, n: int) -> list[torch.Tensor]:
@@ -235,18 +234,17 @@ def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def compare(rank: int, n: int) -> None:
-    for strategy, options in RUNS:
+def compare(rank: int, n: int, runs: list[tuple[str, dict[str, Any]]]) -> None:
+    for strategy, options in runs:
         for model in ("tied", "recomputed") if strategy == "zero3" and n == 2 else ("tied",):
             expected = in_series(rank, n, strategy, options, model)
             assert all(values.isfinite().all() for values in expected)
             assert equal(overlapped(rank, n, strategy, options, model), expected), (strategy, options, model)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.thorough), 3])
-def test_overlapped_runs_equal_serialized_ones(n: int) -> None:
-    run_ranks(n, compare)
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.thorough)])
+def test_overlapped_runs_equal_serialized_ones(n: int, thorough: bool) -> None:
+    run_ranks(n, compare, RUNS if thorough else [RUNS[4], RUNS[9]])
 
 
 PLANTED: dict[str, tuple[str, dict[str, Any], Any]] = {
@@ -267,5 +265,6 @@ def plant(rank: int, n: int) -> list[str]:
     ]
 
 
+@pytest.mark.thorough
 def test_planted_races_are_seen() -> None:
     assert run_ranks(2, plant) == [[], []]

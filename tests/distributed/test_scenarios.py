@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn, optim
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel
@@ -126,27 +125,6 @@ class NestedCheckpoints(Chain):
             return self.again(self.inner(2), self.again(self.inner(0), h))
 
         return self.again(outer, h)
-
-
-class Auxiliary(Chain):
-    """Blocks that leave a loss of their own in an attribute, as mixtures of experts do."""
-
-    class Expert(Block):
-        def __init__(self) -> None:
-            super().__init__()
-            self.probe, self.gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
-
-        def forward(self, x):
-            out = super().forward(x)
-            self.loss = self.gate(self.probe(x)).square().mean()
-            return out
-
-    def __init__(self) -> None:
-        super().__init__(*(Auxiliary.Expert() for _ in range(3)))
-
-    def forward(self, x, y):
-        loss = super().forward(x, y)
-        return loss + 0.1 * sum(block.loss for block in self.blocks)
 
 
 class Hooked(Chain):
@@ -317,22 +295,6 @@ def copies(engine: Any, rank: int, n: int) -> list[float]:
     return losses + take_steps(engine, rank, n, [3])
 
 
-def methods(engine: Any, rank: int, n: int) -> list[float]:
-    """Other ways into the module than the engine's forward, on whole parameters: methods, functional_call."""
-    losses = take_steps(engine, rank, n, [0])
-    x, y = zoo.tokens(rank, n, 5)
-    for _ in range(2):
-        with training.whole(engine), torch.no_grad():
-            for _ in range(2):
-                h = engine.module.run(engine.module.embedding(x))
-                losses.append(engine.module.head(h).mean().item())
-            losses.append(engine.module(x, y).item())
-            halved = {name: p.detach() / 2 for name, p in engine.module.named_parameters()}
-            losses.append(functional_call(engine.module, halved, (x, y)).item())
-            losses.append(engine.module.blocks[0].up.weight.mean().item())
-    return losses + take_steps(engine, rank, n, [1])
-
-
 # -- scenarios ----------------------------------------------------------------------------------------------
 
 
@@ -365,13 +327,11 @@ SCENARIOS: dict[str, Scenario] = {
     "nested recomputation": Scenario(lambda: NestedCheckpoints(False)),
     "nested reentrant recomputation": Scenario(lambda: NestedCheckpoints(True), oracle=lambda: NestedCheckpoints(None)),
     "lists of parameters": Scenario(Lists),
-    "losses left in attributes": Scenario(Auxiliary),
     "hooks of the user's": Scenario(Hooked, optimizer=sgd),
     "steps with nothing to do": Scenario(Plain, nothing_to_step),
     "a forward that fails": Scenario(Plain, failing_forward),
     "losses on captured states": Scenario(Plain, captured),
     "copies of the module": Scenario(Hooked, copies, sgd),
-    "methods and functional calls": Scenario(Plain, methods),
     "a rate in a tensor": Scenario(
         Plain, optimizer=lambda m: optim.AdamW(m.parameters(), lr=torch.tensor(1e-2), fused=True)
     ),

@@ -6,19 +6,16 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.cells import MODELS, cell, sound
-from tests.ranks import run_ranks
+from tests.cells import cell, sound
 from validation.equality import AT_ONCE, hold
 from validation.variants import VARIANTS
 from zerobench.config import schema_memory
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16, Fp16
-from zerobench.fake import world_of_tensors
+from zerobench.fake.compiler import is_loaded
 from zerobench.host.environment import SIMULATED, rank_environment
-from zerobench.probes.ledger import Ledger, ShapesOnly
 from zerobench.ranks.start_ranks import launch
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
@@ -105,17 +102,17 @@ def test_large_worlds_are_as_predicted(tmp_path: Path, strategy: str) -> None:
     assert wholes["volume"] == pytest.approx(row.volume_psi * row.psi, rel=1e-12)
 
 
-def ran_deterministic(job: RankJob, tell: Any) -> bool:
-    """In a process of its own: what a rank has asked torch for when it is done."""
+def ran_deterministic(job: RankJob, tell: Any) -> tuple[bool, bool]:
+    """In a process of its own: what a rank has asked torch for when it is done, and whether it loaded the compiler."""
     run_rank(job, tell)
-    return torch.are_deterministic_algorithms_enabled()
+    return torch.are_deterministic_algorithms_enabled(), is_loaded()
 
 
 def test_deterministic_kernels_are_asked_for_in_the_rank(tmp_path: Path) -> None:
-    for wanted in (False, True):
+    for wanted in (False, True):  # torch sets an option of its compiler, too
         one = cell("zero2", 2, "mlp", backend="simulated", deterministic=wanted, measure=Measure(steps=1, warmup=2))
         jobs = [RankJob(one.config, "accounted", 0, str(tmp_path / "rendezvous"), str(tmp_path))]
-        assert launch(ran_deterministic, jobs, tmp_path / "logs", 60) == [wanted]
+        assert launch(ran_deterministic, jobs, tmp_path / "logs", 60) == [(wanted, wanted)]
 
 
 def test_a_larger_world_asks_no_more_of_an_exchange(tmp_path: Path) -> None:
@@ -164,51 +161,6 @@ def operators(job: tuple[int, str], tell: Any) -> list[int]:
         return found
 
 
-def allocations(ledger: Ledger) -> dict[str, list[int]]:
-    """Returns, by functional collective, the allocations by its call and its wait. When a real collective's tensors are
-    freed is up to gloo's thread, which lets go of them a moment after the wait.
-    """
-    functional, group = torch.ops._c10d_functional, dist.group.WORLD.group_name
-    calls = {
-        "all_reduce": lambda x: functional.all_reduce(x, "sum", group),
-        "all_reduce_": lambda x: functional.all_reduce_(x, "sum", group),
-        "all_reduce_coalesced": lambda x: functional.all_reduce_coalesced([x, x], "sum", group),
-        "all_gather": lambda x: functional.all_gather_into_tensor(x, 2, group),
-        "all_gather, out": lambda x: functional.all_gather_into_tensor_out(x, 2, group, out=torch.empty(16, 3)),
-        "reduce_scatter": lambda x: functional.reduce_scatter_tensor(x, "sum", 2, group),
-        "all_to_all": lambda x: functional.all_to_all_single(x, [4, 4], [4, 4], group),
-        "broadcast": lambda x: functional.broadcast(x, 0, group),
-        "broadcast_": lambda x: functional.broadcast_(x, 0, group),
-    }
-    found = {}
-    for name, call in calls.items():
-        given = torch.zeros(8, 3)
-        ledger.begin()
-        out = call(given)
-        waited = [functional.wait_tensor(one) for one in (out if isinstance(out, list) else [out])]
-        del out, waited
-        found[name] = [event.grown for event in ledger.events if event.grown > 0]
-    return found
-
-
-def real_allocations(rank: int, n: int) -> dict[str, list[int]]:
-    with Ledger() as ledger:
-        return allocations(ledger)
-
-
-def test_functional_collectives_allocate_as_in_a_real_world(tmp_path: Path) -> None:
-    """DTensor waits by `wait_tensor`, which returns its argument, while torch's shape function makes a new tensor."""
-    (real, _) = run_ranks(2, real_allocations)
-    with (
-        rank_environment(0, 2, "cpu", SIMULATED, str(tmp_path), threads=1, timeout_s=60),
-        world_of_tensors(fake=True),
-        ShapesOnly() as ledger,
-    ):
-        fake = allocations(ledger)
-    assert fake == real
-    assert real["all_reduce"] == [96]
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_a_fake_rank_is_one_of_a_real_world(tmp_path: Path, n: int) -> None:
@@ -217,14 +169,3 @@ def test_a_fake_rank_is_one_of_a_real_world(tmp_path: Path, n: int) -> None:
     for at in range(0, len(chosen), AT_ONCE):
         rows = hold({name: VARIANTS[name].config(n) for name in chosen[at : at + AT_ONCE]}, tmp_path / str(at))
         assert [row for row in rows if not row.is_none] == []
-
-
-def test_there_are_forty_variants_and_every_strategy_that_a_cpu_has() -> None:
-    assert len(VARIANTS) >= 40
-    of = {one.strategy for one in VARIANTS.values()}
-    peers = {"fsdp2", "fsdp2_no_reshard", "zero_redundancy"}
-    assert of == {"ddp", "zero1", "zero2", "zero3", "megatron"} | peers
-    tuned = {one.strategy for one in VARIANTS.values() if one.more.get("tuned")}
-    assert tuned == peers
-    assert {size for one in VARIANTS.values() for size in one.sizes} == {2, 3, 4}
-    assert {one.model for one in VARIANTS.values()} <= MODELS.keys()

@@ -175,7 +175,7 @@ def test_device_has_no_second_copy_of_masters(stage: str, dtype: torch.dtype, si
 
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_evaluation_with_averages_leaves_training_as_it_was(n: int, tmp_path: Path, thorough: bool) -> None:
-    run_ranks(n, trains_on, kinds(n, str(tmp_path), 1 if thorough else 2), thorough)
+    run_ranks(n, trains_on, kinds(n, str(tmp_path), 1 if thorough else 3), thorough)
 
 
 @pytest.mark.thorough

@@ -74,15 +74,6 @@ class ByTensor(ByGroup):
         return int(group["count"])
 
 
-class ByGroupInUse(ByGroup):
-    """Counts for groups that have a gradient alone."""
-
-    def begin(self) -> None:
-        for group in self.param_groups:
-            if any(p.grad is not None for p in group["params"]):
-                group["count"] = group.get("count", 0) + 1
-
-
 class ByAttribute(ByParameter):
     taken = 0
 
@@ -113,7 +104,7 @@ class OfAdam(optim.AdamW):
         return super().step(closure)
 
 
-KINDS = [ByGroup, ByTensor, ByGroupInUse, ByAttribute, ByState]
+KINDS = [ByGroup, ByTensor, ByAttribute, ByState]
 CUT: dict[str, Any] = {"tile_bytes": 1024}
 WAYS: dict[str, dict[str, Any]] = {
     "as it comes": {},

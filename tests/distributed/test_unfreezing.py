@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn, optim
+from torch import nn
 
 from tests import zoo
-from tests.distributed.training import take_steps
+from tests.distributed.training import adamw, assert_alike, take_steps
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, Offload, initialize
 
@@ -20,15 +20,6 @@ TIERS: list[tuple[str, dict[str, Any]]] = [
     ("zero3", {"offload": Offload(parameters=True)}),
     ("zero3", {"persistence_numel": 60, "keep_root": True}),
 ]
-
-
-def adamw(parameters: Any) -> optim.Optimizer:
-    return optim.AdamW(parameters, lr=1e-2, fused=True)
-
-
-def assert_alike(engine: Any, plain: nn.Module, *what: Any) -> None:
-    found = engine.full_state_dict()
-    assert [name for name, value in plain.state_dict().items() if not torch.equal(found[name], value)] == [], what
 
 
 def phases(model: nn.Module, name: str) -> list[tuple[Iterable[nn.Parameter], bool]]:

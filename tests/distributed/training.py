@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from tests import zoo
 from zerobench.strategies.ddp import DdpEngine
-from zerobench.zero import STAGES, initialize
+from zerobench.zero import initialize
 
 STEPS = 5
 
@@ -29,7 +31,56 @@ class OracleDdp(DdpEngine):
         return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
 
 
-def engine_of(strategy: str, model, optimizer, **options: Any):
+class PlainEngine:
+    """Whole parameters under an engine's interface: each backward's gradients are averaged and added."""
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.module, self.optimizer, self._synchronizes = module, optimizer, True
+        self._total: dict[nn.Parameter, torch.Tensor] = {}
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self.module(*inputs, **named)
+
+    def register_forward_method(self, module: nn.Module, name: str) -> None:
+        """Nothing: all of its methods find their parameters."""
+
+    @contextmanager
+    def full_parameters(self) -> Iterator[nn.Module]:
+        yield self.module
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._synchronizes = False
+        yield
+        self._synchronizes = True
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        for p in self.module.parameters() if self._synchronizes else ():
+            gradient, p.grad = p.grad, None
+            if gradient is not None:
+                if dist.is_initialized():
+                    dist.all_reduce(gradient.div_(dist.get_world_size()))
+                self._total[p] = self._total[p] + gradient if p in self._total else gradient
+
+    def step(self) -> None:
+        for p in self._total:
+            p.grad = self._total[p]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._total.clear()
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2, fused=True)
+
+
+def engine_of(strategy: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any) -> Any:
+    """With AdamW unless an `optimizer` is given."""
+    optimizer = optimizer or adamw(model.parameters())
     if strategy == "ddp":
         return OracleDdp(model, optimizer, gradient_as_bucket_view=True, find_unused_parameters=True)
     return initialize(model, optimizer, strategy, bucket_bytes=4096, **options)
@@ -42,6 +93,11 @@ def loss_of(output: Any) -> torch.Tensor:
 def whole(engine: Any) -> AbstractContextManager[Any]:
     """The engine's parameters to be read; under torch DDP they always are."""
     return engine.full_parameters() if hasattr(engine, "full_parameters") else nullcontext()
+
+
+def assert_alike(engine: Any, plain: nn.Module, *about: Any) -> None:
+    found = engine.full_state_dict()
+    assert [name for name, value in plain.state_dict().items() if not torch.equal(found[name], value)] == [], about
 
 
 def take_steps(engine: Any, rank: int, n: int, steps: Iterable[int]) -> list[float]:
@@ -70,28 +126,17 @@ def train(rank: int, n: int, strategy: str, model_name: str, optimizer_name: str
     return take_steps(engine, rank, n, range(steps)), engine.full_state_dict()
 
 
-def train_all(
-    rank: int, n: int, model_name: str, optimizer_name: str, stages: Iterable[str] = STAGES
-) -> dict[str, Any]:
-    return by_strategy(rank, n, train, ("ddp", *stages), model_name, optimizer_name, 3)
-
-
-def train_models(rank: int, n: int, models: list[tuple[str, str, list[str]]]) -> dict[str, dict[str, Any]]:
-    """Several (model, optimizer, stages) in one launch."""
-    return {model: train_all(rank, n, model, optimizer, stages) for model, optimizer, stages in models}
-
-
-def train_optimizers(rank: int, n: int, optimizers: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
-    """Several optimizers in one launch, each under its stages."""
-    return {optimizer: train_all(rank, n, "tied", optimizer, stages) for optimizer, stages in optimizers.items()}
+def train_each(rank: int, n: int, cases: list[tuple[str, str, list[str]]]) -> list[dict[str, Any]]:
+    """Several (model, optimizer, stages) in one launch, each under DDP and its stages."""
+    return [by_strategy(rank, n, train, ("ddp", *stages), model, optimizer, 3) for model, optimizer, stages in cases]
 
 
 def accumulate(rank: int, n: int, strategy: str, no_sync: bool) -> Any:
     """Three micro-batches a step."""
     model = zoo.build("tied")
-    engine = engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
+    engine = engine_of(strategy, model)
     losses = []
-    for step in range(3):
+    for step in range(2):
         for micro in range(3):
             inputs = zoo.tokens(rank, n, 3 * step + micro)
             if no_sync and micro < 2:
@@ -108,9 +153,9 @@ def accumulate(rank: int, n: int, strategy: str, no_sync: bool) -> Any:
 def evaluate_between(rank: int, n: int, strategy: str) -> Any:
     """Training with evaluation between steps, and between a forward and its backward."""
     model = zoo.build("tied")
-    engine = engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
+    engine = engine_of(strategy, model)
     losses = []
-    for step in range(4):
+    for step in range(3):
         loss = engine(*zoo.tokens(rank, n, step))
         engine.eval()
         with torch.no_grad():
@@ -134,7 +179,7 @@ def schedule_and_groups(rank: int, n: int, strategy: str) -> Any:
     engine = engine_of(strategy, model, optimizer)
     assert engine.optimizer is optimizer
     losses = []
-    for step in range(4):
+    for step in range(3):
         loss = engine(*zoo.tokens(rank, n, step)) + engine(*zoo.tokens(rank, n, 50 + step))
         engine.backward(loss)
         engine.step()
@@ -144,20 +189,13 @@ def schedule_and_groups(rank: int, n: int, strategy: str) -> Any:
 
 
 def resume(rank: int, n: int, strategy: str) -> tuple[list[float], list[float]]:
-    """Losses of six steps straight, and of the last three after a state_dict was put into a fresh engine."""
-
-    def fresh():
-        model = zoo.build("tied")
-        return engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
-
-    first = fresh()
-    take_steps(first, rank, n, range(3))
+    """Losses of the last steps of five straight, and of these steps under a fresh engine with the state before them."""
+    first, second = (engine_of(strategy, zoo.build("tied")) for _ in range(2))
+    take_steps(first, rank, n, range(2))
     saved = first.state_dict()
-    take_steps(first, rank, n, range(3, 4))  # must not change what was saved
-    second = fresh()
+    straight = take_steps(first, rank, n, range(2, 5))  # must not change what was saved
     second.load_state_dict(saved)
-    resumed = take_steps(second, rank, n, range(3, 6))
-    return take_steps(fresh(), rank, n, range(6))[3:], resumed
+    return straight, take_steps(second, rank, n, range(2, 5))
 
 
 def by_strategy(

@@ -1,5 +1,6 @@
 """Engines of cells, accounted passes of many cells in one launch of ranks, and a model that is frozen in part."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.combinations import engine_options
 from zerobench.config.schema import Model
 from zerobench.predict.build import build_model
+from zerobench.predict.estimate import training_shapes
 from zerobench.ranks.start_ranks import launch
 from zerobench.registry import MODELS as REGISTRY
+from zerobench.strategies import shape_of
+from zerobench.theory.replay.states import predict_states
+from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.worker import RankJob, RankRecord, run_rank
 
 BUCKET_BYTES = 256 * 1024
@@ -65,6 +70,18 @@ def account(
     jobs = [(configs, mode, rank, str(folder)) for rank in range(configs[0].world_size)]
     results = launch(run or run_all, jobs, folder / "logs", timeout_s=200)
     return [list(records) for records in zip(*results, strict=True)]
+
+
+def assert_as_predicted(config: CellConfig, records: list[RankRecord], about: object = "") -> None:
+    """Holds the states on the device and the volume of all ranks against the theory, to the byte and the element."""
+    strategy, schedule, trained = shape_of(config.strategy.values()), records[0].schedule, training_shapes(config)
+    states = predict_states(strategy, schedule, config.groups, *trained)
+    memory = [m for record in records for m in record.memory if (m.phase, m.tier) == ("step", "device")]
+    for category, size in {"states": states.states_bytes, **states.highest}.items():
+        assert max(m.max_bytes for m in memory if m.category == category) == size, (about, category)
+    volume = predict_traffic(strategy, schedule, config.groups, trained[1]).volume
+    found = max(sum(t.volume_elements for t in record.traffic if not t.control) for record in records)
+    assert math.isclose(found, volume, rel_tol=1e-12), about
 
 
 def run_all(job: tuple[list[CellConfig], str, int, str], tell: Any) -> list[RankRecord]:

@@ -1,6 +1,5 @@
-"""Tiers, activation policies, the arena and ZeRO++ on a GPU, with copies that are late; the same on a CPU, without.
-
-On a CPU equal means equal to the bit. Pinned memory, streams, and mistakes that they must show, are a GPU's alone.
+"""Tiers, activation policies, the arena and ZeRO++ on a GPU, with copies that are late; the same on a CPU, without, in
+`make test-all`: equal to the bit.
 """
 
 from collections.abc import Iterator
@@ -57,7 +56,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+@pytest.fixture(params=[pytest.param("cpu", marks=pytest.mark.thorough), pytest.param("cuda", marks=ON_A_GPU)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 

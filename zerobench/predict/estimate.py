@@ -234,7 +234,8 @@ def activation_bytes(build: Callable[[], nn.Module], inputs: Sequence[torch.Tens
     with world_of_tensors(fake=True) as world:
         with world.building():
             model = build()
-        batch = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in inputs]
+        # a view of a tensor with values would load torch's compiler when it becomes fake, which takes seconds
+        batch = world.take([torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in inputs])
         with ShapesOnly("cpu") as ledger:
             for name, parameter in model.named_parameters():
                 ledger.on_tensor(parameter, labels.PARAMETERS, name)
