@@ -240,6 +240,7 @@ WITH_PARTS = ("partition", "partition_offload")
 """Choices for ranks that share a model."""
 
 
+@pytest.mark.shown(24)
 @pytest.mark.parametrize(
     "path", [p for p in CHOICES if p.parent.name in ALONE], ids=lambda p: f"{p.parent.name}={p.stem}"
 )

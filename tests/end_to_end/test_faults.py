@@ -74,6 +74,7 @@ def check(folder: Path, errors: str, words: str) -> None:
     assert not [path for path in folder.rglob("*") if path.suffix == ".bin" or "scratch" in path.name]
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_a_row(tmp_path: Path) -> None:
     """The states of a rank do not fit beside the other's: the kernel refuses, the next cell runs, the disk is empty."""
     more = ["model.hidden=64", "measure.passes=accounted"]
@@ -119,6 +120,7 @@ def limited() -> Iterator[Path]:
     group.rmdir()
 
 
+@pytest.mark.thorough
 def test_what_a_memory_limit_kills_is_a_row(limited: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "zerobench", *SMALL, "model.hidden=4096", "strategy=ddp", "world_size=1"]
     ended = subprocess.run(

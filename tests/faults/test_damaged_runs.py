@@ -133,3 +133,15 @@ def test_every_verb_does_what_it_does_for_the_others(folder: Path, tmp_path_fact
     if words[0] == "prune":
         assert "damaged search" in shown.out
         assert not any(name.replace(" ", "-") in shown.out.split("kept:")[0] for name in OF_ROWS), "bad runs are kept"
+
+
+def test_a_run_whose_tables_are_damaged_is_measured_again(tmp_path: Path) -> None:
+    from tests.cells import cell
+    from zerobench.sweep.cell import find_reusable, run_prefix
+
+    one = cell("zero2", 2, results_dir=str(tmp_path), model="tiny")
+    run = make(tmp_path, "zero2")
+    run = run.rename(tmp_path / f"{run_prefix(one)}-1")
+    assert find_reusable(one) is not None
+    flip(run)
+    assert find_reusable(one) is None

@@ -343,8 +343,11 @@ NAMED = {
 
 REPEATED = (
     "an int32 all-reduce of 1 MiB", "an all-reduce by the raw backend", "DDP's gradients cloned",
+    "buckets of double size, zero2", "an fp64 state added", "a host upload twice", "a file read twice",
+    "fp32 on the wire, zero2", "an all-reduce of 1 element", "an all-reduce of 1 MiB called control",
+    "activations kept", "a leak on every 4th step", "a temporary of 4 MiB", "an all-reduce of 1 MiB in a thread",
 )  # fmt: skip
-"""Faults that only `make test-all` plants: another of the same kind is in every run."""
+"""Faults that only `make test-all` plants: another that is seen by the same figures is in every run."""
 
 
 def cell_of(fault: Fault) -> Cell:

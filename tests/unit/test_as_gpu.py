@@ -71,7 +71,7 @@ STATES: list[tuple[str, int, dict[str, Any]]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.shown(4)
+@pytest.mark.shown(2)
 @pytest.mark.parametrize(("strategy", "ranks", "more"), STATES)
 def test_states_on_a_gpu_are_those_that_theory_predicts_for_one(
     strategy: str, ranks: int, more: dict[str, Any]

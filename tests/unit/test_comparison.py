@@ -215,6 +215,16 @@ def test_fewer_than_three_pairs_are_noise_or_undecided() -> None:
     assert not undecided.worse
 
 
+@pytest.mark.slow
+def test_a_failed_cell_is_told_of_and_compared_in_nothing() -> None:
+    one = cell("zero1", 2)
+    failed = asdict(_blank_row(one)) | {"status": "oom", "reason": "rank 0 was killed"}
+    worse, better = only(compare([run(one)], [failed])), only(compare([failed], [run(one)]))
+    assert (list(worse.failed), worse.moved, worse.effects) == (["B"], (), ())
+    assert worse.worse
+    assert not better.worse
+
+
 def test_launches_are_paired_by_their_number_and_else_in_order() -> None:
     one = cell("zero1", 2)
     a, b = launches(one, [1, 2, 3], 1), launches(one, [1, 2, 3, 4], 2)

@@ -299,6 +299,7 @@ def test_a_table_on_the_first_pages_is_recorded_by_this_engine(experiment: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.shown(9)
 @pytest.mark.parametrize(
     "experiment", sorted({*FIGURES.values(), *(p.parent.name for p in REFERENCE.glob("*/runs.md"))})
 )

@@ -103,8 +103,7 @@ def test_addresses_tell_storages_apart_and_views_of_one_apart_by_their_offset() 
         assert torch.empty(0).data_ptr() == 0, "as of a real tensor without memory"
 
 
-@pytest.mark.slow
-@pytest.mark.shown(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("strategy", "differ"), [("zero2", True), ("zero3", False)])
 def test_of_ranks_that_own_matrices_the_one_with_the_peak_is_executed(strategy: str, differ: bool) -> None:
     """The largest states may be on another rank, and theirs are the figures of the states."""
@@ -271,8 +270,7 @@ def assert_runs(words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.shown(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "words",
     [
@@ -296,7 +294,7 @@ def test_the_names_that_are_stood_in_for_are_where_they_were() -> None:
 
 @pytest.mark.slow
 def test_simulations_load_no_compiler(tmp_path: Path) -> None:
-    strategies = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+    strategies = ("ddp", "zero3", "fsdp2")
     outcomes = launch_each(simulated, strategies, tmp_path, 300.0, 2)
     assert [outcome.results for outcome in outcomes] == [[("", False)]] * len(strategies)
 

@@ -196,6 +196,7 @@ def test_a_job_runs_the_words_of_its_cell_as_they_were_resolved() -> None:
 LAUNCHED = "# @package _global_\ndefaults: [{override /hydra/launcher: joblib}"
 
 
+@pytest.mark.shown(1)
 @pytest.mark.parametrize(
     "experiment",
     [

@@ -5,7 +5,6 @@ import inspect
 import json
 import pickle
 import pickletools
-import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -24,7 +23,7 @@ from zerobench.probes.event_log import event_rows
 from zerobench.probes.intervals import ASIDE, Birth, Event, History, Interval, StorageRecord
 from zerobench.probes.ledger import Ledger
 from zerobench.probes.snapshot import FOLDER, PROTOCOL, snapshot_of, snapshots, stamp, written
-from zerobench.probes.traced_pass import STEP, Overlap, intersect, length, overlaps, spans, subtract
+from zerobench.probes.traced_pass import STEP, Overlap, overlaps
 from zerobench.ranks.start_ranks import Outcome
 from zerobench.records import CATEGORIES, EventRow
 from zerobench.sweep import cell as cells
@@ -298,25 +297,6 @@ def step(begin: float, end: float) -> dict[str, Any]:
 
 def in_us(one: Overlap) -> tuple[float, ...]:
     return tuple(round(value * 1e6, 3) for value in one)
-
-
-def test_spans_are_sets_of_instants() -> None:
-    """Against sets of whole numbers, on many random spans: joined, nested, touching, empty."""
-    drawn = random.Random(0)
-    for _ in range(300):
-        sets, found = [], []
-        for _ in range(2):
-            events = [
-                event("cpu_op", "x", b := drawn.randrange(40), b + drawn.randrange(9))
-                for _ in range(drawn.randrange(7))
-            ]
-            found.append(spans(events))
-            sets.append({t for e in events for t in range(e["ts"], e["ts"] + e["dur"])})
-        one, other = found
-        assert length(one) == len(sets[0])
-        assert length(intersect(one, other)) == len(sets[0] & sets[1])
-        assert length(subtract(one, other)) == len(sets[0] - sets[1])
-        assert all(a[1] < b[0] for a, b in pairwise(one))
 
 
 def test_on_a_cpu_the_main_threads_operators_hide_what_gloo_does() -> None:

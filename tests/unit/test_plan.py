@@ -195,7 +195,7 @@ STATES = [
 
 
 @pytest.mark.slow
-@pytest.mark.shown(6)
+@pytest.mark.shown(3)
 @pytest.mark.parametrize("case", STATES, ids=lambda case: " ".join((case[0], *case[1])))
 def test_no_simulation_has_a_lower_peak_than_the_bound(case: tuple[str, tuple[str, ...]]) -> None:
     words = {"precision": "precision=bf16", "activation": "activation=none,checkpoint"}

@@ -113,7 +113,7 @@ def test_tiles_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert base_name(sound("zero3", 2, "cut").config) == "zero3 cut N=2 b=8 tiles=3"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_without_masters_every_state_of_fsdp2_is_in_the_models_dtype() -> None:
     states = {}
     for masters in (True, False):

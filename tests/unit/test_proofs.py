@@ -142,6 +142,7 @@ def test_gradients_that_are_accumulated_in_fp32_take_four_bytes() -> None:
     assert options == [True, False]
 
 
+@pytest.mark.thorough
 def test_the_runs_of_a_file_are_predicted_or_say_why_not(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     row = RUNS[2] | {"id": "one", "gpus": 8, "gpu": "A100-SXM"}

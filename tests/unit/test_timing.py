@@ -226,6 +226,7 @@ def computed(found: Execution) -> list[EventRow]:
     return [event for event in found.result.events if event.kind == "compute"]
 
 
+@pytest.mark.shown(2)
 @pytest.mark.parametrize(("strategy", "device"), [("ddp", "cuda"), ("zero3", "cuda"), ("ddp", "cpu")])
 def test_flops_of_the_operators_are_those_of_the_model(strategy: str, device: str) -> None:
     found = executed(strategy, device=device)

@@ -237,6 +237,13 @@ HONEST: dict[str, tuple[Callable[[], Training], dict[str, Any]]] = {
 }
 
 
+ONLY_IN_ALL = (
+    "zero1", "zero2", "compile", "no clipping needed", "dropout", "masked gradients", "sparse gradients",
+    "update by assignment", "subclass of an optimizer", "step with a loss",
+)  # fmt: skip
+"""Honest loops that only `make test-all` runs."""
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the plain loop's certificate."""
@@ -245,7 +252,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in ONLY_IN_ALL else ()) for name in HONEST]
+)
 @pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
 def test_an_honest_loop_gets_no_accusation(name: str, reference: Path) -> None:
     build, declared = HONEST[name]
@@ -340,6 +349,7 @@ CONTRADICTIONS = ("optimizer of a copy", "replaced head")
 """Failures that contradict an invariant, without a declaration or a reference."""
 
 
+@pytest.mark.shown(7)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_failure_is_named(name: str, reference: Path) -> None:
     plant, declared, expected = PLANTED[name]
