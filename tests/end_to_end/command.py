@@ -42,9 +42,3 @@ def zerobench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         warnings.showwarning = cli._print_warning
         code = cli.run([*arguments])
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
-
-
-def in_a_process(*arguments: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """Runs the command line as a user would."""
-    command = [sys.executable, "-m", "zerobench", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout)

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from tests.end_to_end.command import SMALL, in_a_process
+from tests.end_to_end.command import SMALL
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
 from zerobench.plots import MODULES as FIGURES
@@ -157,12 +156,6 @@ def test_one_place_prints_what_came_from_outside() -> None:
     assert not printed
 
 
-def test_a_verbs_parser_repeats_no_control_of_the_terminal(capsys) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        cli.run(["export", f"--no-such-flag{FORGED}"])
-    assert capsys.readouterr().err.endswith(r"--no-such-flag\nFORGED\x1b[2J" + "\n")
-
-
 @pytest.mark.parametrize("option", [
     "estimate --timeout inf", "predict --timeout 1e30", "calibrate --timeout nan",
 ])  # fmt: skip
@@ -194,20 +187,6 @@ def test_a_budget_file_is_refused_in_a_sentence(kind: str, tmp_path: Path, monke
     assert [one.name for one in tmp_path.iterdir()] == ["budget.yaml"], "nothing was run"
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    ("# @package _global_\nworld_sise: 3", "Key 'world_sise' not in"),
-    ("# @package _global_\nx: " + "[" * 3000, "it is no yaml"),
-])  # fmt: skip
-def test_an_experiment_of_the_users_is_refused_in_a_sentence(content: str, said: str, tmp_path: Path, capsys) -> None:
-    folder = tmp_path / "odd, 'name' [x]"
-    (folder / "experiment").mkdir(parents=True)
-    (folder / "experiment/mine.yaml").write_text(content)
-    assert cli.run(["--config-dir", str(folder), "+experiment=mine", "--dry-run"]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert len(told.splitlines()) == 1
-
-
 @pytest.mark.parametrize(("value", "said"), [
     ("${oc.decode:1}", "seed: `oc.decode` can only take strings"), ("${oc.env:NOPE}", "variable 'NOPE' not found"),
     ("${oc.env:SEED}", ""), ("${oc.dict.keys:seed}", "without end"),
@@ -223,16 +202,6 @@ def test_a_value_of_the_command_lines_own_is_resolved_or_refused_in_a_sentence(
     assert "Error" not in told.out + told.err
     assert ("1 to run" in told.out) is (not said)
     assert before.seed == "3", "a caller's own configs are as before"
-
-
-def test_a_config_folder_may_have_any_name(tmp_path: Path, monkeypatch, capsys) -> None:
-    folder = tmp_path / "odd, 'name' [x]#?"
-    (folder / "experiment").mkdir(parents=True)
-    (folder / "experiment/mine.yaml").write_text("# @package _global_\nsequence: 17\n")
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    for more in ([], ["-m", "seed=1,2"]):
-        assert cli.run(["--config-dir", str(folder), "experiment=mine", "--dry-run", *HERE[:2], *more]) == 0
-    assert "2 cells: 2 to run" in capsys.readouterr().out
 
 
 def temporary_folders(where: Path) -> list[str]:
@@ -273,12 +242,3 @@ def test_a_reader_that_leaves_disturbs_nobody(tmp_path: Path) -> None:
         line = f"'{sys.executable}' -m zerobench {words} 2>&1 | true; echo ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert (done.stdout.strip(), done.stderr) == (str(code), "")
-
-
-def test_what_is_damaged_is_told_without_pythons_words(tmp_path: Path) -> None:
-    (tmp_path / "results/runs/x").mkdir(parents=True)
-    (tmp_path / "results/runs/x/run.json").write_text('{"\x1b[2J')
-    done = in_a_process("export", cwd=tmp_path)
-    assert done.returncode == 0
-    assert done.stderr.startswith("zerobench: results/runs/x/run.json cannot be read and is left out:")
-    assert "UserWarning" not in done.stderr

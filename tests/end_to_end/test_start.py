@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.command import heed_ctrl_c
-from tests.ranks import wait_until
 
 
 def run_script(script: str, *arguments: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -67,44 +66,6 @@ def test_what_needs_no_torch_takes_half_a_second_of_cpu(tmp_path: Path) -> None:
     after = os.times()
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     assert spent <= 0.5
-
-
-STARTS = """
-import gc, sys
-from zerobench import cli
-cli.fork_server.start = lambda: print("STARTED", "torch" in sys.modules, file=sys.stderr)
-cli.run(["estimate", "strategy=zero5"])
-assert gc.isenabled() and gc.get_freeze_count()
-print("HELP", file=sys.stderr)
-cli.run(["plan", "--help"])
-"""
-
-
-def test_the_fork_server_loads_torch_while_the_command_does(tmp_path: Path) -> None:
-    """Help starts none. The collector runs after the imports, whose objects it does not visit."""
-    done = run_script(STARTS, cwd=tmp_path)
-    first, *_, last = [line for line in done.stderr.splitlines() if line.startswith(("STARTED", "HELP"))]
-    assert (done.returncode, first, last) == (0, "STARTED False", "HELP"), done.stderr
-
-
-def test_a_refused_command_leaves_no_fork_server(tmp_path: Path) -> None:
-    """The server, which would load for ten minutes, goes with the command that asked for it."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys, time\ntime.sleep(600 * ('forkserver' in str(sys.orig_argv)))\n"
-    )
-    alone = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "zerobench", "strategy=zero5"]
-    # without a pipe, whose end would be the server's end
-    done = subprocess.run(command, env=alone, stderr=subprocess.DEVNULL, timeout=300)
-    assert done.returncode == 2
-    wait_until(lambda: not any(_has(p, str(tmp_path).encode()) for p in Path("/proc").glob("[0-9]*/environ")), 60)
-
-
-def _has(environ: Path, word: bytes) -> bool:
-    try:
-        return word in environ.read_bytes()
-    except OSError:  # another user's, or gone by now
-        return False
 
 
 INTERRUPTED = """

@@ -1,38 +1,20 @@
-"""A sweep on its users' worst day: killed and resumed, stopped, run twice at once, failing, watched, looked after.
+"""A sweep on its users' worst day: failing, run again, watched, looked after; kills: faults/test_instants.py.
 
 What a sweep must keep: a launch that has its row is never lost nor measured twice, and nothing half done is seen.
 """
 
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import MagicMock
-
-import pandas as pd
 
 import zerobench
-from tests.cells import cell
-from tests.end_to_end.command import SMALL, start
-from tests.end_to_end.command import zerobench as run
-from tests.ranks import wait_until
+from tests.end_to_end.command import SMALL
 from zerobench import cli
-from zerobench.config.cell import Cell
-from zerobench.config.schema import Launch, Measure
 from zerobench.predict import estimate
-from zerobench.records import RunRow
 from zerobench.results.tables import run_folders
-from zerobench.sweep.cell import new_row
-from zerobench.sweep.sweep import Sweep
 
 RUNS = Path("results/runs")
 ONE = ["world_size=1", *SMALL]
 """The cheapest cell."""
-
-
-def wait_for(seen: Callable[[], bool], sweep: subprocess.Popen[str]) -> None:
-    wait_until(lambda: seen() or sweep.poll() is not None)
-    assert sweep.poll() is None, "the sweep ended before it could be disturbed"
 
 
 def finished(where: Path) -> list[str]:
@@ -44,41 +26,6 @@ def tree(where: Path) -> dict[str, int]:
     return {str(p.relative_to(where)): p.stat().st_mtime_ns for p in where.rglob("*")}
 
 
-def measured(where: Path) -> pd.DataFrame:
-    """Reads the columns in which two sweeps over equal cells must agree, a row per cell: no times, no resident set."""
-    runs = zerobench.load(where).runs
-    assert list(where.glob(".*")) == [], "nothing half done is left"
-    kept = [c for c in runs if c.endswith(("_bytes", "_psi")) or c.startswith("loss_")]
-    cells = runs[runs.status == "ok"].set_index("cell_id").sort_index()[kept]
-    cells = cells.drop(columns=["resident_bytes", "loopback_bytes"])
-    return cells.dropna(axis="columns", how="all")
-
-
-def test_a_sweep_killed_and_resumed_equals_an_undisturbed_one(tmp_path: Path) -> None:
-    cells = ["-m", "strategy=zero1,zero3", "measure.passes=accounted", *ONE]
-    (tmp_path / "calm").mkdir()
-    where = tmp_path / RUNS
-
-    killed = start(tmp_path, *cells)
-    wait_for(lambda: len(finished(where)) == 1, killed)
-    wait_for(lambda: bool(list(where.glob(".partial-*/logs"))), killed)
-    killed.kill()
-    killed.communicate()
-    first = finished(where)
-    assert len(first) == 1
-    assert len(list(where.glob(".partial-*/"))) == 1, "it was in the midst of the second"
-    resumed = run(*cells, cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert resumed.stderr.count("reused an earlier run") == 1
-    assert set(first) <= set(finished(where))
-    calm = run(*cells, cwd=tmp_path / "calm")
-    assert calm.returncode == 0, calm.stderr
-    ours, theirs = measured(where), measured(tmp_path / "calm" / RUNS)
-    assert len(ours) == 2
-    assert {"peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "loss_last"} < set(ours)
-    pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
-
-
 def test_repeats_are_rounds_and_a_failed_cell_is_not_repeated(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.run(["-m", "seed=0,1", *ONE, "model.heads=2,5", "measure.repeats=2"]) == 1
@@ -88,31 +35,6 @@ def test_repeats_are_rounds_and_a_failed_cell_is_not_repeated(tmp_path: Path, mo
     shown = capsys.readouterr()
     assert "ok ×2" in shown.out
     assert shown.err.count("invalid: model.heads=5") == 2, "launched once each, for their rows"
-
-
-def test_a_failure_spoils_its_own_cell_alone_even_where_names_are_alike(monkeypatch) -> None:
-    one, other = (
-        cell("ddp", 1, measure=Measure(2, 2, repeats=2), rerun=True, launch=Launch(threads=threads))
-        for threads in (1, 2)
-    )
-    launched = []
-
-    def run_cell(mine: Cell, _progress: object, _on_unwritten: object) -> RunRow:
-        launched.append((mine.config.launch.threads, mine.repeat))
-        row = new_row(mine)
-        row.status = "crash" if mine.config is one.config else "ok"
-        return row
-
-    monkeypatch.setattr("zerobench.sweep.cell.run_cell", run_cell)
-    Sweep(MagicMock()).run([one, other])
-    assert launched == [(1, 0), (2, 0), (2, 1)]
-
-
-def test_fail_fast_stops_at_the_first_failure(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.run(["-m", "world_size=2,1", "batch=3", "fail_fast=true", *SMALL]) == 1
-    assert zerobench.load(RUNS).runs.empty, "a refused cell is not a run"
-    assert "stopped at the first failure; launches not started: 1" in capsys.readouterr().err
 
 
 def test_a_failed_cell_runs_again_and_the_verbs_look_after_what_is_left(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -179,16 +101,3 @@ def test_what_does_not_fit_is_refused_unless_it_is_to_run_anyway(tmp_path: Path,
     assert cli.run([*words, anyway, "--dry-run"]) == 0
     assert re.search(r"run .* 101.40 GiB +882 %", capsys.readouterr().out)
     assert not list(tmp_path.iterdir())
-
-
-def test_what_does_not_compose_refuses_the_whole_sweep(tmp_path: Path, monkeypatch, capsys) -> None:
-    (tmp_path / "mine/measure").mkdir(parents=True)
-    (tmp_path / "mine/measure/good.yaml").write_text("defaults:\n  - quick\n")
-    (tmp_path / "mine/measure/bad.yaml").write_text("defaults:\n  - nowhere\n")
-    monkeypatch.chdir(tmp_path)
-    before = tree(tmp_path)
-    cells = ["-m", "--config-dir", "mine", *ONE]
-    assert cli.run([*cells, "measure=good,bad"]) == 2
-    assert "nowhere" in capsys.readouterr().err
-    assert tree(tmp_path) == before
-    assert cli.run([*cells, "measure=good", "--dry-run"]) == 0

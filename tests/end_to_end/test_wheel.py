@@ -11,7 +11,6 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from tests.end_to_end.command import ROOT, SMALL
-from zerobench.host.revisions import DISTRIBUTION
 from zerobench.plots import MODULES as FIGURES
 
 DRAW = f"""
@@ -38,18 +37,6 @@ def commands_of_the_page(*beginnings: str) -> list[str]:
     """The first command of docs/install.md with each beginning. Without a network a test adds what needs none."""
     lines = (ROOT / "docs/install.md").read_text().splitlines()
     return [next(line for line in lines if line.startswith(beginning)) for beginning in beginnings]
-
-
-def test_the_install_page_installs_only_what_is_ours() -> None:
-    """From a wheel in a folder or from an address: the bare name on the package index is another project."""
-    page = (ROOT / "docs/install.md").read_text()
-    installs = [line for line in page.splitlines() if line.startswith(("pip install", "pip download"))]
-    assert len(installs) == 4
-    assert all(
-        "dist/zerobench_zero-*.whl" in line or f'"{DISTRIBUTION}[hf] @ git+https://' in line for line in installs
-    )
-    target = page.partition("```bash\n")[2].split()[:2]
-    assert target == ["make", "setup"]
 
 
 @pytest.mark.thorough

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
-import zerobench
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.results.tables import collect, load
+from zerobench.results.tables import load
 
 
 def set_row(**changes: Any) -> Callable[[Path], None]:
@@ -147,20 +145,3 @@ def test_a_run_whose_tables_are_damaged_is_measured_again(tmp_path: Path) -> Non
     assert find_reusable(one) is not None
     flip(run)
     assert find_reusable(one) is None
-
-
-@pytest.mark.filterwarnings("ignore:.*left out")
-def test_bad_runs_in_a_collection_do_not_spoil_it(tmp_path: Path, capsys) -> None:
-    for strategy in ("zero1", "zero2", "zero3"):
-        make(tmp_path / "runs", strategy)
-    whole = load(tmp_path / "runs")
-    whole.runs.loc[0, "config"] = "{"
-    whole.runs.loc[1, "config"] = json.dumps(json.loads(whole.runs["config"][1]) | {"schema_version": 10**9})
-    collect(whole, tmp_path / "both/good")
-    collect(whole, tmp_path / "both/bad")
-    (tmp_path / "both/bad/memory.parquet").write_bytes(b"PAR1")
-    with pytest.warns(UserWarning, match="left out"):
-        assert zerobench.load(tmp_path / "both").runs.strategy.tolist() == ["zero3"]
-    assert cli.run(["status", str(tmp_path / "both")]) == 0
-    assert "1 run of 1 cell" in capsys.readouterr().out
-    assert isinstance(whole.runs, pd.DataFrame)

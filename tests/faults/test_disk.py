@@ -3,12 +3,7 @@
 import errno
 import os
 import pickle
-import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,25 +64,6 @@ def test_what_nobody_waited_for_is_raised_in_the_end(tmp_path: Path) -> None:
     assert files_in(tmp_path) == []
 
 
-@pytest.fixture
-def small_files() -> Iterator[int]:
-    """No file of this process may be larger: a real refusal by the kernel, in the middle of a write too."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10 * BLOCK + ALIGN_BYTES, before[1]))
-    yield 10 * BLOCK + ALIGN_BYTES
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_file_that_may_not_grow_is_a_sentence(tmp_path: Path, small_files: int) -> None:
-    with opened(tmp_path, BLOCK) as store:
-        region = store.allocate(8 * BLOCK)
-        with pytest.raises(DiskError, match=rf"grow of {4 * BLOCK} bytes at {8 * BLOCK} failed: File too large"):
-            store.allocate(4 * BLOCK)
-        assert store.channel.bytes == 8 * BLOCK
-        region.write(zeros(8 * BLOCK)).wait()
-        store.allocate(2 * BLOCK).write(zeros(2 * BLOCK)).wait()
-
-
 def test_a_disk_without_room_says_what_is_needed_and_free(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     with opened(tmp_path, BLOCK) as store, pytest.raises(DiskError) as caught:
@@ -142,24 +118,6 @@ def test_a_disk_that_fills_up_underneath(tmp_path: Path, tiny_disk: Path) -> Non
     )
 
 
-def test_a_folder_that_vanishes(tmp_path: Path) -> None:
-    """Open files stay usable, a new one is refused in a sentence, and a removal of what is gone succeeds."""
-    home = tmp_path / "disk"
-    home.mkdir()
-    scratch = Scratch(home)
-    with opened(scratch.path, BLOCK) as store:
-        region = store.allocate(BLOCK)
-        shutil.rmtree(home)
-        region.write(zeros(BLOCK)).wait()
-        region.read(zeros(BLOCK)).wait()
-        store.allocate(BLOCK).write(zeros(BLOCK)).wait()
-        with pytest.raises(DiskError, match=r"states-\w+.bin cannot be made: No such file or directory"):
-            FileStore(scratch.path)
-    scratch._end()
-    with pytest.raises(DiskError, match=f"no folder can be made in {home}: No such file or directory"):
-        Scratch(home)
-
-
 def test_a_path_that_will_not_do_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert problems_of_path(str(tmp_path)) == []
@@ -190,19 +148,3 @@ def test_a_users_folder_that_is_called_like_scratch_stays(tmp_path: Path) -> Non
     left.mkdir()
     assert sweep(tmp_path) == [left]
     assert list(tmp_path.iterdir()) == [mine]
-
-
-def test_the_next_one_removes_what_a_killed_process_left(tmp_path: Path) -> None:
-    script = f"import time; from zerobench.zero.offload.disk import Scratch; s = Scratch(r'{tmp_path}'); time.sleep(60)"
-    other = subprocess.Popen([sys.executable, "-c", script])
-    deadline = time.monotonic() + 300
-    while not (left := list(tmp_path.glob("zerobench-*"))) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert sweep(tmp_path) == []
-    other.send_signal(signal.SIGKILL)
-    other.wait()
-    mine = Scratch(tmp_path)
-    assert left
-    assert list(tmp_path.glob("zerobench-*")) == [mine.path]
-    mine._end()
-    assert list(tmp_path.iterdir()) == []

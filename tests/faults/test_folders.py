@@ -21,11 +21,11 @@ from zerobench import cli
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
 from zerobench.host import files
-from zerobench.host.temporary import LEASE, Aside, temporary_folder
+from zerobench.host.temporary import LEASE, temporary_folder
 from zerobench.ranks import fork_server
 from zerobench.results import folders
-from zerobench.results.folders import Unwritten, abandoned, amend_row, temporary_results, unwritten_messages
-from zerobench.sweep.cell import find_or_run, run_cell, run_prefix, write_lost
+from zerobench.results.folders import Unwritten, temporary_results, unwritten_messages
+from zerobench.sweep.cell import find_or_run, run_cell, run_prefix
 from zerobench.sweep.command import check_folders
 from zerobench.sweep.sweep import Sweep
 
@@ -92,32 +92,6 @@ def test_folder_whose_name_is_not_utf8_is_refused_before_any_rank(of: str, tmp_p
     assert list(odd.iterdir()) == []
 
 
-@pytest.mark.parametrize("broken", ["the results folder", "every folder"])
-def test_error_of_any_kind_on_writing_ends_as_a_full_disk(broken: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    write_run = folders.write_run
-
-    def write(aside: Aside, *more: Any) -> Path:
-        if broken == "every folder" or aside.path.parent == tmp_path / "runs":
-            raise TypeError("no bytes")
-        return write_run(aside, *more)
-
-    monkeypatch.setattr(folders, "write_run", write)
-    kept = tmp_path / "temporary"
-    monkeypatch.setattr(folders, "temporary_results", lambda: kept)
-    words = ["world_size=2", "backend=simulated", "model=gpt_tiny", "model.layers=1", "measure=quick", "device=cpu"]
-    assert cli.run([*words, f"results_dir={tmp_path}/runs"]) == 1
-    told = capsys.readouterr().err
-    assert f"zerobench: 1 run could not be written to {tmp_path}/runs (TypeError: no bytes); it is" in told
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == []
-    if broken == "every folder":
-        assert "it is in the table above alone" in told
-        return
-    assert f"it is kept in {kept} instead" in told
-    assert zerobench.load(kept).runs.status.tolist() == ["ok"]
-    (log,) = kept.glob("*/logs/harness.log")
-    assert "TypeError: no bytes" in log.read_text()
-
-
 def test_a_run_that_fits_nowhere_is_a_row_all_the_same(temporary: Path, monkeypatch) -> None:
     sweep = Sweep(MagicMock())
     sweep.run([simulated(NOWHERE)])
@@ -165,19 +139,6 @@ def test_a_strangers_lease_is_not_waited_for(strangers_leases: list[Path]) -> No
     os.utime(strangers_leases[-1], (0, 0))
     with temporary_folder():
         assert not strangers_leases[-1].with_suffix("").exists(), "a silent lease of another duration"
-
-
-def test_turn_replaces_pipe_in_place_of_lease(tmp_path: Path, strangers_leases: list[Path]) -> None:
-    with folders.turn(tmp_path, "a launch"):
-        (lease,) = tmp_path.glob(f"{folders.TURN}*")
-    os.mkfifo(lease)
-    make(tmp_path)
-    (tmp_path / ".partial-x-0badcafe").mkdir()
-    strangers_leases[0].rename(tmp_path / f".partial-x-0badcafe{LEASE}")
-    with folders.turn(tmp_path, "a launch"):
-        assert lease.is_file(), "a file that is no lease is replaced after seconds"
-    assert abandoned(tmp_path) == []
-    assert len(zerobench.load(tmp_path).runs) == 1
 
 
 @pytest.fixture
@@ -300,23 +261,3 @@ def test_what_killed_sweeps_left_goes_when_the_next_begins_even_where_it_reuses_
         assert all(one.exists() for one in users)
     assert {path.name for path in {*tmp_path.iterdir()} - {*users, temporary}} == {new.name, ".references", "searches"}
     assert not list((tmp_path / ".references").iterdir())
-
-
-def test_a_verdict_that_was_not_written_to_its_end_leaves_nothing_once_it_is(tmp_path: Path) -> None:
-    run = make(tmp_path, "zero2")
-    (run / ".run.json.0123456789ab").write_text("{")
-    (run / ".run.json.swp").touch()
-    amend_row(run, {"training": "equal"})
-    assert zerobench.load(tmp_path).runs.training.tolist() == ["equal"]
-    assert list(run.glob(".*")) == [run / ".run.json.swp"], "an editor's"
-
-
-def test_the_row_of_a_lost_job_that_can_be_written_nowhere_is_in_the_table(tmp_path: Path, monkeypatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(folders, "claim_folder", full)
-    lost: list[Unwritten] = []
-    row = write_lost(simulated(tmp_path), "its job ended", "submitit_slurm", "", lost.append)
-    assert (row.status, row.reason, row.launcher) == ("crash", "its job ended", "submitit_slurm")
-    assert [(one.results_dir, one.error, one.kept) for one in lost] == [(tmp_path, "No space left on device", None)]

@@ -1,6 +1,5 @@
 """Every end of the ranks is their results or an error, and no process is left."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,9 +12,7 @@ import pytest
 
 from tests.faults import workers
 from tests.ranks import wait_until
-from zerobench.ranks import fork_server
-from zerobench.ranks.rank_main import rank_main
-from zerobench.ranks.start_ranks import Failure, LaunchError, end, explain, launch, start
+from zerobench.ranks.start_ranks import Failure, LaunchError, explain, launch
 
 
 def ranks_alive() -> list[psutil.Process]:
@@ -52,14 +49,6 @@ def test_a_rank_that_fails_ends_the_pass_at_once(tmp_path: Path, worker, status:
     assert words in raised.value.reason
     assert "\n" not in raised.value.reason
     assert time.monotonic() - begun < 200
-    assert ranks_alive() == []
-
-
-def test_a_rank_that_runs_on_after_its_server_is_killed(tmp_path: Path) -> None:
-    """The server's pipes close before the kernel ends its ranks: multiprocessing reads an exit code of 255."""
-    rank = start(fork_server.start(), workers.hangs, 1, 0, tmp_path / "rank0.log")
-    rank.process._popen.returncode = 255
-    end([rank])
     assert ranks_alive() == []
 
 
@@ -120,37 +109,6 @@ def test_a_timeout_names_the_rank_that_was_stopped(tmp_path: Path) -> None:
     assert raised.value.status == "timeout"
     assert words in raised.value.reason
     assert ranks_alive() == []
-
-
-def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "rank0.log").mkdir()
-    with pytest.raises(LaunchError, match=r"^crash: .*raised IsADirectoryError"):
-        launch(workers.fine, [0], tmp_path, 60)
-
-
-def test_ctrl_c_is_left_to_the_command_from_the_servers_first_instruction_on() -> None:
-    """Else a rank that has just been forked "exited early with code 1", and a server that loads shows a traceback."""
-    fork_server.start()
-    status = Path(f"/proc/{fork_server.forkserver._forkserver._forkserver_pid}/status").read_text()
-    blocked = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigBlk"))
-    assert blocked >> (signal.SIGINT - 1) & 1
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-def test_a_rank_whose_launch_has_ended_leaves_without_a_word(tmp_path: Path, monkeypatch) -> None:
-    """As where the fork server was killed: the folder is gone, and nobody listens."""
-    here, there = multiprocessing.Pipe()
-    here.close()
-    with (tmp_path / "told").open("w") as told:
-        fork_server.start()
-        monkeypatch.setattr(fork_server, "let_go", lambda: setattr(sys, "stderr", told))
-        arguments = (workers.fine, 0, there, str(tmp_path / "gone/rank0.log"))
-        rank = multiprocessing.get_context("fork").Process(target=rank_main, args=arguments)
-        rank.start()
-        rank.join(120)
-    assert (rank.exitcode, (tmp_path / "told").read_text()) == (1, "")
-    held = multiprocessing.current_process()._config["tempdir"]  # type: ignore[attr-defined]
-    assert held is None or Path(held).is_dir(), "a fork removes nothing of the process that it is of"
 
 
 @pytest.mark.parametrize("stopped", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 1)), 2])

@@ -121,31 +121,6 @@ def test_overflow_changes_nothing() -> None:
         assert all(torch.equal(a, b) != changes for a, b in zip(tensors, before, strict=True))
 
 
-def test_flag_is_set_for_written_segments_alone() -> None:
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.randn(numel)) for numel in LENGTHS], fused=True)
-    parts = [*parts_of(optimizer, 0, torch.bfloat16, torch.bfloat16)]
-    flags = torch.zeros(len(parts), dtype=torch.int32)
-    for part in parts:
-        part.gradient.fill_(1.0)
-    adam_kernel.update(parts, None, None, flags)
-    assert not flags.any()
-    for number, place in ((3, -1), (4, 4097)):
-        written = parts[number].parameter
-        assert written is not None
-        written[place] += 1
-    adam_kernel.update(parts, None, None, flags)
-    adam_kernel.update(parts, None, None, flags)
-    assert flags.tolist() == [0, 0, 0, 1, 1, 0]
-
-
-def test_sums_of_squares() -> None:
-    gradients = [torch.randn(numel).bfloat16() * 1e19 for numel in LENGTHS]
-    wanted = sum(float(one.double().square().sum()) for one in gradients)
-    assert float(adam_kernel.squares(gradients).sum()) == pytest.approx(wanted, rel=1e-12)
-    gradients[3][2] = torch.nan
-    assert adam_kernel.squares(gradients).sum().isnan()
-
-
 @pytest.mark.parametrize(
     ("stage", "options"), [("zero1", {}), ("zero2", {"gradient_dtype": torch.float32}), ("zero3", ALONE)]
 )

@@ -6,10 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.cells import cell
-from tests.made_up import results_of, run
 from zerobench.config.schema import Measure, Search
-from zerobench.config.world import has_times
-from zerobench.probes.energy import GpuState
 from zerobench.rank_record import RankRecord
 from zerobench.records import CATEGORIES, MemoryRow, RunRow, StepRow, TrafficRow
 from zerobench.results import tables
@@ -21,13 +18,10 @@ from zerobench.sweep.aggregate import (
     JoinedColumn,
     _agree,
     _fullest_node,
-    _join_loopback,
     _join_norms,
-    _join_trace,
     join_columns,
-    median_interval,
 )
-from zerobench.sweep.cell import new_row, pass_names, run_cell
+from zerobench.sweep.cell import new_row, run_cell
 from zerobench.theory.shapes import Schedule
 
 
@@ -133,71 +127,6 @@ def test_host_memory_is_that_of_the_fullest_node(per_node: int, is_simulated: bo
     assert _fullest_node({0: 10, 1: 40, 2: 30, 3: 25}, per_node, is_simulated) == expected
 
 
-def test_interval_of_the_median_by_order_statistics() -> None:
-    assert median_interval([float(v) for v in range(1, 11)]) == (2.0, 9.0)
-    assert median_interval([1.0, 2.0, 3.0]) == (None, None)
-
-
-def with_states(record: RankRecord, *states: GpuState) -> RankRecord:
-    record.gpu_states += states
-    return record
-
-
-def test_clocks_are_the_worst_of_all_readings() -> None:
-    one = row()
-    unknown = record(0, "timed", [], [])
-    assert [TIMES[name].of({"timed": [unknown]}, 1) for name in ("sm_clock_mhz", "throttle")] == [None, None]
-    fast = with_states(
-        record(0, "timed", [1.0] * 3, [1.0] * 3),
-        GpuState(1980, 1980, 40, 500.0, ()), GpuState(1950, 1980, 50, 690.0, ()),
-    )  # fmt: skip
-    fill(one, TIMES, fast)
-    assert (one.sm_clock_mhz, one.sm_clock_max_mhz, one.gpu_temperature_c, one.gpu_power_w) == (1950, 1980, 50, 690.0)
-    assert one.throttle == "", "it is known that nothing slowed it down"
-    slow = with_states(record(1, "timed", [1.0] * 3, [1.0] * 3), GpuState(1200, 1980, 60, None, ("power cap", "heat")))
-    fill(one, TIMES, fast, slow, slow)
-    assert (one.sm_clock_mhz, one.gpu_power_w) == (1200, 690.0)
-    assert one.throttle == "power cap, heat"
-
-
-def test_overlap_is_that_of_the_rank_with_the_longest_step() -> None:
-    def traced(rank: int, *steps: tuple[float, float, float]) -> RankRecord:
-        made = record(rank, "traced", [1.0] * (2 + len(steps)), [9.0, 9.0, *(s for s, _, _ in steps)])
-        for step, (_, communication, exposed) in zip(made.steps[2:], steps, strict=True):
-            step.communication_s, step.exposed_s = communication, exposed
-        return made
-
-    one = row()
-    _join_trace(one, [])
-    assert (one.traced_step_s, one.communication_s, one.overlap) == (None, None, None)
-    _join_trace(one, [traced(0, (5, 2, 1), (7, 4, 1), (6, 3, 2)), traced(1, (5, 5, 5), (5, 5, 5), (5, 5, 5))])
-    assert (one.traced_step_s, one.communication_s, one.exposed_s) == (6, 3, 1)
-    assert one.overlap == pytest.approx(2 / 3)
-    alone = row()
-    _join_trace(alone, [traced(0, (5, 0, 0))])
-    assert (alone.communication_s, alone.overlap) == (0, None)
-
-
-def test_bytes_of_the_interface_are_per_rank_and_per_step_of_the_warm_up_too() -> None:
-    one, records = row(), [record(rank, "timed", [1.0] * 5, [1.0] * 5) for rank in (0, 1)]
-    for made, size in zip(records, (990, 1010), strict=True):
-        made.process_memory = {"loopback_bytes": size}
-    _join_loopback(one, records)
-    assert one.loopback_bytes == 1000 // 5 // 2
-
-
-def test_the_passes_of_a_cell() -> None:
-    assert pass_names(cell("ddp", 2).config) == ("timed", "accounted")
-    assert pass_names(cell("ddp", 64, backend="simulated").config) == ("accounted",)
-    assert pass_names(cell("ddp", 2, measure=Measure(trace=True)).config) == ("timed", "accounted", "traced")
-    assert pass_names(cell("ddp", 2, measure=Measure(passes="timed", trace=True)).config) == ("timed", "traced")
-    once = cell("ddp", 2, measure=Measure(passes="both_once")).config
-    assert pass_names(once) == ("timed", "accounted")
-    assert pass_names(once, repeat=1) == ("timed",)
-    assert has_times(cell("zero2", 2, measure=Measure(3, 2, passes="timed")).config)
-    assert not has_times(cell("zero2", 2, measure=Measure(3, 2, passes="accounted")).config)
-
-
 @pytest.mark.slow
 def test_one_pass_alone_has_what_it_measures(tmp_path) -> None:
     """Timed: times, losses and a prediction; accounted: bytes, volumes and the same losses."""
@@ -234,13 +163,3 @@ SEARCH = {"batch": 8, "search": Search(memory_limit="1 GiB")}
 def test_passes_that_lack_what_is_asked_of_them_are_refused(measure: dict, more: dict, message: str) -> None:
     (problem,) = cell("zero2", 2, measure=Measure(3, 2, **measure), **more).problems
     assert message in problem
-
-
-def test_summary_has_bytes_of_the_first_launch_and_times_of_all() -> None:
-    """measure.passes=both_once: later launches of a cell are timed alone."""
-    without = {"peak_bytes": None, "volume_psi": None}
-    rows = [run("zero2", 2, step=0.1), *(run("zero2", 2, repeat=n, step=0.1 + n / 10, **without) for n in (1, 2))]
-    (row,) = summarize(results_of(rows).runs).to_dict("records")
-    assert (row["launches"], row["peak_bytes"], row["volume_psi"]) == (3, rows[0].peak_bytes, rows[0].volume_psi)
-    assert 0.1 < row["step_s"] < 0.3
-    assert row["step_s_low"] < row["step_s"] < row["step_s_high"]

@@ -13,8 +13,6 @@ import pytest
 
 from tests.cells import cell
 from zerobench import cli
-from zerobench.budgets.comparison import UNDECIDED, compare_runs
-from zerobench.commands.compare import passages
 from zerobench.commands.folder_contents import look
 from zerobench.commands.interleave import load_side
 from zerobench.config.cell import Cell, CellConfig
@@ -22,7 +20,6 @@ from zerobench.config.schema import Launch, Search
 from zerobench.records import LineRow
 from zerobench.results.folders import claim_folder, write_run
 from zerobench.results.selection import latest, split
-from zerobench.results.summary import TIMES
 from zerobench.results.tables import collect, load
 from zerobench.sweep import cell as cells
 from zerobench.sweep import sweep as sweeps
@@ -62,25 +59,6 @@ def test_a_clock_that_is_set_back_makes_no_older_run_the_newest(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_launches_by_hand_in_folders_of_their_own_are_pairs_with_lines_of_their_own(tmp_path: Path) -> None:
-    """Folders name their first attempts alike; of each the newest counts, and a copy is no launch more."""
-    times = dict.fromkeys(TIMES, 1.0) | {"tokens_per_s": 1.0}
-    for hour, name in enumerate(("a0", "b0", "b1", "a1", "a1")):
-        slower = {one: value * (1.5 if name[0] == "b" else 1.0) for one, value in times.items()}
-        attempt(cell("zero1", 2, results_dir=str(tmp_path / name)), hour, **slower)
-    shutil.copytree(tmp_path / "a0", tmp_path / "a_copied")
-    a, b = (load_side(str(tmp_path / f"{side}*")) for side in "ab")
-    (pair,) = compare_runs(a.runs, b.runs, 0.03, [], (a.lines, b.lines)).pairs
-    assert [[row["started"][11:13] for row in launches] for launches in pair.pairs] == [["00", "01"], ["04", "02"]]
-    assert [effect.ratio for effect in pair.effects] == pytest.approx([1.5] * len(TIMES))
-    assert {effect.verdict for effect in pair.effects} == {UNDECIDED}
-    assert pair.a.lines == pair.b.lines
-    assert pair.a.lines["peak"].bytes == 4096
-    a = load_side(str(tmp_path / "a0"))
-    assert str(passages(compare_runs(a.runs, b.runs[:1], 0.03, []))).count("More pairs: measure.repeats=6") == 1
-
-
-@pytest.mark.slow
 def test_two_folders_whose_files_are_copied_hold_every_run_once(tmp_path: Path, capsys) -> None:
     """As `rsync -a` in both directions; between attempts of two machines the clock decides."""
     here, there = (cell("zero1", 2, results_dir=str(tmp_path / name)) for name in ("here", "there"))
@@ -106,22 +84,6 @@ def test_runs_of_earlier_versions_have_no_random_word(tmp_path: Path) -> None:
     assert split(new) == (cells.run_prefix(one), 8)
     assert list(load(tmp_path).runs["run_id"]) == [old.name, new]
     assert split("zero1-x-12345678-2") == ("zero1-x-12345678", 2)
-
-
-def test_a_number_that_was_removed_is_not_given_to_a_later_attempt(tmp_path: Path) -> None:
-    one = cell("zero1", 2, results_dir=str(tmp_path))
-    made = [attempt(one, hour) for hour in (5, 6, 7)]
-    for number in (0, 1):
-        (tmp_path / made[number]).rename(tmp_path / f".away{number}")
-    assert split(attempt(one, 8)) == (split(made[0])[0], 4)
-
-
-def test_a_run_that_is_being_written_is_not_read(tmp_path: Path) -> None:
-    """Its folder is hidden until it is whole."""
-    one = cell("zero1", 2, results_dir=str(tmp_path))
-    made = [attempt(one, hour) for hour in (5, 6)]
-    (tmp_path / made[1]).rename(tmp_path / f".partial-{made[1]}")
-    assert list(load(tmp_path).runs["run_id"]) == [made[0]]
 
 
 def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path: Path) -> None:

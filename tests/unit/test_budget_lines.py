@@ -12,13 +12,11 @@ import pytest
 from zerobench.budgets.budget_file import BudgetFile, CellBudget, Environment, read_budget, write_budget
 from zerobench.budgets.judge import Limit, judge_cell
 from zerobench.budgets.lines import (
-    REST,
     Line,
     LineTable,
     MovedLine,
     fold,
     line_tables,
-    lines_by_cell,
     moved_lines,
     ordered,
     parse_lines,
@@ -90,12 +88,6 @@ def test_differences_add_up_whatever_has_moved(seed: int) -> None:
     assert moved_lines(shortened(before, most), before) == [], "what the rest may hold has not moved"
 
 
-def test_an_edit_above_moves_no_line() -> None:
-    before = table(line(30, MIB), line(31, MIB), line(40, 512, name="mask"))
-    after = table(line(37, MIB), line(38, MIB), line(47, 512, name="mask"))
-    assert moved_lines(before, after) == []
-
-
 @pytest.mark.parametrize("new", [30, 32, 35])
 def test_new_line_among_equal_ones_is_named_by_shift_of_its_function(new: int) -> None:
     """Before: lines 30 and 32, with as many bytes; then a line above and a new line, which is new."""
@@ -125,28 +117,6 @@ def test_the_line_that_moved_is_found(after: list[Line], moved: list[tuple[str, 
     assert sorted(shown(moved_lines(table(line(30, MIB)), table(*after))), key=lambda one: -one[1]) == moved
 
 
-def test_a_file_named_from_another_folder_is_the_same_and_a_function_of_two_files_is_not_guessed() -> None:
-    before = table(*(line(n, n * MIB, file="/home/me/net/model.py") for n in (30, 31, 32)))
-    after = table(*(line(n + 2, (n + 8 * (n == 31)) * MIB) for n in (30, 31, 32)))
-    assert shown(moved_lines(before, after)) == [("model.py:33 in Block.forward", 31 * MIB, 39 * MIB)]
-    before = table(line(1, MIB, file="a.py"))
-    after = table(line(1, MIB, file="b.py"), line(1, MIB, file="c.py"))
-    assert len(moved_lines(before, after)) == 3
-
-
-def test_modules_that_moved_alike_are_one_line() -> None:
-    before = table(*(line(31, MIB, f"blocks.{n}") for n in range(6)))
-    after = table(*(line(32, MIB * (3 if n < 4 else 1), f"blocks.{n}") for n in range(6)))
-    (moved,) = moved_lines(before, after)
-    assert moved.sentence == "model.py:32 in Block.forward: +8.0 MiB (blocks.0–3)"
-    assert (moved.before, moved.after, moved.code_line.file, moved.code_line.line) == (
-        4 * MIB,
-        12 * MIB,
-        "model.py",
-        32,
-    )
-
-
 def test_of_parameters_those_that_grew_are_named() -> None:
     """No line made them within the watch, and no module."""
 
@@ -166,31 +136,6 @@ def test_of_parameters_those_that_grew_are_named() -> None:
     for was in (before, short):
         (moved,) = moved_lines(was, after)
         assert moved.sentence == "no line of Python: +192.8 KiB (blocks.0–2.down.weight and blocks.0–2.up.weight)"
-
-
-def test_a_line_outside_of_a_short_table_is_named_as_its_rest() -> None:
-    before = table(line(1, 9 * MIB, "a"), rest=5 * MIB, rest_most=3 * MIB)
-    after = table(line(1, 9 * MIB, "a"), line(2, 2 * MIB, "b", function="f"), line(3, MIB * 4, "c", function="g"))
-    new, rest = moved_lines(before, after)
-    assert new.sentence == "model.py:3 in g: +4.0 MiB (c)"
-    assert rest.sentence == f"{REST}: −3.0 MiB (the largest: model.py:2 in f)"
-
-
-def test_the_fullest_rank_and_launch_count() -> None:
-    rows = [
-        {"run_id": run, "rank": rank, "at": at, "category": "gradients", "module": None, "source": source,
-         "bytes": size, "storages": 1, "name": "", "kept_by": ""}
-        for run, rank, at, source, size in (
-            ("a", 0, "peak", "x.py:1 in f", 5), ("a", 0, "peak", "x.py:2 in f", 5), ("a", 1, "peak", "x.py:1 in f", 9),
-            ("b", 0, "growth", "x.py:3 in f", -4), ("b", 1, "growth", "x.py:3 in f", 0),
-        )
-    ]  # fmt: skip
-    found = line_tables(pd.DataFrame(rows))
-    assert [(one.source, one.bytes) for one in found["peak"].lines] == [("x.py:1 in f", 5), ("x.py:2 in f", 5)]
-    assert found["growth"].bytes == 0
-    assert line_tables(pd.DataFrame(rows).iloc[:0]) == {}
-    launches = pd.DataFrame({"run_id": ["b", "a", "c"], "cell_id": ["one", "one", "two"]})
-    assert lines_by_cell(pd.DataFrame(rows), launches) == {"one": found}
 
 
 def test_sentences_name_the_line_through_the_file(tmp_path: Path) -> None:

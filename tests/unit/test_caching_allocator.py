@@ -103,21 +103,6 @@ def test_freed_neighbors_merge_and_streams_and_pools_stay_apart() -> None:
     assert memory.reserved == 42 * MIB
 
 
-def test_an_emptied_cache_gives_back_segments_that_are_free_as_a_whole() -> None:
-    for expandable, left in ((False, 20 * MIB + 2 * MIB), (True, 20 * MIB + 2 * MIB)):
-        memory = CachingAllocator(expandable)
-        keeps, goes, small = memory.allocate(4 * MIB), memory.allocate(60 * MIB), memory.allocate(512)
-        memory.free(goes)
-        memory.empty_cache()
-        assert memory.reserved == left, expandable
-        assert memory.peak_reserved > left
-        again = memory.allocate(60 * MIB)
-        for block in (keeps, again, small):
-            memory.free(block)
-        memory.empty_cache()
-        assert (memory.allocated, memory.reserved) == (0, 0)
-
-
 def test_an_expandable_segment_grows_in_pages_and_uses_free_memory_before_it() -> None:
     memory = CachingAllocator(expandable=True)
     first = memory.allocate(33 * MIB)

@@ -1,12 +1,13 @@
-"""A checkpoint's folder: what is refused, what a kill leaves, what is never unpickled. In a world of one."""
+"""A checkpoint's folder, and weights from files of others: refusals, what a kill leaves, and nothing is unpickled."""
 
 import json
 import os
+import pickle
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from torch import nn
 
 import zerobench
 from tests import zoo
+from zerobench.zero import STAGES
 from zerobench.zero.checkpoint import storage
 from zerobench.zero.checkpoint.storage import StoredChunk, StoredTensor, bytes_of, layout, read_header, row_major
 
@@ -232,25 +234,6 @@ def test_the_loss_scale_goes_on(tmp_path: Path) -> None:
     assert (engine.loss_scale, fresh.loss_scale, unscaled.loss_scale) == (2.0**38, 2.0**38, 1.0)
 
 
-def test_frozen_parameters_and_buffers_may_have_another_precision(tmp_path: Path) -> None:
-    def build() -> nn.Module:
-        model = net()
-        model[2].requires_grad_(False)
-        return model
-
-    engine = engine_of(build())
-    step(engine)
-    engine.save(tmp_path / "a")
-    model = build()
-    model[2].double()
-    model[1].running_mean, model[1].running_var = model[1].running_mean.double(), model[1].running_var.double()
-    wide = engine_of(model)
-    wide.load(tmp_path / "a")
-    full, there = engine.full_state_dict(), wide.full_state_dict()
-    assert all(torch.equal(value.to(there[name].dtype), there[name]) for name, value in full.items())
-    assert there["2.weight"].dtype == there["1.running_mean"].dtype == torch.float64
-
-
 def test_dtypes_the_format_knows(tmp_path: Path) -> None:
     tensors = {
         str(dtype): torch.arange(5).to(dtype) for dtype in (torch.bool, torch.bfloat16, torch.int16, torch.float64)
@@ -291,13 +274,135 @@ def test_a_file_may_be_larger_than_the_memory(tmp_path: Path) -> None:
     assert read_header(tmp_path / "x")["w"].part(row_major([n]), n - 2, n).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("cuts", [(0, 4, 12), (0, 12), (0, 1, 5, 12)])
-def test_what_saved_and_wanted_chunks_share_is_read(cuts: tuple[int, ...], tmp_path: Path) -> None:
-    values, order, chunks = torch.arange(12.0), row_major((3, 4)), []
-    for number, (start, stop) in enumerate(pairwise(cuts)):
-        path = tmp_path / str(number)
-        path.write_bytes(b"head" + bytes_of(values[start:stop]))
-        chunks.append(StoredChunk(start, stop - start, path, 4))
-    stored = StoredTensor(order, torch.float32, tuple(chunks))
-    for start, stop in [(2, 8), (0, 3), (9, 12), (0, 12)]:
-        assert torch.equal(stored.part(order, start, stop), values[start:stop])
+def sgd_engine(stage: str = "zero3", model: nn.Module | None = None):
+    torch.manual_seed(0)
+    model = model or nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    return zerobench.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), stage)
+
+
+def random_state(engine) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    return {
+        name: torch.rand_like(value) if value.is_floating_point() else value + 3
+        for name, value in engine.full_state_dict().items()
+    }
+
+
+def safetensors(path: Path, entries: Any, data: bytes = bytes(16)) -> Path:
+    header = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return path
+
+
+class Harm:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('unpickled')",)
+
+
+def tensor(**changes: Any) -> dict[str, Any]:
+    return {"w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16], **changes}}
+
+
+DAMAGED = {
+    "no header": b"",
+    "a dtype that torch lacks": tensor(dtype="F6_E2M3", shape=[64], data_offsets=[0, 48]),
+    "not JSON": b"{" * 5000,
+    "dtype": tensor(dtype="F33"),
+    "negative": tensor(data_offsets=[-16, 0]),
+    "beyond": tensor(data_offsets=[16, 32]),
+    "shape": tensor(shape=[2, 3]),
+    "text": tensor(shape="22"),
+    "twice": b'{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "w": {"dtype": "F32"}}',
+    "overlaps": tensor() | {"v": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_files(name: str, tmp_path: Path) -> None:
+    path = safetensors(tmp_path / "m.safetensors", DAMAGED[name])
+    with pytest.raises(
+        ValueError, match=r"m\.safetensors: it is (not a safetensors file|damaged: (its entry of w|w and v overlap))"
+    ):
+        sgd_engine().load_weights(path)
+
+
+def test_paths_that_are_none(tmp_path: Path) -> None:
+    engine = sgd_engine()
+    for name in ("pytorch_model.bin", "model.pt"):
+        (tmp_path / name).write_bytes(pickle.dumps(Harm()))
+        with pytest.raises(ValueError, match=r"is a pickle, which can run code and is not opened; .*save_file"):
+            engine.load_weights(tmp_path / name)
+    for path, words in [
+        (tmp_path / "none", "there is no such file or folder; weights are read from"),
+        (tmp_path, "there are no weights in it; weights are read from"),
+        (safetensors(tmp_path / "x.json", b"{}"), "it is not an index of safetensors files"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            engine.load_weights(path)
+    for names, words in [
+        ({"w": "../m.safetensors"}, "names '../m.safetensors', which is not a file of its folder"),
+        ({"w": 3}, "names 3, which is not a file"),
+        ([1], "it is not an index of safetensors files"),
+        ({"v": "m.safetensors"}, "says that v is in m.safetensors, which does not have it"),
+    ]:
+        safetensors(tmp_path / "m.safetensors", tensor())
+        (tmp_path / "index.json").write_text(json.dumps({"weight_map": names}))
+        with pytest.raises(ValueError, match=words):
+            engine.load_weights(tmp_path / "index.json")
+    safetensors(tmp_path / "n.safetensors", tensor())
+    with pytest.raises(ValueError, match=r"it has 2 of \*\.safetensors, m\.safetensors and others; name one"):
+        engine.load_weights(tmp_path)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_names_and_shapes_as_torch_has_them(stage: str, tmp_path: Path) -> None:
+    engine = sgd_engine(stage)
+    state = random_state(engine)
+    before = engine.full_state_dict()
+
+    def written(changed: dict[str, torch.Tensor]) -> Path:
+        save_file(changed, tmp_path / "m.safetensors")
+        return tmp_path / "m.safetensors"
+
+    less = {name: value for name, value in state.items() if not name.startswith("2.")}
+    with pytest.raises(ValueError, match=r"it lacks 2\.weight \(and 1 more\), which the module has; strict=False"):
+        engine.load_weights(written(less))
+    with pytest.raises(ValueError, match=r"it has other, which the module lacks; strict=False"):
+        engine.load_weights(written(state | {"other": torch.ones(2)}))
+    with pytest.raises(ValueError, match=r"0\.bias has shape \[3\] there, \[8\] here"):
+        engine.load_weights(written(state | {"0.bias": torch.ones(3)}), strict=False)
+    with pytest.raises(ValueError, match=r"1\.num_batches_tracked has dtype torch\.float32 there, torch\.int64 here"):
+        engine.load_weights(written(state | {"1.num_batches_tracked": torch.tensor(3.0)}))
+    after = engine.full_state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    keys = engine.load_weights(written(less | {"other": torch.ones(2)}), strict=False)
+    assert keys.missing_keys == ["2.weight", "2.bias"]
+    assert keys.unexpected_keys == ["other"]
+    after = engine.full_state_dict()
+    assert all(torch.equal(after[name], less.get(name, before[name])) for name in before)
+
+
+def test_a_checkpoint_of_another_optimizer_gives_its_weights(tmp_path: Path) -> None:
+    """And its masters to a model in bf16; frozen or not. Optimizer states stay."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    first = zerobench.initialize(model, torch.optim.AdamW(model.parameters()), "zero1")
+    first.backward(first(torch.ones(2, 4)).sum())
+    first.step()
+    first.save(tmp_path / "checkpoint", user_state={"epoch": 1})
+    other = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)).bfloat16()
+    other[0].requires_grad_(False)
+    second = zerobench.initialize(other, torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9), "zero3")
+    second.backward(second(torch.ones(2, 4, dtype=torch.bfloat16)).float().sum())
+    second.step()
+    momentum = [state["momentum_buffer"].clone() for state in second.optimizer.state.values()]
+    with pytest.raises(ValueError, match="trainable in the checkpoint"):
+        second.load(tmp_path / "checkpoint")
+    assert second.load(tmp_path / "checkpoint", weights_only=True) == {"epoch": 1}
+    weights = second.full_state_dict()
+    assert all(torch.equal(value.bfloat16(), weights[name]) for name, value in first.full_state_dict().items())
+    kept = [state["momentum_buffer"] for state in second.optimizer.state.values()]
+    assert all(torch.equal(old, new) for old, new in zip(momentum, kept, strict=True))
+    assert torch.equal(second.segments[0].tensor.view(4, 8), first.full_state_dict()["1.weight"])
+    (tmp_path / "checkpoint" / "checkpoint.json").write_text("{}")
+    with pytest.raises(ValueError, match="it is not the index of a checkpoint"):
+        second.load_weights(tmp_path / "checkpoint")

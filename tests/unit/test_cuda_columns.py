@@ -11,9 +11,8 @@ import torch
 from tests.cells import cell
 from zerobench.probes import AccountedPass, TimedPass, cuda_memory, energy, ledger, timed_pass
 from zerobench.probes.energy import GpuState, Reading
-from zerobench.records import ALLOCATOR, RunRow
+from zerobench.records import ALLOCATOR
 from zerobench.results import provenance
-from zerobench.sweep.aggregate import PROCESS_MEMORY
 
 GPU = torch.device("cuda", 0)
 
@@ -118,23 +117,6 @@ def test_the_names_are_torchs() -> None:
         assert f'"{key}.{{current,peak,allocated,freed}}"' in host
 
 
-def test_the_allocators_figures_become_columns(played: Played) -> None:
-    played.use(100, reserved=160)
-    columns = cuda_memory.process_memory(cuda_memory.take_peaks())
-    assert columns == {
-        "allocated_bytes": 100,
-        "reserved_bytes": 160,
-        "fragmentation_bytes": 60,
-        "largest_free_block_bytes": 3072,
-        "split_bytes": 0,
-        "alloc_retries": 2,
-        "device_used_bytes": 300,
-        "pinned_requested_bytes": 4096,
-        "pinned_bytes": 8192,
-    }
-    assert set(columns) < set(PROCESS_MEMORY) <= set(RunRow.__dataclass_fields__)
-
-
 def test_a_torch_that_counts_no_pinned_memory_is_not_asked_for_it(played: Played, monkeypatch) -> None:
     """torch 2.11 counts none that was freed; an earlier one counted nothing of the host's."""
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.11.0+cu130"))
@@ -145,15 +127,6 @@ def test_a_torch_that_counts_no_pinned_memory_is_not_asked_for_it(played: Played
     cuda_memory.reset_peaks()
     columns = cuda_memory.process_memory(cuda_memory.take_peaks())
     assert (columns["pinned_requested_bytes"], columns["pinned_bytes"]) == (None, None)
-
-
-def test_what_the_allocator_never_had_is_0(played: Played, monkeypatch) -> None:
-    """As pinned memory before the first batch."""
-    monkeypatch.setattr(played, "host_memory_stats", lambda: dict.fromkeys(Played.host_memory_stats(played), 0))
-    monkeypatch.setattr(torch.cuda, "host_memory_stats", played.host_memory_stats)
-    with AccountedPass(GPU) as probe, probe.phase("init"):
-        played.use(2048)
-    assert {row.max_bytes for row in probe.memory_rows(0) if row.category == "pinned"} == {0}
 
 
 def test_the_accounted_pass_tells_phases_of_the_allocator_apart(played: Played, monkeypatch) -> None:
@@ -191,15 +164,6 @@ def test_the_accounted_pass_tells_phases_of_the_allocator_apart(played: Played, 
     assert probe.memory["allocated_bytes"] == 6144  # of the measured steps, warm-up apart
     assert probe.memory["fragmentation_bytes"] == 20480 - 6144
     assert kept.numel() == 250
-
-
-def test_a_cpu_has_the_allocators_total_alone() -> None:
-    with AccountedPass(torch.device("cpu")) as probe, probe.step(True), probe.phase("forward"):
-        made = torch.zeros(3)
-    assert {row.category for row in probe.memory_rows(0)} & set(ALLOCATOR) <= {"allocated", "outside_ledger"}
-    of_muon = {"newton_schulz_calls", "newton_schulz_flops"}
-    assert set(probe.memory) == {"kept_bytes", "growth_bytes"} | of_muon
-    assert made.numel() == 3
 
 
 def test_the_timed_pass_reads_clocks_outside_its_steps(played: Played, monkeypatch) -> None:

@@ -8,11 +8,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from validation.store import read
-from validation.table1 import CellRow
 from zerobench.config.compose import RefusedError, compose_cells
 from zerobench.host.files import read_text, read_yaml
-from zerobench.ranks.collectives import load_calibration
 
 
 def folder_with(where: Path, name: str, content: str) -> str:
@@ -55,15 +52,6 @@ def test_a_sentence_is_short_and_shows_no_control_characters() -> None:
     assert all(len(problem) < 2100 and problem.isprintable() for problem in refused.value.problems)
 
 
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    (tmp_path / "cells.csv").write_text(",".join(CellRow.__dataclass_fields__) + "\nx,1\n")
-    with pytest.raises(ValueError, match=r"cells\.csv, line 2: it is damaged"):
-        read(tmp_path / "cells.csv", CellRow)
-    (tmp_path / "fits.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match="its calibration is damaged"):
-        load_calibration(tmp_path)
-
-
 BEGINNING = r"begin its yaml with 'defaults: \[/schema/optimizer/KIND@_here_\]'"
 
 
@@ -86,14 +74,6 @@ def test_a_choice_without_its_schema_is_refused_by_its_file_or_key(
         compose_cells([f"--config-dir={tmp_path}", f"{'+' * (group == 'optimizer')}{group}=mine"])
 
 
-@pytest.mark.slow
-def test_a_list_beside_a_choice_is_no_choice(tmp_path: Path) -> None:
-    (tmp_path / "zeropp").mkdir()
-    (tmp_path / "notes.yaml").write_text("[1, 2]")
-    (tmp_path / "zeropp/mine.yaml").write_text("defaults: [/schema/zeropp/none@_here_]")
-    assert compose_cells([f"--config-dir={tmp_path}", "zeropp=mine"])
-
-
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--config-dir", "no/such"], r"^--config-dir no/such: there is no such folder"),
     (["--shell-completion"], r"^--shell-completion: it cannot be composed: Expecting one subcommand"),
@@ -102,11 +82,6 @@ def test_a_list_beside_a_choice_is_no_choice(tmp_path: Path) -> None:
 def test_words_that_no_person_types_are_answered_too(arguments: list[str], words: str) -> None:
     with pytest.raises(RefusedError, match=words):
         compose_cells(arguments)
-
-
-def test_an_interpolation_of_nothing_is_told_by_its_key() -> None:
-    (cell,) = compose_cells(["optimizer.lr=${x}"])
-    assert cell.problems == ("optimizer.lr: Interpolation key 'x' not found",)
 
 
 def test_a_text_of_others_is_read_or_refused_by_its_name(tmp_path: Path) -> None:

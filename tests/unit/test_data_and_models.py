@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.cells import cell
 from zerobench import models
 from zerobench.config.compose import compose_cells
-from zerobench.data import Batches, build_batches, default_text, read_text, text_hash
+from zerobench.data import Batches, default_text, read_text, text_hash
 from zerobench.predict import build as construction
 from zerobench.simulation.execute import execute
 
@@ -133,49 +132,3 @@ def test_a_fused_loss_is_the_plain_one_and_a_kept_one_keeps_its_logits() -> None
     assert sizes["fused"] < sizes["plain"] - 0.9 * logits_bytes
     (wrong,) = compose_cells(["model=huggingface", "huggingface.loss=none"])
     assert wrong.problems == ("huggingface.loss=none: use one of plain, kept, fused",)
-
-
-@pytest.mark.parametrize(("draw_on", "expected"), [("cpu", "cpu"), ("device", "meta")])
-def test_initial_values_are_drawn_where_the_config_says(draw_on: str, expected: str, monkeypatch) -> None:
-    """The meta device stands for a GPU: tensors without a device of their own are made there as the model is built."""
-    config, seen = cell("zero2", 2, draw_on=draw_on).config, []
-    build = construction.build_model
-    monkeypatch.setattr(construction, "build_model", lambda *c: (seen.append(torch.empty(1).device.type), build(*c))[1])
-    construction.place_model(config, torch.device("meta"))
-    assert seen == [expected]
-    assert torch.empty(1).device == CPU
-    on_meta = cell("zero3", 2, draw_on=draw_on, strategy={"construct": "meta"}).config
-    assert construction.initial_options(on_meta, CPU) == ({} if draw_on == "cpu" else {"initial_device": CPU})
-    assert construction.initial_options(config, CPU) == {}
-
-
-@pytest.mark.slow
-def test_attention_of_transformers_can_be_chosen() -> None:
-    words = ["model=huggingface", "huggingface.architecture=llama", "huggingface.layers=1", "precision=fp32"]
-    losses, tokens = {}, torch.arange(32).view(2, 16)
-    for name in ("sdpa", "eager"):
-        (one,) = compose_cells([*words, f"huggingface.options.attn_implementation={name}"])
-        assert one.problems == ()
-        torch.manual_seed(0)
-        model = construction.build_model(one.config)
-        assert model.model.config._attn_implementation == name
-        losses[name] = model(tokens, tokens).item()
-    assert losses["eager"] == pytest.approx(losses["sdpa"], rel=1e-5)
-    (wrong,) = compose_cells([*words, "huggingface.options.attn_implementation=flash_attention_2"])
-    (problem,) = wrong.problems
-    assert problem.startswith("huggingface.options.attn_implementation=flash_attention_2: must be one of sdpa, eager")
-
-
-def test_a_cells_ranks_have_their_own_parts() -> None:
-    config = cell("zero2", 2).config
-    mine, others = (build_batches(config.batching, rank, CPU).batch(3)[0] for rank in range(2))
-    assert mine.shape == others.shape
-    assert not torch.equal(mine, others)
-
-
-def test_transformers_mistakes_are_answered_with_the_nearest() -> None:
-    pytest.importorskip("transformers")
-    from zerobench.models import huggingface
-
-    assert "did you mean llama" in huggingface.problems_of("lama", {})[0]
-    assert "did you mean n_embd" in huggingface.problems_of("gpt2", {"n_embed": 4})[0]

@@ -15,11 +15,7 @@ import torch
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
 from zerobench.probes import energy
-from zerobench.probes.energy import EnergyMeter, GpuState, name_of, read_energy_mj, read_packages, read_state
-from zerobench.probes.timed_pass import TimedPass
-from zerobench.rank_record import RankRecord
-from zerobench.sweep.aggregate import _energy
-from zerobench.theory.shapes import Schedule
+from zerobench.probes.energy import EnergyMeter, GpuState, read_energy_mj, read_packages, read_state
 
 RANGE = 1_000_000
 CPU = torch.device("cpu")
@@ -56,15 +52,6 @@ def test_packages_and_their_memory_count_and_a_counter_that_began_again(rapl: Pa
     assert meter.end() == pytest.approx((1000 + (RANGE - 150) + 10) / 1e6)
 
 
-def test_counters_that_begin_again_twice_are_read_between_steps(rapl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(energy, "OFTEN_S", -1.0)
-    meter = begun()
-    for used in (900_000, 600_000, 300_000):
-        set_rapl(rapl, used, 200)
-        meter.follow()
-    assert meter.end() == pytest.approx((899_900 + 2 * 700_000) / 1e6)
-
-
 def test_without_every_counter_or_in_too_short_a_time_there_is_no_energy(rapl: Path, monkeypatch) -> None:
     meter = begun()
     monkeypatch.setattr(energy, "SHORTEST_S", {"cpu": 60.0})
@@ -73,15 +60,6 @@ def test_without_every_counter_or_in_too_short_a_time_there_is_no_energy(rapl: P
     assert meter.end() == 0
     (rapl / "intel-rapl:1:0" / "energy_uj").unlink()
     assert (meter.end(), begun().end(), read_packages()) == (None, None, {})
-
-
-def test_the_timed_pass_has_the_energy_of_its_measured_steps(rapl: Path) -> None:
-    with TimedPass(CPU) as probe:
-        for number, measured in enumerate((False, True, True), 1):
-            with probe.step(measured):
-                set_rapl(rapl, 100 + 1000 * number, 200)
-        probe.end_steps()
-    assert probe.records(0, rapl).energy_j == pytest.approx(2000 / 1e6), "the warm-up's 1,000 are not in it"
 
 
 class Nvml:
@@ -131,19 +109,6 @@ def test_a_gpu_is_asked_by_its_uuid_and_answers_in_millijoules(rapl: Path, monke
     assert read_energy_mj("no such GPU") is None, "also without a driver"
 
 
-def test_gpus_add_up_and_the_packages_of_a_machine_count_once() -> None:
-    def of(*joules: float | None) -> list[RankRecord]:
-        schedule = Schedule((), (), (), 1, ())
-        return [
-            RankRecord(rank=rank, mode="timed", steps=[], process_memory={}, schedule=schedule, energy_j=one)
-            for rank, one in enumerate(joules)
-        ]
-
-    assert _energy(of(10.0, 20.0, 30.0, 40.0), sharing=1) == 100
-    assert _energy(of(10.0, 10.1, 30.0, 29.0), sharing=2) == pytest.approx(40.1)
-    assert _energy(of(10.0, None), sharing=2) is None
-
-
 def test_a_price_becomes_dollars_per_million_tokens_in_the_tables(tmp_path: Path, capsys) -> None:
     """At 2.50 dollars per GPU hour: two ranks, 2,048 tokens/s together, and the interval of the step."""
     make(tmp_path, tokens_per_s=2048.0, step_s=0.25, step_s_low=0.2, step_s_high=0.3, energy_j=64.0, tokens_per_j=32.0)
@@ -186,11 +151,3 @@ def test_nvml_reports_clocks_temperature_power_and_reasons(monkeypatch: pytest.M
     assert state() is None
     monkeypatch.undo()
     assert energy.read_figure("no such GPU", "Temperature", energy.CORE_TEMPERATURE) is None, "also without a driver"
-
-
-def test_without_a_uuid_the_visible_devices_name_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-8a5b")
-    assert [name_of(0), name_of(1), name_of(2)] == ["3", "GPU-8a5b", "2"]
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert name_of(1) == "1"

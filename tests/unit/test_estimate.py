@@ -13,7 +13,6 @@ from zerobench.commands.estimate import as_csv, as_table, draw, estimate, verdic
 from zerobench.commands.simulated import DEFAULTS, LargeTensor, SimulatedCell, ask
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import RefusedError
-from zerobench.config.flat import name_strategies
 from zerobench.config.schema_memory import FusedBuffers
 from zerobench.config.schema_training import Bf16, Sgd
 from zerobench.models.huggingface import read_config
@@ -167,13 +166,3 @@ def test_tables_and_csv_say_what_fits_and_what_failed(tmp_path: Path) -> None:
     assert "stroke-dasharray" in drawn
     with pytest.raises(ValueError, match="no cell has an estimate"):
         draw([], tmp_path / "none.svg", "")
-
-
-@pytest.mark.slow
-def test_cells_side_by_side_are_named_by_what_tells_them_apart() -> None:
-    names = name_strategies([cell(name, ranks).config for name in ("ddp", "zero3") for ranks in (4, 8)])
-    assert names == ["ddp world_size=4", "ddp world_size=8", "zero3 world_size=4", "zero3 world_size=8"]
-    cells = ask(["model=gpt_tiny", "strategy=zero3", "micro_batch=1,2", "device=cpu"]).cells
-    assert name_strategies([one.config for one in cells]) == ["zero3 micro_batch=1", "zero3 micro_batch=2"]
-    cells = ask(["model=gpt_tiny", "strategy=zero3", "offload=none,cpu", "device=cpu"]).cells
-    assert name_strategies([one.config for one in cells]) == ["zero3 offload=none", "zero3 offload=cpu"]

@@ -15,7 +15,6 @@ from tests.cells import cell
 from tests.made_up import MIB, results_of, run
 from zerobench import cli
 from zerobench.commands.export import export, to_latex
-from zerobench.commands.perfetto import LANES
 from zerobench.config.schema import Measure
 from zerobench.records import CATEGORIES
 from zerobench.results.tables import Results, collect
@@ -57,22 +56,6 @@ def test_a_trace_has_a_process_for_each_rank(trace: list[dict[str, Any]], result
     assert list(names.values()) == [f"{run} rank 0", f"{run} rank 1"]
     threads = {one["args"]["name"] for one in trace if one["name"] == "thread_name"}
     assert {"phases", "forward", "backward", "collectives", "units", "updates and moves"} <= threads
-
-
-def test_spans_of_a_thread_lie_beside_one_another_or_inside(trace: list[dict[str, Any]]) -> None:
-    of_thread: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
-    for one in trace:
-        if one["ph"] == "X":
-            of_thread[one["pid"], one["tid"]].append((one["ts"], one["ts"] + one["dur"]))
-    assert of_thread
-    for (_, thread), spans in of_thread.items():
-        nested = thread // LANES in (2, 3)
-        around: list[float] = []
-        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
-            while around and around[-1] <= begin + 1e-3:
-                around.pop()
-            assert not around or (nested and end <= around[-1] + 1e-3)
-            around.append(end)
 
 
 def test_counters_are_the_ledgers_maxima(trace: list[dict[str, Any]], results: Results) -> None:
@@ -167,16 +150,6 @@ def test_numbers_have_units_and_intervals_and_failures_a_word() -> None:
     assert zero1[:3] == ["zero1 tiny N=2 b=4", "5.000", "100"]
     assert zero3[:3] == ["zero3 tiny N=2 b=4", "oom", "--"]
     assert text.splitlines()[0] == r"% \usepackage{booktabs}"
-
-
-def test_usual_columns_are_those_that_say_something() -> None:
-    text = to_latex(results_of([run("ddp", 2), run("zero1", 2, "crash")]), "runs", None)
-    head, ddp, zero1 = rows_of(text)
-    assert head[:3] == ["cell", "peak (MiB)", "states (MiB)"]
-    assert not any("nvme" in name for name in head)
-    assert len(ddp) == len(head)
-    assert zero1 == ["zero1 tiny N=2 b=4", "crash", *["--"] * (len(head) - 2)]
-    assert problems(text) == []
 
 
 def test_what_runs_are_called_reaches_no_command_of_latex() -> None:

@@ -1,8 +1,10 @@
-"""Refusals of a fake world, what it counts and leaves alone, its shortcuts; and the private parts of torch below it."""
+"""Fake worlds: refusals, counts, shortcuts, the stand-in for torch's compiler, and the private parts of torch below."""
 
 import inspect
 import itertools
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import _sharding_prop
 from torch.nn import functional as F
 from torch.utils import _python_dispatch
@@ -25,13 +27,12 @@ from zerobench.commands.simulated import ask
 from zerobench.config import schema_training
 from zerobench.config.compose import compose_cells
 from zerobench.config.schema import Model
-from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
-from zerobench.fake import world_of_tensors
-from zerobench.fake.observers import Growth, IntervalMark, listening
-from zerobench.fake.operators import MISSED, VIEWS, HostValues, Shortcuts, modes_called_directly
-from zerobench.predict.build import build_model
+from zerobench.config.schema_memory import NvmeOffloadConfig
+from zerobench.fake import compiler, world_of_tensors
+from zerobench.fake.operators import MISSED, VIEWS, Shortcuts
 from zerobench.predict.estimate import simulated_ranks
 from zerobench.probes.ledger import Ledger, ShapesOnly
+from zerobench.ranks.start_ranks import launch_each
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.simulation.execute import Target, execute
 from zerobench.sweep.cell import ranks_to_run
@@ -72,14 +73,6 @@ def test_a_model_that_reads_values_is_told_so_in_a_sentence(monkeypatch, way: st
     assert not dist.is_initialized(), "what went wrong leaves nothing behind"
 
 
-@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
-def test_model_built_on_the_meta_device_has_the_states_of_a_plain_one(strategy: str) -> None:
-    """Draws are skipped in a fake world, and restore values all the same."""
-    plain, meta = (execute(cell(strategy, 2, strategy={"construct": where}).config) for where in ("plain", "meta"))
-    assert not meta.problem
-    assert meta.states_bytes == plain.states_bytes
-
-
 def test_fake_tensors_of_a_real_world_are_refused() -> None:
     words = "tensors=fake: ranks of a real world send values; use backend=simulated"
     assert cell("zero1", 2, tensors="fake").problems == (words,)
@@ -110,33 +103,7 @@ def test_addresses_tell_storages_apart_and_views_of_one_apart_by_their_offset() 
         assert torch.empty(0).data_ptr() == 0, "as of a real tensor without memory"
 
 
-RMSPROP = {"optimizer": schema_training.RMSprop()}
-RADAM = {"optimizer": schema_training.RAdam(), "precision": schema_training.Bf16()}
-
-
-@pytest.mark.shown(1)
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "n", "model", "more"),
-    [
-        pytest.param("zero_redundancy", 3, "odd", {}, marks=pytest.mark.thorough),
-        pytest.param("zero2", 3, "tiny", RMSPROP, marks=pytest.mark.thorough),
-        ("zero1", 4, "words", {"node_size": 2, **RADAM}),
-        ("zero3", 3, "odd", {"offload": CpuOffload(fraction=0.5)}),
-    ],
-)
-def test_the_rank_that_is_executed_has_the_largest_states_and_tells_of_the_fullest_host(
-    strategy: str, n: int, model: str, more: dict[str, Any]
-) -> None:
-    config = cell(strategy, n, model, **more).config
-    ranks = [execute(replace(config, rank=rank)) for rank in range(n)]
-    states = [one.states_bytes for one in ranks]
-    assert len(set(states)) > 1
-    assert states[simulated_ranks(config)[0]] == max(states)
-    assert execute(config).host_bytes == max(one.host_bytes for one in ranks), "another rank may be fullest there"
-
-
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(("strategy", "differ"), [("zero2", True), ("zero3", False)])
 def test_of_ranks_that_own_matrices_the_one_with_the_peak_is_executed(strategy: str, differ: bool) -> None:
     """The largest states may be on another rank, and theirs are the figures of the states."""
@@ -238,50 +205,6 @@ def test_direct_views_are_those_of_torchs_own_mode() -> None:
                 assert facts_of(shortcuts.view_of(operator, (base, *more), named)) == facts_of(operator(base, *more))
 
 
-def test_outputs_of_known_layout_are_those_of_torchs_own_mode() -> None:
-    """Twice each, since the second output is made from the layout of the first; never in another tensor's storage."""
-    with FakeTensorMode() as fake:
-        shortcuts = Shortcuts(fake)
-        a, b, part = torch.zeros(4, 6), torch.zeros(4, 6).t(), torch.zeros(8, 6)[2:6]
-        calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
-            *((ATEN.add.Tensor, (x, y), {}) for x, y in ((a, part), (b, b), (a, a.to(torch.bfloat16)))),
-            *((ATEN.add.Scalar, (a.int(), one), {}) for one in (1, 1.0, True)),
-            (ATEN.mm.default, (a, b), {}),
-            (ATEN.empty_like.default, (b,), {"dtype": torch.bool}),
-            (ATEN.cat.default, ([a, part],), {}),
-            (ATEN.zeros.default, ([3, 0],), {"device": torch.device("cpu")}),
-            (ATEN._to_copy.default, (a,), {"dtype": torch.float16}),
-            (ATEN._unsafe_view.default, (a, [24]), {}),
-        ]
-        for operator, args, named in calls:
-            for _ in range(2):
-                made, expected = shortcuts.run(operator, args, named), operator(*args, **named)
-                new, other = (facts_of(x)[0] for x in (made, expected))
-                assert (new[:4], new[5:], vars(made)) == (other[:4], other[5:], vars(expected)), operator
-                assert made.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
-                aliases = any(
-                    made.untyped_storage()._cdata == one.untyped_storage()._cdata
-                    for one in args
-                    if isinstance(one, torch.Tensor)
-                )
-                assert aliases == (operator is ATEN._unsafe_view.default)
-        part = torch.zeros(48).view(8, 6)[2:6]
-        for out in (part, part, torch.empty(0), torch.empty(0)):
-            assert shortcuts.run(ATEN.mul.out, (a, a), {"out": out}) is out
-            assert out.shape == a.shape
-
-
-def test_modes_are_called_directly_inside_the_block_alone() -> None:
-    """The guard goes and comes back; a tensor's device is the one that it stands for, in every mode."""
-    before = {kind: vars(kind)["__torch_dispatch__"] for kind in (Ledger, HostValues, FakeTensorMode)}
-    with modes_called_directly(), FakeTensorMode() as fake, HostValues(fake), Ledger():
-        assert all(vars(kind)["__torch_dispatch__"] is not guarded for kind, guarded in before.items())
-        tensor = torch.empty(3, device="cpu")
-        assert isinstance(tensor, FakeTensor)
-        assert torch.ops.prim.device(tensor) == torch.device("cpu")
-    assert {kind: vars(kind)["__torch_dispatch__"] for kind in before} == before
-
-
 def _rows_of(words: list[str]) -> list[Any]:
     question = ask(words, defaults={"strategy": ",".join(STRATEGIES), "world_size": "4", "data": "synthetic"})
     found = [execute(one.config, target=question.target) for one in question.cells if not one.problems]
@@ -299,7 +222,8 @@ def _rows_of(words: list[str]) -> list[Any]:
 @pytest.mark.parametrize(
     "words",
     [
-        "model=gpt_tiny precision=bf16 activation=checkpoint",
+        "model=gpt_tiny precision=bf16 activation=checkpoint strategy=ddp,zero3,fsdp2",
+        pytest.param("model=gpt_tiny precision=bf16 activation=checkpoint", marks=pytest.mark.thorough),
         pytest.param("model=gpt_tiny precision=fp16 clip=1.0 activation=selective,offload", marks=pytest.mark.thorough),
         pytest.param("model=gpt_tiny precision=fp32 accumulation=3 activation=checkpoint_offload",
                      marks=pytest.mark.thorough),
@@ -309,7 +233,7 @@ def _rows_of(words: list[str]) -> list[Any]:
         pytest.param("model=gpt_small model.layers=5 precision=bf16", marks=pytest.mark.thorough),
         pytest.param("model=huggingface huggingface.config=config.json precision=bf16 sequence=64 "
                      "strategy=ddp,zero2,zero3,fsdp2 activation=none,checkpoint", marks=pytest.mark.thorough),
-        "model=gpt_tiny strategy=ddp,zero2,fsdp2 device=cpu",
+        pytest.param("model=gpt_tiny strategy=ddp,zero2,fsdp2 device=cpu", marks=pytest.mark.thorough),
     ],
 )  # fmt: skip
 def test_bytes_are_equal_with_and_without_shortcuts(words: str, tmp_path: Path, monkeypatch) -> None:
@@ -323,27 +247,59 @@ def test_bytes_are_equal_with_and_without_shortcuts(words: str, tmp_path: Path, 
     assert _rows_of(words.split()) == quick
 
 
-class _Updates:
-    """Storages that appear while an optimizer updates."""
+LOADED = """
+import sys, torch
+def known(value):
+    return value
+held, config = torch._dynamo, torch._dynamo.config
+assert held.allow_in_graph(known) is known
+{words}
+assert is_loaded() and sys.modules["torch._dynamo"] is torch._dynamo is not held
+assert all(getattr(module, "__spec__", 1) for name, module in sys.modules.items() if name.startswith("torch._dynamo"))
+assert torch._dynamo.exc is sys.modules["torch._dynamo.exc"] and held.exc is torch._dynamo.exc
+assert torch._dynamo.config is config is held.config and torch._inductor.config
+assert held.disable is torch._dynamo.disable and torch._dynamo.trace_rules.is_callable_allowed(known)
+assert torch.compile(known, backend="eager")(torch.ones(1)) == 1
+"""
 
-    def __init__(self) -> None:
-        self.phase = ""
-        self.largest_bytes = 0
 
-    def hear(self, heard: Growth | IntervalMark) -> None:
-        if isinstance(heard, Growth):
-            if self.phase == "update":
-                self.largest_bytes = max(self.largest_bytes, heard.grown)
-        elif heard.what == "phase":
-            self.phase = heard.name
+def assert_runs(words: str) -> None:
+    """Asserts that code ends well in a process in which the compiler has a stand-in."""
+    begin = "from zerobench.fake.compiler import is_loaded, stand_in\nstand_in()\n"
+    done = subprocess.run([sys.executable, "-c", begin + words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "words",
+    [
+        "import torch._inductor.config",
+        "from torch._dynamo.exc import Unsupported",
+        "torch.fx.experimental.proxy_tensor.make_fx(known, tracing_mode='symbolic')(torch.ones(3))",
+    ],
+)
+def test_any_other_name_loads_the_compiler_once(words: str) -> None:
+    assert_runs(LOADED.format(words=words))
+
+
+def test_the_names_that_are_stood_in_for_are_where_they_were() -> None:
+    assert_runs(
+        "import torch\nstand_in = vars(torch._dynamo)['_names']\nmode = torch._dynamo.utils.get_optimize_ddp_mode()\n"
+        "torch._dynamo.reset()\nassert all(hasattr(torch._dynamo, name) for name in stand_in), stand_in\n"
+        "assert torch._dynamo.source.ConstantSource('a').name == 'a' and torch._dynamo.source.RandomValueSource\n"
+        "assert torch._dynamo.utils.get_optimize_ddp_mode() == mode\nassert torch._dynamo.trace_rules.clear_lru_cache\n"
+    )
 
 
 @pytest.mark.slow
-def test_whole_tensors_that_dtensor_asks_about_are_not_counted() -> None:
-    """In the first update as in later ones nothing is larger than a shard's state."""
-    updates, n = _Updates(), 8
-    with listening(updates.hear):
-        found = execute(cell("fsdp2", n, backend="simulated", tensors="fake").config)
-    assert not found.problem
-    largest_numel = max(parameter.numel() for parameter in build_model(found.config).parameters())
-    assert updates.largest_bytes == 4 * largest_numel // n
+def test_simulations_load_no_compiler(tmp_path: Path) -> None:
+    strategies = ("ddp", "zero3", "fsdp2")
+    outcomes = launch_each(simulated, strategies, tmp_path, 300.0, 2)
+    assert [outcome.results for outcome in outcomes] == [[("", False)]] * len(strategies)
+
+
+def simulated(strategy: str, _tell: object) -> tuple[str, bool]:
+    """The problem of a simulated cell, and whether its process has loaded the compiler."""
+    found = execute(cell(strategy, 2, "checkpointed").config)
+    return found.problem, compiler.is_loaded()

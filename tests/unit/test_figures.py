@@ -9,18 +9,14 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from analysis.__main__ import DRAWN_AS, DRAWN_HERE, FIGURES, PLOTTED
-from tests.cells import cell
 from tests.made_up import MIB, NUMBERS, figure_of, results_of, run, texts, tops
 from zerobench import cli
 from zerobench.commands.plot import plot
-from zerobench.records import CATEGORIES, STATES, MemoryRow
+from zerobench.records import STATES, MemoryRow
 from zerobench.results.frames import frame_of
 from zerobench.results.summary import summarize
 from zerobench.results.tables import collect
-from zerobench.sweep.cell import new_row
 
 
 def test_memory_bars_are_the_fullest_ranks_at_either_instant() -> None:
@@ -33,30 +29,10 @@ def test_memory_bars_are_the_fullest_ranks_at_either_instant() -> None:
     assert axes.get_ylim()[1] > 100
 
 
-def test_what_is_outside_the_ledger_stands_on_top_of_it() -> None:
-    results = results_of([run("ddp", 2, outside_ledger_bytes=7 * MIB)])
-    axes = figure_of("memory", results).axes[0]
-    assert tops(axes)[0.2] == pytest.approx(2 * sum(NUMBERS.values()) / MIB + 7)
-    shown = [text.get_text() for text in axes.texts]
-    assert f"{2 * sum(NUMBERS.values()) / MIB:.1f}" in shown, "a bar's number is the ledger's peak, as in the table"
-    for size, is_drawn in ((7 * MIB, True), (1, False), (0, False)):
-        figure = figure_of("memory", results_of([run("ddp", 2, outside_ledger_bytes=size)]))
-        assert ("outside the ledger" in legend_of(figure)) == is_drawn
-        assert ("Hatched, outside the ledger: memory that" in figure.caption) == is_drawn
-
-
 def test_volume_bars_are_the_parts_by_collective() -> None:
     axes = figure_of("volume", results_of([run("zero3", 2)])).axes[0]
     assert [bar.get_height() for bar in axes.patches] == [0.0, 1.0, 2.0, 0.0]
     assert axes.collections[0].get_segments()[0][0][1] == 2.9
-
-
-@pytest.mark.parametrize(("name", "place"), [("activation", 1), ("step_time", 0)])
-def test_a_bar_of_phases_is_as_high_as_its_number_says(name: str, place: int) -> None:
-    axes = figure_of(name, results_of([run("zero2", 2)])).axes[place]
-    assert tops(axes)[0.0] == pytest.approx(100), "the step's median; those of its phases add up to 90"
-    assert [text.get_text() for text in axes.texts] == ["100"]
-    assert [bar.get_height() for bar in axes.patches] == pytest.approx([100 / 3, 500 / 9, 100 / 9])
 
 
 @pytest.mark.slow
@@ -91,48 +67,6 @@ def test_throughput_drops_from_ddp_or_from_linear_scaling() -> None:
     assert lines["zero2"] == pytest.approx([0, 20])
     alone = figure_of("throughput", results_of(rows[2:]))
     assert "zero2: no reference at N = 2" in " ".join(texts(alone))
-
-
-def test_timeline_stacks_the_fullest_ranks_categories_and_marks_phases() -> None:
-    axes = figure_of("timeline", results_of([run("zero2", 2)])).axes[0]
-    assert [area.get_label() for area in axes.collections] == list(CATEGORIES)
-    top = axes.collections[-1].get_paths()[0].vertices[:, 1].max()
-    assert top == pytest.approx(2 * sum(NUMBERS.values()) / MIB)
-    assert {text.get_text() for text in axes.texts} >= {"forward", "backward", "update"}
-    assert [line.get_xdata()[0] for line in axes.lines[:-1]] == pytest.approx([0, 100 / 3, 200 / 3, 100])
-    assert axes.lines[-1].get_ydata()[0] == pytest.approx(sum(NUMBERS.values()) / MIB), "the peak"
-
-
-@pytest.mark.slow
-def test_losses_are_means_over_ranks_less_those_of_ddp() -> None:
-    rows = [run(strategy, 2) for strategy in ("zero1", "ddp", "zero3")]
-    found = results_of(rows, {"zero1": [3.0, 2.5, 1.0], "zero3": [3.0, float("nan"), 1.0]})
-    left, right = figure_of("losses", found).axes
-    assert [line.get_label() for line in left.lines if line.get_linestyle() == "-"] == ["ddp", "zero1", "zero3"]
-    assert list(left.lines[0].get_ydata()) == [3.5, 2.5, 1.5]
-    assert list(right.lines[1].get_ydata()) == [0, 0.5, 0]
-    crosses = [line for line in left.lines if line.get_linestyle() == "None"]
-    assert [list(line.get_xdata()) for line in crosses] == [[1]]
-    assert right.get_title(loc="left") == "largest difference: 0.5"
-
-
-def test_cells_of_one_strategy_are_told_apart() -> None:
-    rows = [run("zero2", 2), run("ddp", 2)]
-    other = new_row(cell("zero2", 2, micro_batch=2, bucket_bytes=4096))
-    rows.append(replace(rows[0], config=other.config, cell_id=other.cell_id, run_id="other"))
-    ticks = [label.get_text() for label in figure_of("volume", results_of(rows)).axes[0].get_xticklabels()]
-    assert ticks == ["–\nddp", "64.0 KiB\nzero2", "4.0 KiB\nzero2"]
-
-
-def test_every_figure_has_its_experiment_and_is_drawn() -> None:
-    root = Path(__file__).parents[2]
-    for name, experiment in FIGURES.items():
-        assert name in (root / f"conf/experiment/{experiment}.yaml").read_text()
-    assert {*FIGURES} == {*PLOTTED, *DRAWN_AS, *DRAWN_HERE}
-
-
-def legend_of(figure: Figure) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
 @pytest.mark.slow

@@ -1,19 +1,24 @@
-"""Tensors in files: what is read is what was written, whatever the size, order, block or kind of I/O."""
+"""Tensors in files: what is read is what was written, whatever the size, order, block or kind of I/O.
+
+An update over files is a pipeline: the next cut is being read, and the last one written, while one is updated.
+"""
 
 import os
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import zerobench
 from tests.faults.disk import opened
-from zerobench.zero import labels
-from zerobench.zero.offload.disk import ALIGN_BYTES, IoHandle, Pool
+from zerobench.zero import NvmeOffload, labels
+from zerobench.zero.offload.disk import ALIGN_BYTES, Channel, DiskError, Pool
+from zerobench.zero.offload.nvme import MASTER
 
 BLOCK = 4 * ALIGN_BYTES
 
@@ -95,23 +100,6 @@ def test_short_transfers_are_continued(tmp_path: Path, monkeypatch, direct: bool
         assert torch.equal(into, values)
 
 
-def test_what_comes_after_a_failure_is_spared() -> None:
-    """And who waits hears of the first."""
-    carried: list[str] = []
-
-    def request(name: str) -> None:
-        carried.append(name)
-        if name != "well":
-            raise OSError(name)
-
-    handle = IoHandle(4)
-    for name in ("well", "first", "second", "well"):
-        handle.carry(partial(request, name))
-    assert carried == ["well", "first"]
-    with pytest.raises(OSError, match="first"):
-        handle.wait()
-
-
 @pytest.mark.parametrize("direct", [True, False])
 def test_many_regions_in_random_order_equal_memory(tmp_path: Path, direct: bool) -> None:
     """Reads and writes of blocks, many under way, against a dict of tensors; a read sees the write before it."""
@@ -161,20 +149,6 @@ def test_bytes_are_told_and_are_the_kernels(tmp_path: Path, heard: Heard) -> Non
         assert store.channel.bytes == 10 * BLOCK + ALIGN_BYTES
 
 
-def test_pinned_memory_from_the_middle_of_a_page_gives_aligned_buffers_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As CUDA's is if it is small."""
-    empty = torch.empty
-
-    def from_the_middle(size: int, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
-        made = empty(size + 2 * ALIGN_BYTES, dtype=dtype)
-        return made[-made.data_ptr() % ALIGN_BYTES + 512 :][:size]
-
-    monkeypatch.setattr(torch, "empty", from_the_middle)
-    buffers = [pool.take() for pool in [Pool(ALIGN_BYTES, 3, pinned=True)] for _ in range(3)]
-    assert all(buffer.tensor.data_ptr() % ALIGN_BYTES == 0 for buffer in buffers)
-    assert [buffer.tensor.numel() for buffer in buffers] == 3 * [ALIGN_BYTES]
-
-
 def test_a_pool_gives_aligned_buffers_and_waits_for_one() -> None:
     pool = Pool(5000, 3)
     assert pool.buffer_bytes == 2 * ALIGN_BYTES
@@ -186,3 +160,78 @@ def test_a_pool_gives_aligned_buffers_and_waits_for_one() -> None:
     threading.Timer(0.05, pool.give, [buffers[1]]).start()
     assert pool.take() is buffers[1]
     pool.give(buffers[0])
+
+
+CUTS, CUT_BYTES = 5, 4096
+PATIENCE_S = 20.0
+
+
+class HeldUp:
+    """A disk that writes a cut's masters only once the next cut has been updated; and what it was asked for so far."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.masters: dict[int, int] = {}  # offset in the file -> cut
+        self.reads: set[int] = set()
+        self.updated = 0
+        self.held = 0
+        self._changed = threading.Condition()
+        self._read, self._write = Channel.read, Channel.write
+        monkeypatch.setattr(Channel, "read", lambda channel, *a: self.read(channel, *a))
+        monkeypatch.setattr(Channel, "write", lambda channel, *a: self.write(channel, *a))
+
+    def read(self, channel: Channel, piece: memoryview, offset: int, name: str) -> None:
+        self.note(lambda: self.reads.add(self.masters.get(offset, -1)))
+        self._read(channel, piece, offset, name)
+
+    def write(self, channel: Channel, piece: memoryview, offset: int, name: str) -> None:
+        cut = self.masters.get(offset, CUTS)
+        if cut < CUTS - 1:
+            self.held += 1
+            if not self.wait_for(lambda: self.updated >= cut + 2):
+                raise DiskError(f"nobody updated cut {cut + 1} while cut {cut} was to be written")
+        self._write(channel, piece, offset, name)
+
+    def update(self) -> None:
+        """A cut is about to be updated."""
+        following = self.updated + 1
+        if self.masters and following < CUTS:
+            assert self.wait_for(lambda: following in self.reads), f"the reading of cut {following} has not begun"
+        self.note(lambda: setattr(self, "updated", following))
+
+    def note(self, change) -> None:
+        with self._changed:
+            change()
+            self._changed.notify_all()
+
+    def wait_for(self, met) -> bool:
+        with self._changed:
+            return self._changed.wait_for(met, PATIENCE_S)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("buffers", [12, 16])
+def test_reads_and_writes_go_on_while_a_cut_is_updated(
+    buffers: int, gradients: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = HeldUp(monkeypatch)
+    model = nn.Linear(CUTS * CUT_BYTES // 4, 1, bias=False)
+
+    class Told(torch.optim.AdamW):  # hooks run once a step, however many cuts there are
+        def step(self, closure=None):
+            disk.update()
+            return super().step(closure)
+
+    optimizer = Told(model.parameters(), fused=True)
+    files = NvmeOffload(path=str(tmp_path), block_bytes=CUT_BYTES, buffers=buffers, gradients=gradients)
+    engine = zerobench.initialize(model, optimizer, strategy="zero1", offload=files, elementwise=True)
+    for step in range(3):
+        engine.backward(engine(torch.ones(1, CUTS * CUT_BYTES // 4)).sum())
+        if step == 2:  # masters and states are there
+            runs = engine.placement.ranges[engine.units[0]]
+            assert len(runs) == CUTS
+            disk.masters = {run.paged[MASTER]._regions[cut].offset: cut for cut, run in enumerate(runs)}
+            disk.reads.clear()
+        disk.updated = 0
+        engine.step()
+    assert disk.updated == CUTS
+    assert disk.held == CUTS - 1

@@ -113,23 +113,6 @@ def test_the_memory_of_a_machine_is_what_control_groups_leave(
     assert environment.machine_bytes() == (least or psutil.virtual_memory().total)
 
 
-@pytest.mark.parametrize(
-    ("files", "killed"),
-    [
-        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.events": "oom 9\noom_kill 2\n"}, 2),
-        ({"proc/self/cgroup": "4:memory:/x\n", "sys/fs/cgroup/memory/x/memory.oom_control": "oom_kill 3\n"}, 3),
-        ({"proc/self/cgroup": "4:memory:/x\n", "sys/fs/cgroup/memory/x/memory.oom_control": "under_oom 0\n"}, 7),
-        ({"proc/self/cgroup": "0::/\n"}, 7),
-        ({}, 7),
-    ],
-)
-def test_a_process_killed_for_memory_in_another_group_is_no_rank_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], killed: int
-) -> None:
-    pretend(tmp_path, monkeypatch, {**files, "proc/vmstat": "oom_kill_other 5\noom_kill 7\n"})
-    assert environment.memory_kills() == killed
-
-
 @pytest.fixture(params=[0, 1, 4])
 def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(world, "_count_gpus", lambda: request.param)

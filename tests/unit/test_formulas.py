@@ -9,15 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import zerobench
-from tests.cells import MODELS, cell
+from tests.cells import cell
 from zerobench.commands.show import table_of_formulas, traffic_lines
-from zerobench.config.schema import Gpt, Model
-from zerobench.config.schema_training import Bf16, Fp32
+from zerobench.config.schema import Gpt
 from zerobench.predict import flops
 from zerobench.predict.flops import step_flops, utilization
 from zerobench.records import MemoryRow
-from zerobench.registry import MODELS as REGISTRY
 from zerobench.theory import closed_forms
 from zerobench.theory.closed_forms import (
     REST,
@@ -33,7 +30,7 @@ from zerobench.theory.closed_forms import (
 )
 from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import explained, predict_states
-from zerobench.theory.replay.traffic import predict_control, predict_traffic
+from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.theory.shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule, TierShape
 from zerobench.theory.strategy import DDP, MEGATRON, ZERO1, ZERO2, ZERO3, StrategyShape, StrategyTheory
 
@@ -112,17 +109,6 @@ def test_what_leaves_the_device_is_that_of_zero_offloads_table(optimizer: bool, 
     tiers = TierShape("host", optimizer=optimizer, gradients=gradients)
     for theory in (ZERO1, ZERO2):
         assert floor_bytes(StrategyShape(theory), model(1000), GroupShape(1), ADAM, HALF, tiers) == left * 1000
-
-
-def test_a_part_that_leaves_is_written_as_one() -> None:
-    tiers = TierShape("host", optimizer=True, gradients=True, fraction=0.25)
-    found = state_formulas(StrategyShape(ZERO2), model(1000), GroupShape(4), ADAM, HALF, tiers)
-    assert found["states"].equation == "2ψ + ((1 − f)·2 + (1 − f)·K)ψ/N"
-    assert found["states"].value == 2000 + 0.75 * 14 * 1000 / 4
-    whole = state_formulas(
-        StrategyShape(ZERO1), model(1000), GroupShape(4), ADAM, HALF, replace(tiers, optimizer=False)
-    )
-    assert whole["gradients"].value == 0.75 * 2 * 1000 / 4  # nothing whole is left of gradients that leave one by one
 
 
 @pytest.mark.parametrize(("theory", "each"), [(DDP, 2), (ZERO1, 2), (MEGATRON, 2), (ZERO2, 2), (ZERO3, 3)])
@@ -204,15 +190,6 @@ def test_a_wrong_formula_is_seen(theory: StrategyTheory, monkeypatch) -> None:
 
             monkeypatch.setattr(closed_forms, "states_of", planted)
             assert beyond(theory, n)[category] > 0.1
-
-
-@pytest.mark.parametrize(("accumulate", "reductions"), [("last", 1), ("every", 3)])
-def test_ddp_that_finds_unused_parameters_sends_a_flag_for_each(accumulate: str, reductions: int) -> None:
-    schedule = Schedule.sequential(SHAPES, 3)
-    for finds, flags in ((False, 0), (True, 4 * 4)):
-        strategy = StrategyShape(DDP, accumulate=accumulate, find_unused_parameters=finds)
-        assert predict_control(strategy, schedule, 2, norms=0, buffer_bytes=100) == reductions * (100 + flags)
-        assert predict_states(strategy, schedule, GroupShape(2), ADAM).highest["communication"] == flags
 
 
 FORMULAS = {
@@ -298,32 +275,6 @@ class Experts(nn.Module):
 
 def experts(vocabulary: int = 256) -> nn.Module:
     return Experts(vocabulary)
-
-
-def test_grouped_products_count_though_torch_has_no_formula_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    zerobench.register_model("experts", experts)
-    monkeypatch.setitem(MODELS, "experts", REGISTRY.schema_of("experts", experts, Model)())
-    counted = step_flops(cell("ddp", 2, "experts").config)
-    del REGISTRY.builders["experts"]
-    assert counted.model == 3 * 2 * (4 * 32) * 16 * 8
-
-
-def test_micro_batches_add_up() -> None:
-    once, thrice = (step_flops(cell("zero1", 2, "mlp", accumulation=count).config) for count in (1, 3))
-    assert thrice.model == 3 * once.model
-
-
-@pytest.mark.slow
-def test_the_dtype_and_the_strategy_change_nothing() -> None:
-    """So a model is counted once for all launches, with one block and with two; another batch is another count."""
-    flops._COUNTED.clear()
-    counted = [
-        step_flops(cell(strategy, 2, "million", precision=precision).config)
-        for strategy in ("ddp", "zero3", "fsdp2")
-        for precision in (Fp32(), Bf16())
-    ]
-    assert (len(set(counted)), len(flops._COUNTED)) == (1, 2)
-    assert step_flops(cell("ddp", 2, "million", micro_batch=3).config) != counted[0]
 
 
 def test_shares_of_the_peak_of_a_whole_gpu_and_none_of_a_slice() -> None:

@@ -6,10 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.cells import cell, sound
-from zerobench.config import combinations
+from tests.cells import cell
 from zerobench.config.cell import Cell, CellConfig
-from zerobench.config.flat import base_name
 from zerobench.config.schema_memory import (
     AllOfZeropp,
     Hpz,
@@ -19,16 +17,12 @@ from zerobench.config.schema_memory import (
     SelectiveActivations,
 )
 from zerobench.config.schema_training import Fp16
-from zerobench.predict.build import build_model, facts_of
 from zerobench.predict.estimate import tensor_axis_bytes
-from zerobench.predict.unexplained import coded_share, units_of
 from zerobench.probes.traffic import TrafficMeter
 from zerobench.records import TENSOR_AXIS, TrafficRow
 from zerobench.simulation.execute import execute
 from zerobench.sweep.parity import training_key
-from zerobench.theory.groups import GroupShape, payload_bytes, tensor_parallel_bytes
-from zerobench.theory.shapes import ParameterShape
-from zerobench.zero import Zeropp
+from zerobench.theory.groups import GroupShape, payload_bytes
 from zerobench.zero.comm.quantize import Codec
 
 REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
@@ -64,17 +58,6 @@ HARMLESS: list[tuple[int, dict[str, Any]]] = [
 @pytest.mark.parametrize(("ranks", "more"), HARMLESS)
 def test_what_has_an_effect_or_is_a_baseline_is_not_refused(ranks: int, more: dict[str, Any]) -> None:
     assert not cell("zero3", ranks, **more).problems
-
-
-def test_what_the_engine_hears() -> None:
-    one = sound("zero3", 4, zeropp=AllOfZeropp(weight_block=128), node_size=2)
-    assert combinations.engine_options(one.config) == {"node_size": 2, "zeropp": Zeropp(True, True, True, 128, 256)}
-    assert combinations.engine_options(cell("zero3", 4).config) == {}
-    assert base_name(one.config).endswith("zeropp=all node_size=2")
-    two = sound("zero3", 4, zeropp=Qwz(quantize_gradients=True))
-    assert combinations.engine_options(two.config) == {"zeropp": Zeropp(True, False, True)}
-    with pytest.raises(ValueError, match="weight_block is 2; use a whole number of at least 8"):
-        Zeropp(weight_block=2)
 
 
 def test_theory_knows_payloads_as_the_codec_does() -> None:
@@ -122,16 +105,6 @@ def row(unit: str, dtype: str, kind: str = "all_gather", control: bool = False) 
     return TrafficRow(0, 0, "forward", "send", kind, kind, unit, dtype, 2, 1, 8, 8, 8.0, 8.0, control, True)
 
 
-def test_the_share_in_codes_is_that_of_units_that_sent_bytes() -> None:
-    shapes = [ParameterShape(numel, 4, trained, unit) for numel, trained, unit in
-              ((100, True, ""), (30, True, "a"), (50, False, "a"), (5, True, "a"))]  # fmt: skip
-    units = units_of(shapes, persistence_numel=10)
-    assert units == {"(kept)": 5, "(root)": 100, "a": 30, "a part 2": 0}
-    traffic = [row("(root)", "bfloat16"), row("a", "uint8"), row("a", "float32"), row("(kept)", "uint8", control=True)]
-    assert coded_share(traffic, "all_gather", units) == 30 / 135
-    assert coded_share(traffic, "reduce_scatter", units) == 0
-
-
 def in_parts(name: str = "zero2", n: int = 4, ranks: int = 2, **more) -> Cell:
     return cell(name, n, tensor_parallel=ranks, **more)
 
@@ -169,27 +142,6 @@ def test_a_cell_of_whole_models_keeps_its_identity() -> None:
     assert CellConfig.from_dict(parts.as_dict()) == parts
     assert training_key(whole) != training_key(parts)
     assert parts.systems_label == "tensor_parallel=2"
-
-
-def test_ranks_of_a_model_have_its_matrices_together() -> None:
-    torch.manual_seed(0)
-    whole = dict(build_model(cell("ddp", 2).config).named_parameters())
-    part = dict(build_model(in_parts("ddp", 2).config).named_parameters())
-    assert part.keys() == whole.keys()
-    cut = [name for name in whole if part[name].shape != whole[name].shape]
-    assert {name.split(".", 2)[2] for name in cut} == {
-        "attention_in.weight", "attention_in.bias", "attention_out.weight", "mlp_in.weight", "mlp_in.bias",
-        "mlp_out.weight",
-    }  # fmt: skip
-    assert all(2 * part[name].numel() == whole[name].numel() for name in cut)
-    assert facts_of(in_parts().config).psi == sum(one.numel() for one in part.values())
-
-
-def test_closed_form() -> None:
-    plain = tensor_parallel_bytes(4, 3, 1000 * 2, recomputes=False, partitions=False, micro_batches=2)
-    assert plain == {"all_reduce": 2 * 3 * 4 * 2 * 3 * 1000 * 2 // 4, "all_gather": 0}
-    again = tensor_parallel_bytes(4, 3, 1000 * 2, recomputes=True, partitions=True, micro_batches=2)
-    assert again["all_reduce"] == 10 * again["all_gather"]
 
 
 def test_a_fake_world_has_both_axes() -> None:

@@ -55,10 +55,3 @@ def test_a_word_behind_help_is_explained(word: str, wanted: list[str], capsys) -
     assert "schema" not in text
     for words in wanted:
         assert words in text
-
-
-def test_a_verb_behind_help_explains_itself(capsys) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.run(["--help", "show"])
-    assert stopped.value.code == 0
-    assert "usage: zerobench show" in capsys.readouterr().out

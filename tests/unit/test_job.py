@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from tests.cells import cell
 from tests.ranks import free_port, wait_until
@@ -197,24 +196,6 @@ def store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def test_the_board_takes_large_values_in_pieces(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, theirs = (JobStore("127.0.0.1", store.port, "test") for _ in range(2))
-    monkeypatch.setattr(job_store, "PIECE_CHARS", 7)
-    value = {"text": "ψ" * 100, "numbers": list(range(50)), "nothing": None}
-    assert theirs.read("key") is None
-    mine.post("key", value)
-    assert theirs.read("key") == value
-    assert store.num_keys() > 10
-    assert theirs.take("key") == value
-    assert (mine.take("key"), store.num_keys()) == (None, 0)
-    for number in range(200):  # what has been posted is there, whoever asks
-        mine.post(f"key{number}", value)
-        assert theirs.has(f"key{number}")
-    mine.post("none", None)
-    assert theirs.has("none")
-    assert JobStore("127.0.0.1", store.port, "other run").read("key") is None
-
-
 @pytest.mark.slow
 def test_a_pulse_that_stands_still_is_heard(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock of its own: a thread of a busy machine may be late by any time."""
@@ -329,11 +310,3 @@ def test_lost_rank_crashes_its_cell_and_later_cells_that_need_it(tmp_path: Path,
             thread.join(20)
         for context in contexts:
             context.heartbeat.stop()
-
-
-def test_torchruns_report_has_the_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-    over_cluster.report_to_torchrun(LostError("rank 0 is lost"))
-    report = ChildFailedError("zerobench", {1: ProcessFailure(1, 4711, 2, str(file))})
-    assert "LostError: rank 0 is lost" in str(report)

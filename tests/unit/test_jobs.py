@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
@@ -17,17 +16,14 @@ import pytest
 
 from tests.cells import cell, sound
 from zerobench.commands.dry_run import print_plan
-from zerobench.commands.folder_contents import look
 from zerobench.config.cell import Cell
 from zerobench.config.compose import compose, compose_cells, in_one, propose
-from zerobench.config.composer import hydra_config
 from zerobench.config.plugins import LauncherChoice, Resources, at_once, job_nodes, requested_resources
 from zerobench.config.schema import Launch, Measure, Search
 from zerobench.host import environment
-from zerobench.host.temporary import claim
-from zerobench.ranks.start_ranks import Failure, Interrupted, launch_each
+from zerobench.ranks.start_ranks import Interrupted, launch_each
 from zerobench.records import SearchRow
-from zerobench.results.folders import JOBS, tidy, write_search
+from zerobench.results.folders import JOBS, write_search
 from zerobench.results.tables import load
 from zerobench.simulation.execute import Limits, execute, execute_all
 from zerobench.sweep import jobs
@@ -60,19 +56,17 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     cells: list[Cell],
     end: End,
-    refused: str = "",
     exits: int | None = None,
     **settings: Any,
 ) -> tuple[JobSweep, list[str]]:
-    """Runs the cells through a launcher whose jobs end so. Returns the sweep, and the strategy of each job. `refused`:
-    the strategy whose job has no launcher. `exits`: runs them as a command does, which ends with this code.
+    """Runs the cells through a launcher whose jobs end so. Returns the sweep, and the strategy of each job.
+
+    `exits`: runs them as a command does, which ends with this code.
     """
     launched: list[str] = []
 
     def launcher(composer: Any, own: Any, folder: Path, number: int, settings: Any, task: Any) -> Any:
         strategy = task.args[2]
-        if strategy == refused:
-            raise OSError("no space left")
 
         def launch(overrides: Any, initial_job_idx: int) -> list[Any]:
             launched.append(strategy)
@@ -137,14 +131,6 @@ def test_a_lost_job_is_a_row_and_the_others_go_on(monkeypatch, tmp_path: Path, r
     assert [entry.state for entry in sweep.reporter.entries if "ddp" in entry.name] == ["crash", "skipped"]
 
 
-def test_a_job_whose_launcher_cannot_be_made_is_a_row_and_the_others_go_on(monkeypatch, tmp_path: Path) -> None:
-    cells = cells_of(tmp_path, "ddp", "zero1")
-    sweep, launched = run(monkeypatch, cells, lambda _, rows: rows.write_text(row()), refused="ddp")
-    assert launched == ["zero1"]
-    assert [one.status for one in sweep.rows] == ["crash", "ok"]
-    assert "its job of jobs failed: OSError: no space left" in sweep.rows[0].reason
-
-
 def test_fail_fast_begins_no_other_job(monkeypatch, tmp_path: Path) -> None:
     cells = cells_of(tmp_path, "ddp", "zero1", fail_fast=True)
     sweep, launched = run(monkeypatch, cells, lambda _, rows: rows.write_text(row("oom")))
@@ -179,19 +165,6 @@ def test_the_result_of_a_search_is_that_of_its_job(monkeypatch, tmp_path: Path) 
     assert [entry.state for entry in sweep.reporter.entries] == ["found"]
 
 
-def test_a_search_whose_combinations_all_fail_and_one_that_was_lost_before_its_result_fail(
-    monkeypatch, tmp_path: Path, capsys
-) -> None:
-    asked, result = searching(tmp_path)
-    nothing = replace(result, status="nothing_fits", reason="crash: made up", micro_batch=None)
-    lines = combination(asked, "crash") + json.dumps(vars(nothing)) + "\n"
-    run(monkeypatch, [asked], lambda _, rows: rows.write_text(lines), exits=1)
-    assert "made up" in capsys.readouterr().out
-    sweep, _ = run(monkeypatch, [asked], lambda _, rows: rows.write_text(combination(asked, "oom")), exits=1)
-    assert [(one.status, one.launcher) for one in sweep.rows] == [("crash", "jobs")]
-    assert sweep.searches == []
-
-
 def test_a_job_ends_with_its_sweep_and_does_not_begin_without_it(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     sleeper = [sys.executable, "-c", f"import time; open({str(begun)!r}, 'w'); time.sleep(600)"]
@@ -210,28 +183,6 @@ def test_a_job_ends_with_its_sweep_and_does_not_begin_without_it(tmp_path: Path)
     assert not begun.exists()
 
 
-def test_a_job_runs_to_its_end_after_the_folder_of_its_killed_sweep_went(monkeypatch, tmp_path: Path) -> None:
-    folder, done = tmp_path / f"{JOBS}1", tmp_path / "done"
-    folder.mkdir()
-    code = (
-        f"import pathlib, shutil, time; shutil.rmtree({str(folder)!r}); time.sleep(0.3);"
-        "from zerobench.host.job import report_row; report_row({'status': 'ok'});"
-        f"pathlib.Path({str(done)!r}).touch()"
-    )
-    monkeypatch.setattr(jobs, "POLL_S", 0.02)
-    run_job(str(folder), 1, [sys.executable, "-c", code], "jobs", str(Path.cwd()))
-    assert done.exists()
-
-
-def test_the_folder_of_a_killed_sweep_goes_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
-    living, dead = (claim(tmp_path, JOBS, name) for name in ("living", "dead"))
-    dead.release()
-    assert look(tmp_path).leftovers == [dead.path]
-    tidy(tmp_path)
-    assert list(tmp_path.glob(f"{JOBS}*/")) == [living.path]
-    living.release()
-
-
 @pytest.mark.slow
 def test_a_job_runs_the_words_of_its_cell_as_they_were_resolved() -> None:
     words = ["-m", "strategy=ddp,zero3", "strategy.keep_root=true", "model=mlp", "hydra/launcher=joblib"]
@@ -245,6 +196,7 @@ def test_a_job_runs_the_words_of_its_cell_as_they_were_resolved() -> None:
 LAUNCHED = "# @package _global_\ndefaults: [{override /hydra/launcher: joblib}"
 
 
+@pytest.mark.shown(1)
 @pytest.mark.parametrize(
     "experiment",
     [
@@ -268,18 +220,6 @@ def test_a_job_of_an_experiment_runs_the_cell_that_was_planned(tmp_path: Path, e
         words = job_command(one, composed)[1 + len(jobs.program()) :]
         assert [run.cell_id for run in compose_cells(words)] == [one.cell_id]
         assert "experiment=mine" in words
-
-
-@pytest.mark.slow
-def test_experiment_chooses_launcher_and_environment_of_job(tmp_path: Path) -> None:
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/mine.yaml").write_text(
-        "# @package _global_\ndefaults: [{override /hydra/launcher: joblib}]\n"
-        "hydra: {launcher: {n_jobs: 3}, job: {env_set: {X: x}}}\n"
-    )
-    composed = compose(["--config-dir", str(tmp_path), "-m", "experiment=mine", "model=mlp", "hydra.job.name=x"])
-    hydra = hydra_config(composed.composer, composed.own, tmp_path).hydra
-    assert (hydra.launcher.n_jobs, hydra.job.name, dict(hydra.job.env_set)) == (3, "x", {"X": "x"})
 
 
 def test_nodes_tasks_and_gpus_follow_the_cell() -> None:
@@ -307,13 +247,6 @@ def test_jobs_on_this_machine_are_as_many_as_its_cores_hold(monkeypatch: pytest.
     assert at_once(choice("ray", ray={"remote": {}}), wanted) is None, "Ray's own scheduler bounds them"
 
 
-def test_ray_is_asked_for_the_cores_and_gpus_of_a_cell() -> None:
-    wanted, ray = Resources(1, 1, 4, 2), choice("ray", ray={"remote": {"num_cpus": 1}})
-    assert wanted.settings(choice("ray", ray={"remote": {}})) == {"ray.remote.num_cpus": 4, "ray.remote.num_gpus": 2}
-    assert wanted.settings(ray) == {"ray.remote.num_gpus": 2}
-    assert wanted.settings(choice("joblib", n_jobs=1)) == {}
-
-
 @pytest.mark.parametrize(
     ("word", "whole"),
     [
@@ -339,18 +272,9 @@ def test_a_dry_run_shows_jobs_and_what_they_ask_for(tmp_path: Path, capsys) -> N
     assert "submitit_slurm: 4 jobs, at most 1 at once" in said
 
 
-WORK: dict[str, Callable[[], Any]] = {
-    "done": lambda: 7,
-    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "raises": lambda: {}["key"],
-    "forever": lambda: time.sleep(600),
-    "process": os.getpid,
-}
-
-
-def work(name: str, tell: Callable[[Any], None]) -> Any:
-    tell(name)
-    return WORK[name]()
+def forever(job: int, tell: Callable[[Any], None]) -> None:
+    tell(job)
+    time.sleep(600)
 
 
 def test_a_system_without_linuxs_files_has_cores_and_sizes_too(monkeypatch) -> None:
@@ -368,52 +292,13 @@ def test_a_system_without_linuxs_files_has_cores_and_sizes_too(monkeypatch) -> N
     assert environment.resident_peak_bytes() is None
 
 
-def test_tracebacks_have_no_prefix_that_grows_with_each_execution(monkeypatch) -> None:
-    hook = sys.excepthook
-    monkeypatch.setattr("zerobench.worker._build", lambda *_: {}["no model"])
-    assert execute(cell("zero1", 4).config).problem == "KeyError: 'no model'"
-    assert sys.excepthook is hook
-
-
 @pytest.mark.slow
 def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
     def interrupt(number: int, news: Any) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(Interrupted):
-        launch_each(work, ["forever"] * 3, tmp_path, 60.0, at_once=3, heard=interrupt)
-    assert not multiprocessing.active_children()
-
-
-@pytest.mark.slow
-def test_a_job_that_is_added_begins_while_another_still_runs(tmp_path: Path) -> None:
-    """The second job ends first and adds the third, which interrupts the first: it would run for ten minutes."""
-    jobs, ended = ["forever", "done"], list[int]()
-
-    def add(number: int, news: Any) -> None:
-        if not isinstance(news, str):
-            ended.append(number)
-            jobs.extend(["done"] * (number == 1))
-            if number == 2:
-                raise KeyboardInterrupt
-
-    with pytest.raises(Interrupted):
-        launch_each(work, jobs, tmp_path, 60.0, at_once=2, heard=add)
-    assert ended == [1, 2]
-
-
-def is_process(result: Any) -> bool:
-    return result > 7
-
-
-@pytest.mark.slow
-def test_a_process_that_goes_on_after_a_job_takes_the_next_until_one_fails(tmp_path: Path) -> None:
-    jobs = ["process", "process", "done", "process", "killed", "process"]
-    *ended, failure, last = launch_each(work, jobs, tmp_path, 60.0, at_once=1, goes_on=is_process)
-    assert isinstance(failure, Failure)
-    assert failure.status == "crash"
-    first, second, _, third, fourth = (*ended, last)
-    assert first == second != third != fourth
+        launch_each(forever, range(3), tmp_path, 60.0, at_once=3, heard=interrupt)
     assert not multiprocessing.active_children()
 
 

@@ -13,7 +13,6 @@ from zerobench.zero import STAGES, Offload, initialize
 from zerobench.zero.comm import gloo
 from zerobench.zero.layout import MemoryOrder, buckets, one_unit
 from zerobench.zero.modules.tiled_linear import TiledLinear, tiled_state, whole_state
-from zerobench.zero.modules.wrapping import blocks, default_units, unit_of_parameters
 from zerobench.zero.options import Options
 
 NUMELS = [(0, 1), (1, 703), (2, 0), (3, 16), (4, 5000), (5, 17), (6, 64)]
@@ -87,13 +86,6 @@ def test_theory_and_the_engine_mean_the_same_buckets(numel: int, ranks: int) -> 
     assert 2**20 <= engine.bucket_bytes <= 25 * 2**20
     for left in (StrategyShape(ZERO2, bucket_bytes=7000), StrategyShape(ZERO2)):
         assert settle(left, shapes, ranks) == left
-
-
-def test_ranks_do_not_multiply_buckets() -> None:
-    """Each collective costs its latency: of 200 MB in shards of 49 kB there are as many buckets as of 3 MB shards."""
-    parameter = torch.nn.Parameter(torch.empty(50_000_000, device="meta"))
-    assert Options().resolved([parameter], 4096) == Options().resolved([parameter], 64)
-    assert 200e6 / Options().resolved([parameter], 4096).bucket_bytes < 65
 
 
 def test_theory_and_the_exchange_mean_the_same_slots() -> None:
@@ -230,15 +222,3 @@ def test_a_seed_means_one_model_however_it_is_tiled(tiles: int) -> None:
     tiled.load_state_dict(back)
     tokens = torch.randint(0, 50, (2, 16))
     torch.testing.assert_close(tiled(tokens, tokens), plain(tokens, tokens), rtol=1e-6, atol=0)
-
-
-def test_tiles_are_units_and_no_blocks() -> None:
-    model = gpt(tiles=2)
-    names = [name for name, _ in default_units(model)]
-    tiles = [f"{layer}.tile_{number}_0" for layer in ("mlp_in", "mlp_out") for number in (0, 1)]
-    assert names == [name for block in ("blocks.0", "blocks.1") for name in (block, *(f"{block}.{t}" for t in tiles))]
-    assert [name for name, _ in blocks(model)] == ["blocks.0", "blocks.1"]
-    units = unit_of_parameters(model, default_units(model))
-    assert all(units[p] == name.rsplit(".", 1)[0] for name, p in model.named_parameters() if "tile" in name)
-    alone = nn.Sequential(nn.Linear(4, 4), TiledLinear(4, 4, out_splits=2))
-    assert [name for name, _ in default_units(alone)] == ["0", "1", "1.tile_0_0", "1.tile_1_0"]

@@ -2,7 +2,6 @@
 
 import threading
 import warnings
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -193,32 +192,6 @@ def test_what_a_thread_sends_is_not_the_engines() -> None:
         thread.join()
     named = [(one.collective, one.unit, one.volume_elements) for one, _ in meter.operations]
     assert named == [("reduce_scatter", "bucket 0", 32), ("", "thread stray", 32)]
-
-
-def send_in_a_thread(rank: int, n: int) -> list[tuple]:
-    meter = TrafficMeter()
-    meter.phase = "backward"
-    labels.listen(meter)
-    try:
-        for follows in (True, False):
-            with meter, labels.collective("reduce_scatter", "bucket 0"):
-                thread = labels.EngineThread(target=exchange_in_thread, args=(rank, follows))
-                thread.start()
-                thread.join()
-    finally:
-        labels.unlisten(meter)
-    return [(one.operator, one.phase, one.collective, one.unit, one.volume_elements) for one, _ in meter.operations]
-
-
-def exchange_in_thread(rank: int, follows: bool) -> None:
-    with labels.followed() if follows else nullcontext():
-        exchange(rank)
-
-
-@pytest.mark.slow
-def test_what_the_engines_thread_sends_for_a_launch_is_of_that_launch() -> None:
-    for seen in run_ranks(2, send_in_a_thread):
-        assert seen == [("send", "backward", "reduce_scatter", "bucket 0", 16.0)]
 
 
 @pytest.mark.parametrize("name", ["recv_", "barrier"])

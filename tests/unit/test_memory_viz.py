@@ -5,7 +5,6 @@ import inspect
 import json
 import pickle
 import pickletools
-import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,14 +18,12 @@ from torch.cuda import _memory_viz as viewer
 
 import zerobench
 from tests.cells import cell
-from zerobench.config import world
-from zerobench.config.schema import Measure
 from zerobench.probes import intervals
 from zerobench.probes.event_log import event_rows
 from zerobench.probes.intervals import ASIDE, Birth, Event, History, Interval, StorageRecord
 from zerobench.probes.ledger import Ledger
 from zerobench.probes.snapshot import FOLDER, PROTOCOL, snapshot_of, snapshots, stamp, written
-from zerobench.probes.traced_pass import STEP, Overlap, intersect, length, overlaps, spans, subtract
+from zerobench.probes.traced_pass import STEP, Overlap, overlaps
 from zerobench.ranks.start_ranks import Failure, LaunchError
 from zerobench.records import CATEGORIES, EventRow
 from zerobench.sweep import cell as cells
@@ -259,25 +256,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def test_a_history_is_recorded_and_written_when_it_is_asked_for(told: list[Any], tmp_path: Path) -> None:
-    with snapshots(tmp_path, 3, GPU, requested=True):
-        assert told == ["all"]
-    assert told == ["all", None]
-    assert written(tmp_path) == ["snapshots/rank3.pickle"]
-
-
-def test_nothing_is_written_unasked(told: list[Any], tmp_path: Path) -> None:
-    with snapshots(tmp_path, 0, GPU, requested=False):
-        pass
-    with pytest.raises(RuntimeError, match="another"), snapshots(tmp_path, 0, GPU, requested=False):
-        raise RuntimeError("another")
-    with snapshots(tmp_path, 0, torch.device("cpu"), requested=True):  # no step was measured
-        pass
-    with snapshots(tmp_path / "of another machine", 0, GPU, requested=True):
-        pass
-    assert (told, list(tmp_path.iterdir())) == ([], [])
-
-
 def test_out_of_memory_leaves_a_snapshot_in_any_case(told: list[Any], tmp_path: Path) -> None:
     with pytest.raises(torch.OutOfMemoryError), snapshots(tmp_path, 1, GPU, requested=False):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -306,28 +284,6 @@ def test_the_row_of_a_run_out_of_memory_names_the_snapshot(tmp_path: Path, monke
     assert written(tmp_path / row.run_id) == ["snapshots/rank0.pickle", "snapshots/rank1.pickle"]
 
 
-@pytest.mark.slow
-def test_a_run_on_cpus_writes_the_step_of_its_peak(tmp_path: Path) -> None:
-    asked = Measure(steps=1, warmup=2, snapshot=True, passes="accounted")
-    row = cells.run_cell(cell("zero3", 1, results_dir=str(tmp_path), measure=asked), lambda _: None)
-    assert written(tmp_path / row.run_id) == ["snapshots/rank0.pickle"]
-    made = pickle.loads((tmp_path / row.run_id / FOLDER / "rank0.pickle").read_bytes())
-    assert peak_of(made["device_traces"][0]) == row.peak_bytes
-
-
-def test_the_key_is_for_the_accounted_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Measure(steps=2, warmup=2, snapshot=True)
-    here = cell("ddp", 2, measure=asked)
-    assert here.problems == ()
-    monkeypatch.setattr(world, "_count_gpus", lambda: 2)
-    assert cell("ddp", 2, measure=asked, device="cuda").problems == ()
-    jobs = [RankJob(here.config, mode, 0, "/nowhere/rendezvous", "/nowhere") for mode in ("timed", "accounted")]
-    assert [job.records_history for job in jobs] == [False, True]
-    assert "snapshot" not in cell("ddp", 2).config.section(
-        "measure"
-    )  # the cell is the one that it was before there was a key
-
-
 MAIN, OTHER, STREAM = 11, 12, 7
 
 
@@ -341,25 +297,6 @@ def step(begin: float, end: float) -> dict[str, Any]:
 
 def in_us(one: Overlap) -> tuple[float, ...]:
     return tuple(round(value * 1e6, 3) for value in one)
-
-
-def test_spans_are_sets_of_instants() -> None:
-    """Against sets of whole numbers, on many random spans: joined, nested, touching, empty."""
-    drawn = random.Random(0)
-    for _ in range(300):
-        sets, found = [], []
-        for _ in range(2):
-            events = [
-                event("cpu_op", "x", b := drawn.randrange(40), b + drawn.randrange(9))
-                for _ in range(drawn.randrange(7))
-            ]
-            found.append(spans(events))
-            sets.append({t for e in events for t in range(e["ts"], e["ts"] + e["dur"])})
-        one, other = found
-        assert length(one) == len(sets[0])
-        assert length(intersect(one, other)) == len(sets[0] & sets[1])
-        assert length(subtract(one, other)) == len(sets[0] - sets[1])
-        assert all(a[1] < b[0] for a, b in pairwise(one))
 
 
 def test_on_a_cpu_the_main_threads_operators_hide_what_gloo_does() -> None:
@@ -456,25 +393,6 @@ def test_what_the_harness_leaves_is_told_where_the_next_phase_begins() -> None:
     assert {row.rank for row in rows} == {3}
 
 
-def test_a_storage_that_is_resized_and_labeled_keeps_its_number() -> None:
-    one = storage("unit", "parameters")
-    rows = rows_of(
-        {one: 0},
-        [
-            Event("forward", 1.0), Event("forward", 1.1, one, grown=10),
-            Event("forward", 1.2, one, grown=-4, source="c.py:3 in h"),
-            Event("forward", 1.3, one, moved=("temporary", "parameters")), Event("forward", 1.4, one, grown=-6),
-        ],
-        first={one: "temporary"},
-    )  # fmt: skip
-    assert [(row.kind, row.bytes, row.category, row.previous) for row in rows if row.kind != "phase"] == [
-        ("birth", 10, "temporary", ""), ("free", 4, "temporary", ""), ("label", 6, "parameters", "temporary"),
-        ("free", 6, "parameters", ""),
-    ]  # fmt: skip
-    assert {row.storage for row in rows if row.kind != "phase"} == {0}
-    assert [row.source for row in rows if row.kind == "free"] == ["c.py:3 in h", "a.py:1 in f"]
-
-
 def test_a_wait_has_what_its_launch_has_and_the_first_counts() -> None:
     launch: dict[str, Any] = {"collective": "all_gather", "unit": "block.0", "operator": "send", "group_size": 2,
                               "group": "0", "control": False}  # fmt: skip
@@ -486,14 +404,3 @@ def test_a_wait_has_what_its_launch_has_and_the_first_counts() -> None:
     )  # fmt: skip
     told = [(row.kind, row.operation, row.unit, row.collective) for row in rows if row.kind != "phase"]
     assert told == [("launch", 0, "block.0", "all_gather")] * 2 + [("wait", 0, "block.0", "all_gather")]
-
-
-def test_data_belong_to_the_micro_batch_that_follows() -> None:
-    one = storage("batch", "inputs")
-    phases = ("data", "forward", "backward", "data", "forward", "backward", "data", "update")
-    rows = rows_of({}, [event for at, name in enumerate(phases)
-                        for event in (Event(name, float(at)), Event(name, at + 0.1, one, grown=1))])  # fmt: skip
-    told = [(row.phase, row.micro_batch) for row in rows if row.kind == "birth"]
-    assert told == [("data", 0), ("forward", 0), ("backward", 0), ("data", 1), ("forward", 1), ("backward", 1),
-                    ("data", 1), ("update", 1)]  # fmt: skip
-    assert [row.seconds for row in rows] == sorted(row.seconds for row in rows)

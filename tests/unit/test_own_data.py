@@ -11,7 +11,6 @@ import zerobench
 from zerobench.config.compose import compose_cells
 from zerobench.data import OwnBatches, build_batches
 from zerobench.models import Called, loss_of
-from zerobench.predict import flops
 from zerobench.probes.labeling import tensors_in
 from zerobench.ranks import rank_main
 
@@ -134,22 +133,3 @@ def test_what_the_batches_raise_names_the_data() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         own(lambda step, micro: 1 // micro).batch(0)
     assert "the batches of data=mine" in rank_main._classify(raised.value)[1]
-
-
-@pytest.mark.slow
-def test_flops_of_own_data_are_counted_on_its_own_batches() -> None:
-    def dots(*, micro_batch: int):
-        return lambda step, micro: (torch.ones(micro_batch, 5),)
-
-    class Dot(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(5, 7))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x @ self.weight).sum()
-
-    zerobench.register_data("dots", dots)
-    zerobench.register_model("dot", lambda: Dot())
-    config = compose_cells(["data=dots", "model=dot", "device=cpu", "world_size=1", "accumulation=3"])[0].config
-    assert flops.step_flops(config).model == 3 * 2 * (2 * 4 * 5 * 7), "forward, and the weight's gradient"

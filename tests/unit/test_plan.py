@@ -1,28 +1,31 @@
 """`zerobench plan`: the search along an axis, what is recommended and why, bad input, settings for other systems."""
 
+import ast
+import importlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cells import cell
-from zerobench.commands.plan import fastest, search
+from zerobench.commands.plan import search
 from zerobench.commands.plan.answer import GOALS, nothing_fits, print_plan, recommended, sentence
 from zerobench.commands.plan.candidates import SAME, Candidate, candidates
 from zerobench.commands.plan.command import plan, progress
-from zerobench.commands.plan.fastest import find_fastest, on_more_gpus, turn_of_gpus
-from zerobench.commands.plan.search import FIXED, MICRO_BATCHES, Capacity, Plan, PlanAxis, PlanRow, with_model
-from zerobench.commands.predict import costs_of
-from zerobench.commands.simulated import SimulatedCell, Step, Work, whole_of
-from zerobench.config.cell import Cell
+from zerobench.commands.plan.search import FIXED, Capacity, Plan, PlanAxis, PlanRow
+from zerobench.commands.plan.settings import SYSTEMS
+from zerobench.commands.simulated import SimulatedCell, Work
+from zerobench.config import schema_memory
+from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
-from zerobench.config.schema_training import Bf16, Fp32, Muon
+from zerobench.config.schema_memory import CheckpointActivations
+from zerobench.config.schema_training import Bf16
 from zerobench.simulation.execute import CUDA, Execution, execute
-from zerobench.simulation.prediction import Reduced, StepInterval, with_few_micro_batches
+from zerobench.strategies.options import Zero2
 
 MIB = 2**20
 
@@ -51,13 +54,6 @@ def test_the_last_value_that_fits_is_found_with_few_probes(wanted: int) -> None:
     assert found == wanted
     assert {found, min(found + 1, 512)} <= set(probed)
     assert len(probed) <= 9
-
-
-def test_a_search_of_gpus_follows_one_over_n() -> None:
-    found, probed = walked(search.gpus_axis(cell("zero3", 1024)), lambda ranks: 0.3 + 60.3 / ranks)
-    assert found == 87
-    assert len(probed) <= 8
-    assert walked(search.gpus_axis(cell("zero3", 8)), lambda ranks: 3.0)[0] is None
 
 
 def test_the_family_of_zero_grows_in_parameters_and_has_the_paper_s_shapes() -> None:
@@ -140,85 +136,6 @@ def test_a_larger_model_wins_over_a_cheaper_row_and_the_sentence_names_both() ->
     assert "ddp, which costs less, ends at 2.00B parameters" in sentence(found)
 
 
-class MadeUpStep(Step):
-    """A step with as many tokens per second on any cluster."""
-
-    def rate(self, costs: Any = None) -> float:
-        return float(self.tokens)
-
-
-def stepping(rate: float, within: float = 1.05) -> Any:
-    """Returns a step of 1 s, whose interval is `within` times it on both sides."""
-    time = SimpleNamespace(step_s=1.0, exposed_s=0.0, host_s=0.0, binds="compute")
-    return MadeUpStep(None, time, StepInterval(1 / within, within, "made up"), rate)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "rates", "said"),
-    [
-        (8, {32: (1.1, 1.0), 128: (1.2, 1.0)}, "With the same micro-batches, on 32 and 128 GPUs zero1 is ahead."),
-        (
-            8,
-            {32: (1.0, 1.04), 128: (1.0, 1.1)},
-            "With the same micro-batches, on 32 GPUs it is a tie, on 128 GPUs zero3 is ahead.",
-        ),
-        (512, {}, ""),
-    ],
-)
-def test_the_number_of_gpus_at_which_another_strategy_is_ahead(
-    ranks: int, rates: dict[int, tuple[float, ...]], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fit(name: str, rate: float, **more: Any) -> Any:
-        return replace(used(1), cell=cell(name, ranks), step=stepping(rate), **more)
-
-    def simulate(of: Plan, chains: list[list[PlanRow]]) -> None:
-        for (row,) in chains:
-            number = names.index(row.candidate.strategy)
-            row.probes, row.over = {0: fit("ddp", rates[row.cell.config.world_size][number])}, True
-
-    names = ["zero1", "zero3"]
-    monkeypatch.setattr(Plan, "simulate", simulate)
-    rows = [row("zero1", fit("zero1", 3.0)), row("zero1", fit("zero1", 2.0), "cpu")]
-    found = plan_of([*rows, row("zero3", fit("zero3", 1.0))])
-    due = on_more_gpus(found)
-    assert [one.candidate.name for one in due] == [name for name in names for _ in rates], "zero1's second is no leader"
-    assert not on_more_gpus(found), "each is simulated once"
-    found.simulate([[one] for one in due])
-    assert turn_of_gpus(found)[0] == said
-    assert turn_of_gpus(plan_of(rows)) == ("", [])
-
-
-@pytest.mark.parametrize("most", [0, 1, 2, 16, 64])
-@pytest.mark.parametrize("batch", [None, 8 * 64 * 3])
-def test_the_largest_micro_batch_is_found_in_few_simulations(most: int, batch: int | None) -> None:
-    """The load bends, as the peak moves to another instant."""
-
-    def load(size: int) -> float:
-        return 0.3 + 0.69 * size / most + (0.001 * size if size > 4 else 0.0) if most else 1.1 + size
-
-    axis = search.timed_axis(ANY, batch)
-    found, probed = walked(axis, load)
-    assert found == max((size for size in axis.values if load(size) <= 1), default=None)
-    assert len(probed) <= (5 if batch is None else 8)
-    config = axis.changed(ANY, 4).config
-    assert batch is None or config.micro_batch * config.accumulation * 8 == config.batch == batch
-
-
-@pytest.mark.parametrize("samples", [1, 3, 4])
-def test_few_micro_batches_of_a_given_batch_are_searched(samples: int) -> None:
-    """A rank's part of the batch has fewer divisors than the index of the first probe."""
-    axis = search.timed_axis(ANY, 8 * samples)
-    for most in (0, *axis.values):
-        assert walked(axis, lambda size, most=most: size / most if most else 2.0)[0] == (most or None)  # type: ignore
-
-
-def test_what_few_blocks_use_gives_what_all_use() -> None:
-    small = Reduced((cell("zero3", 8).config,) * 2, (4, 8), 32, 1)
-    found = whole_of(small, [used(300, host=4), used(500, host=8)])
-    assert (found.peak_bytes, found.host_bytes) == (500 + 6 * 200, 8 + 6 * 4)
-    assert sum(found.at_peak.values()) == pytest.approx(found.peak_bytes, abs=8)
-
-
 Answer = Callable[[Work], SimulatedCell]
 
 
@@ -268,187 +185,6 @@ def test_of_a_strategy_no_row_is_simulated_after_one_that_fits(
     assert said.count("bound ") == bounds == said.count("states 70 B")
 
 
-def test_a_row_whose_bound_is_too_large_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = simulated_as(lambda work: used(90), monkeypatch)
-    monkeypatch.setattr(search, "bound_of", lambda cell: {"ddp": 101, "zero3": 100}[cell.config.strategy.name])
-    found = plan_of([])
-    found.search({Candidate(name): cell(name, 2) for name in ("ddp", "zero3")}, lambda _: FIXED)
-    assert [work.cell.config.strategy.name for work in ran] == ["zero3"]
-    assert [(row.problem, row.bound_bytes) for row in found.rows.values()] == [(search.TOO_LARGE, 101), ("", 100)]
-
-
-DEEP = with_model(cell("zero3", 8), layers=48)
-
-
-@pytest.mark.parametrize("whole", [10, 9, 12])
-def test_a_bracket_is_found_with_few_blocks_and_its_ends_have_all(whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 samples fit by few blocks; all blocks may take more memory, or less."""
-
-    def answer(work: Work) -> SimulatedCell:
-        size = work.cell.config.micro_batch
-        most = whole if work.whole else 10
-        return replace(used(int(30 + 70 * size / (most + 0.5)), value=size), whole=work.whole)
-
-    ran = simulated_as(answer, monkeypatch)
-    monkeypatch.setattr(search, "bound_of", lambda _: 25)
-    found = plan_of([], "largest_batch")
-    found.search({Candidate("zero3"): DEEP}, lambda _: MICRO_BATCHES)
-    (only,) = found.rows.values()
-    assert (only.best.cell.config.micro_batch, only.beyond.cell.config.micro_batch) == (whole, whole + 1)
-    assert only.best.whole
-    assert only.beyond.whole
-    assert 2 <= sum(work.whole for work in ran) <= 4
-
-
-@pytest.mark.parametrize("reserved", [1.0, 1.3])
-@pytest.mark.parametrize("most", [2, 5, 8, 31, 64])
-def test_goal_fastest_judges_its_leaders_with_all_blocks_by_reserved_bytes(
-    most: int, reserved: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By its peak zero1 is the fastest; what the allocator reserves for it leaves room for less, or for none. zero2 is
-    slower in any case, and no simulation with all its blocks is spent on it.
-    """
-    speeds = {"zero1": 2.0, "zero3": 1.9, "zero2": 0.5}
-
-    def answer(work: Work) -> SimulatedCell:
-        config = work.cell.config
-        peak = int(100 * max(0.6, 0.3 + 0.7 * config.micro_batch / most))  # the update's instant, then the activations'
-        held = int(peak * reserved) if config.strategy.name == "zero1" else peak
-        found = replace(used(peak, reserved_high_bytes=held), cell=work.cell, whole=work.whole)
-        speed = speeds[config.strategy.name] * (1 - 0.2 * config.recomputes)
-        return replace(found, step=stepping(config.micro_batch * speed, 1.2)) if work.timed else found
-
-    ran = simulated_as(answer, monkeypatch)
-    monkeypatch.setattr(search, "bound_of", lambda _: 25)
-    monkeypatch.setattr(fastest, "turn_of_network", lambda *_: ("", []))
-    costs = costs_of("h100-3200", None)
-    found = replace(plan_of([], "fastest"), costs=costs)
-    cells = {Candidate(name): with_model(cell(name, 8), layers=48) for name in ("zero3", "zero1", "zero2")}
-    find_fastest(found, costs, cells, None, ())
-    sizes = (1, 2, 4, 8, 16, 32, 64)
-    fits = {
-        name: max((n for n in sizes if max(0.6, 0.3 + 0.7 * n / most) * (reserved if name == "zero1" else 1) <= 1.0),
-                  default=0)
-        for name in speeds
-    }  # fmt: skip
-    by_name = {row.candidate.strategy: row for row in found.ranked}
-    assert {name: row.fit.cell.config.micro_batch for name, row in by_name.items()} == {
-        k: v for k, v in fits.items() if v
-    }
-    best = max(speeds, key=lambda name: speeds[name] * fits[name])
-    assert recommended(found) is found.ranked[0] is by_name[best]
-    judged = {name for name, row in by_name.items() if row.fit.whole}
-    assert judged == {"zero1", "zero3"}
-    assert {work.cell.config.strategy.name for work in ran if work.whole} == judged
-    assert all(row.fit.reserved_high_bytes <= 100 for row in found.ranked[:2])
-    print_plan(found)
-    said = capsys.readouterr().out
-    assert said.count("≤") == 2, "zero2's row, and the line that explains it"
-    assert ("a tie" in said) is (fits["zero1"] == fits["zero3"])
-
-
-@pytest.mark.parametrize(
-    ("precision", "given", "tried"), [(Bf16(), (), 1), (Fp32(), (), 0), (Bf16(), ["strategy.shards"], 0)]
-)
-def test_shards_beside_masters_are_a_variant_in_half_precision(precision: Any, given: list[str], tried: int) -> None:
-    row: Any = SimpleNamespace(
-        candidate=Candidate("zero3"), fit=SimpleNamespace(cell=cell("zero3", 8, precision=precision))
-    )
-    variants = fastest._variants(row, costs_of("h100-3200", None), given)
-    assert [one.more for one in variants].count(("strategy.shards=parameters",)) == tried
-
-
-def test_few_blocks_stand_for_many_and_a_model_without_blocks_is_whole() -> None:
-    for few in (Work.of(DEEP, whole=False), Work.of_step(DEEP)):
-        assert [one.model.layers for one in few.small.configs] == [4, 8]  # type: ignore[attr-defined]
-        assert not few.whole
-    for of in (with_model(DEEP, layers=24), cell("zero3", 8, "mlp")):
-        work = Work.of(of, whole=False)
-        assert work.whole
-        assert work.small.configs == (of.config,)
-    (config,) = Work.of(DEEP.changed(accumulation=5), whole=True, with_step=True).small.configs
-    assert (config.model, config.accumulation) == (DEEP.config.model, 3)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("strategy=zero1", "model.layers=26"), ("strategy=zero3", "model.layers=26", "activation=checkpoint"),
-        ("strategy=fsdp2", "model.layers=26", "accumulation=4"), ("strategy=ddp", "model.layers=3"),
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_one_simulation_gives_the_memory_and_the_step_that_two_give(words: tuple[str, ...]) -> None:
-    line = [*TINY, *SAME, "world_size=4", "micro_batch=1", "data=synthetic", "precision=bf16", *words]
-    (only,) = compose_cells(line, target="cuda")
-    costs = costs_of("a100-80gb-1600", None)
-
-    def answer(work: Work) -> SimulatedCell:
-        executions = [execute(config, target=CUDA, operators=work.timed) for config in work.small.configs]
-        for event in (event for execution in executions for event in execution.result.events):
-            event.seconds = 0.0  # of the simulation
-        return replace(work.answer(executions, costs), seconds=0.0)
-
-    both, step = answer(Work.of(only, whole=False, with_step=True)), answer(Work.of_step(only))
-    few = with_few_micro_batches(only.config)
-    memory = answer(replace(Work.of(Cell(few, ()), whole=False), cell=only))
-    assert replace(both, step=None) == memory
-    assert both.timed == step.timed
-
-
-def test_steps_of_an_optimizer_of_whole_matrices_are_simulated_alone() -> None:
-    """Any rank may have its peak, and a step is one rank's."""
-    muon = replace(DEEP, config=replace(DEEP.config, optimizer=Muon()))
-    assert Work.of(DEEP, whole=False, with_step=True).timed
-    assert not Work.of(muon, whole=False, with_step=True).timed
-
-
-@pytest.mark.parametrize("most", [1, 2, 4, 16, 64])
-def test_a_row_begins_where_the_load_of_one_with_the_same_activations_leads(
-    most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """zero3 has the least states and is simulated first; the activations that its load shows are zero1's, too."""
-    bounds = {"zero1": 40, "zero3": 10}
-
-    def answer(work: Work) -> SimulatedCell:
-        config = work.cell.config
-        peak = bounds[config.strategy.name] + int(59.5 * config.micro_batch / most)
-        return replace(used(peak), cell=work.cell, whole=work.whole, step=stepping(1.0))
-
-    ran = simulated_as(answer, monkeypatch)
-    monkeypatch.setattr(search, "bound_of", lambda cell: bounds[cell.config.strategy.name])
-    found = replace(plan_of([], "fastest"), costs=costs_of("h100-3200", None))
-    found.search({Candidate(name): with_model(cell(name, 8), layers=48) for name in bounds}, search.timed_axis)
-    sizes = {
-        name: [work.cell.config.micro_batch for work in ran if work.cell.config.strategy.name == name]
-        for name in bounds
-    }
-    assert ran[0].cell.config.strategy.name == "zero3"
-    assert sizes["zero3"][0] == 8, "which is known of none"
-    assert sizes["zero1"] == [most, 2 * most][: 1 + (most < 64)]
-    assert found.rows[Candidate("zero1")].fit.cell.config.micro_batch == most
-
-
-def test_rows_whose_peak_fits_and_whose_reserved_bytes_do_not_are_not_recommended(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The allocator takes 20 MiB at a time from the device."""
-    (only,) = compose_cells(
-        [*TINY, *SAME, "world_size=2", "micro_batch=1", "data=synthetic", "strategy=zero3"], target="cuda"
-    )
-    simulated = SimulatedCell.of(only, execute(only.config, target=CUDA))
-    reserved = simulated.held_bytes
-    assert simulated.device_peak_bytes < reserved
-    for size, fits in ((reserved - 1, False), (reserved, True)):
-        assert simulated.device_peak_bytes <= size
-        line = ["--device-memory", f"{size} b", "--gpus", "2", "--reserve", "0", "--jobs", "1", "--goal", "fastest"]
-        line += ["--cluster", "h100-3200", *TINY, "precision=fp32", "strategy=zero3", "activation=none", "batch=2"]
-        assert plan(line) == int(not fits)
-        printed = capsys.readouterr().out
-        assert ("Take zero3" in printed) is fits
-        assert ("nothing fits" in printed and "reserved" in printed) is not fits
-
-
 STATES = [
     *((name, ()) for name in ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2", "fsdp2_no_reshard")),
     ("zero_redundancy", ("precision=fp32",)), ("zero1", ("offload=cpu",)), ("zero2", ("offload=cpu",)),
@@ -459,7 +195,7 @@ STATES = [
 
 
 @pytest.mark.slow
-@pytest.mark.shown(6)
+@pytest.mark.shown(3)
 @pytest.mark.parametrize("case", STATES, ids=lambda case: " ".join((case[0], *case[1])))
 def test_no_simulation_has_a_lower_peak_than_the_bound(case: tuple[str, tuple[str, ...]]) -> None:
     words = {"precision": "precision=bf16", "activation": "activation=none,checkpoint"}
@@ -552,10 +288,106 @@ def test_bad_input_is_a_sentence(wrong: str, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 def test_what_no_candidate_can_have_is_said_once_with_the_key_that_mends_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """All 24 candidates have the same problem; the reason of zero_redundancy alone is left out."""
-    assert plan(["--device-memory", "80 GiB", "--gpus", "8", "model=gpt2_124m", "sequence=4096"]) == 2
+    """All candidates have the same problem; the reason of zero_redundancy alone is left out."""
+    words = ["model=gpt2_124m", "sequence=4096", "strategy=zero1,zero_redundancy", "offload=none", "activation=none"]
+    assert plan(["--device-memory", "80 GiB", "--gpus", "8", *words]) == 2
     said, mend = capsys.readouterr(), "add model.positions=4096, or take sequence=1024"
     first, *error = said.err.splitlines()
     assert first == "24 candidates: theory's bounds first", "a line says so before they are composed"
     assert error == [f"zerobench plan: sequence=4096: the model has only 1024 positions; {mend}"]
     assert not said.out
+
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2", "fsdp2_no_reshard")
+
+DEEPSPEED = {
+    "stage", "contiguous_gradients", "overlap_comm", "reduce_bucket_size", "reduce_scatter", "allgather_bucket_size",
+    "stage3_prefetch_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+    "stage3_param_persistence_threshold", "offload_optimizer", "offload_param",
+}  # fmt: skip
+"""Documented keys of `zero_optimization` (deepspeed.ai/docs/config-json)."""
+
+DEEPSPEED_TOP = {
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "bf16",
+    "fp16", "data_types", "zero_optimization", "activation_checkpointing",
+}  # fmt: skip
+
+ACCELERATE = {
+    "compute_environment", "debug", "downcast_bf16", "machine_rank", "main_training_function", "num_machines",
+    "num_processes", "mixed_precision", "rdzv_backend", "same_network", "use_cpu", "distributed_type", "fsdp_config",
+    "deepspeed_config", "fsdp_version", "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap",
+    "fsdp_reshard_after_forward", "fsdp_activation_checkpointing", "fsdp_offload_params",
+    "fsdp_cpu_ram_efficient_loading", "fsdp_state_dict_type", "zero_stage", "gradient_accumulation_steps",
+    "gradient_clipping", "offload_optimizer_device", "offload_param_device", "zero3_init_flag",
+    "offload_optimizer_nvme_path", "offload_param_nvme_path",
+}  # fmt: skip
+"""Documented keys of accelerate's config file (huggingface.co/docs/accelerate)."""
+
+
+@pytest.fixture(scope="module")
+def chosen() -> dict[str, CellConfig]:
+    """One resolved cell per strategy and tier, with blocks recomputed."""
+    tiers = {"none": STRATEGIES, "cpu": ("zero2", "zero3"), "nvme": ("zero3",)}
+    schemas = schema_memory.SCHEMAS["offload"]
+    same = {"precision": Bf16(), "activation": CheckpointActivations(), "clip": 1.0, "accumulation": 2}
+    cells = {
+        f"{name} {tier}": cell(name, 4, bucket_bytes=25 * MIB, offload=schemas[tier](), **same)
+        for tier, names in tiers.items()
+        for name in names
+    }
+    assert not any(one.problems for one in cells.values())
+    return {name: one.config for name, one in cells.items()}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_settings_are_valid_and_have_documented_names_alone(system: str, chosen: dict[str, CellConfig]) -> None:
+    for name, config in chosen.items():
+        found = SYSTEMS[system](config)
+        (text,) = found.files.values()
+        CHECKS[system](text)
+        assert SYSTEMS[system](config) == found, name
+        assert all("\n" not in note for note in found.notes)
+
+
+def _valid_python(text: str) -> None:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(str(node.module))
+            assert all(hasattr(module, alias.name) for alias in node.names)
+
+
+def _valid_deepspeed(text: str) -> None:
+    found = json.loads(text)
+    assert set(found) <= DEEPSPEED_TOP
+    assert set(found["zero_optimization"]) <= DEEPSPEED
+    assert found["train_batch_size"] == 4 * found["train_micro_batch_size_per_gpu"] * 2
+
+
+def _valid_accelerate(text: str) -> None:
+    found = yaml.safe_load(text)
+    keys = set(found) | set(found.get("fsdp_config", {})) | set(found.get("deepspeed_config", {}))
+    assert keys <= ACCELERATE
+    assert ("fsdp_config" in found) == (found["distributed_type"] == "FSDP")
+
+
+CHECKS = {"fsdp2": _valid_python, "deepspeed": _valid_deepspeed, "accelerate": _valid_accelerate}
+
+
+def test_settings_say_what_the_cell_is(chosen: dict[str, CellConfig]) -> None:
+    zero = {name: json.loads(SYSTEMS["deepspeed"](chosen[name]).files["ds_config.json"]) for name in chosen}
+    assert [zero[f"{one} none"]["zero_optimization"]["stage"] for one in STRATEGIES] == [0, 1, 2, 3, 1, 3, 3]
+    assert zero["zero2 cpu"]["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert "offload_param" not in zero["zero3 cpu"]["zero_optimization"]
+    assert zero["zero3 nvme"]["zero_optimization"]["offload_param"]["nvme_path"]
+    shard = {name: SYSTEMS["fsdp2"](chosen[name]).files["shard.py"] for name in chosen}
+    assert "reshard_after_forward=True" in shard["zero3 none"]
+    assert "reshard_after_forward=False" in shard["fsdp2_no_reshard none"]
+    assert "param_dtype=torch.bfloat16" in shard["fsdp2 none"]
+    assert "CPUOffloadPolicy()" in shard["zero3 cpu"]
+    assert "DistributedDataParallel(" in shard["ddp none"]
+    assert SYSTEMS["fsdp2"](chosen["zero1 none"]).notes
+    strategy = chosen["zero2 none"].strategy
+    assert isinstance(strategy, Zero2)
+    whole = replace(chosen["zero2 none"], strategy=replace(strategy, bucket_bytes=MIB))
+    again = json.loads(SYSTEMS["deepspeed"](whole).files["ds_config.json"])
+    assert again["zero_optimization"]["reduce_bucket_size"] == MIB // 2

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 import zerobench
@@ -14,31 +13,12 @@ from zerobench.config import schema as schemas
 from zerobench.config import schema_memory as memory
 from zerobench.config.flat import base_name
 from zerobench.config.schema_training import Bf16
-from zerobench.predict.flops import step_flops
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.simulation.execute import execute
-from zerobench.zero.activations.policies import POLICIES, ActivationPolicy
+from zerobench.zero.activations.policies import POLICIES
 
 CHECKPOINT, OFFLOAD = memory.CheckpointActivations(), memory.OffloadActivations()
 BOTH, FUSED = memory.CheckpointOffloadActivations(), memory.FusedBuffers()
-
-
-class Pairs(nn.Module):
-    def __init__(self, vocabulary: int, width: int = 16) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        pairs = (nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(3))
-        self.blocks = nn.ModuleList(pairs)
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return x.square().mean()
-
-
-def pairs(vocabulary: int = 256) -> nn.Module:
-    return Pairs(vocabulary)
 
 
 def no_blocks(vocabulary: int = 256) -> nn.Module:
@@ -53,17 +33,9 @@ def needs_memory(vocabulary: int = 256) -> nn.Module:
     return model
 
 
-for builder in (pairs, no_blocks, needs_memory):
+for builder in (no_blocks, needs_memory):
     zerobench.register_model(builder.__name__, builder)
     MODELS[builder.__name__] = REGISTRY.schema_of(builder.__name__, builder, schemas.Model)()
-
-
-def test_the_usual_is_not_named_so_that_cells_are_what_they_were() -> None:
-    plain = sound("zero2", 2).config
-    assert not {"activation", "buffers", "arena", "compile", "draw_on", "deterministic"} & plain.as_dict().keys()
-    assert "tiles" not in plain.section("model")
-    assert combinations.activation_policy(plain) == POLICIES["none"]
-    assert combinations.engine_options(plain) == {}
 
 
 def test_checkpointing_is_one_thing_with_one_name() -> None:
@@ -76,22 +48,6 @@ def test_checkpointing_is_one_thing_with_one_name() -> None:
     assert both.model.checkpoints is True
     assert combinations.activation_policy(both) == POLICIES["offload"]
     assert base_name(both) == "zero2 tiny N=2 b=8 activation=checkpoint_offload"
-
-
-def test_a_model_without_such_an_option_is_recomputed_all_the_same() -> None:
-    config = sound("ddp", 2, "pairs", activation=CHECKPOINT).config
-    assert combinations.activation_policy(config) == POLICIES["checkpoint"]
-    assert base_name(config) == "ddp pairs N=2 b=8 activation=checkpoint"
-    counted = step_flops(config)
-    tokens, width = 4 * 32, 16
-    assert counted.hardware - counted.model == 3 * 2 * tokens * width * width  # the second matrix's output is not saved
-
-
-def test_an_arena_is_for_gradients_and_for_what_recomputed_blocks_keep() -> None:
-    recomputed = sound("zero2", 2, "checkpointed", arena=True).config
-    assert combinations.activation_policy(recomputed) == ActivationPolicy(keep="slab")
-    assert combinations.activation_policy(sound("zero2", 2, arena=True).config) == POLICIES["none"]
-    assert combinations.engine_options(recomputed) == {"arena": True}
 
 
 def test_fused_buffers_are_one_bucket_and_one_tile() -> None:
@@ -157,7 +113,7 @@ def test_tiles_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert base_name(sound("zero3", 2, "cut").config) == "zero3 cut N=2 b=8 tiles=3"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_without_masters_every_state_of_fsdp2_is_in_the_models_dtype() -> None:
     states = {}
     for masters in (True, False):

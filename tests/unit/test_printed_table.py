@@ -3,7 +3,6 @@ links and nodes have columns where anything is there, in the sweep's table, in w
 """
 
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,11 @@ from tests.made_up import MIB, results_of, run
 from zerobench import cli
 from zerobench.commands.dry_run import print_plan
 from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig
-from zerobench.host import environment
 from zerobench.host.pipes import patient
-from zerobench.host.terminal import is_quiet, progress_console, quiet, stdout_console
+from zerobench.host.terminal import is_quiet, progress_console, quiet
 from zerobench.results import printed_table
-from zerobench.results.grid import Grid
 from zerobench.results.options import choose
 from zerobench.results.printed_table import runs_html
-from zerobench.results.tables import collect
 from zerobench.sweep.cell import new_row
 
 
@@ -86,16 +82,6 @@ def test_a_name_that_is_no_column_is_one_sentence_before_anything_runs(words: li
     assert said.out == ""
 
 
-def test_a_file_has_all_columns_whatever_their_width(capsys) -> None:
-    long = "zero3 gpt_tiny N=4 b=4 " + " ".join(f"strategy.key_{n}=value" for n in range(9))
-    made = Grid(["cell", "why", *(f"figure {n}" for n in range(20))], [[long, "it is", *["123456789"] * 20]], 2, ())
-    stdout_console().print(made)
-    shown = capsys.readouterr().out
-    assert shown.count("123456789") == 20
-    assert "left out" not in shown
-    assert len(shown.splitlines()) > 5, "the name is folded to keep the lines short"
-
-
 def test_quiet_leaves_notes_out_and_nothing_that_is_wrong(monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with quiet():
@@ -130,15 +116,6 @@ def test_what_lies_elsewhere_has_columns_and_no_free_star(capsys) -> None:
     assert printed_table.ONE_MEMORY in shown
 
 
-def test_on_a_gpu_the_devices_memory_is_ranked_alone(capsys) -> None:
-    rows = [run("zero2", 2, **AT_HOME), run("zero3", 2, **IN_FILES)]
-    for row in rows:
-        row.device = "cuda"
-    lines, shown = table_of(rows, capsys)
-    assert "2.000*" in lines["zero3"]
-    assert printed_table.ONE_MEMORY not in shown
-
-
 @pytest.mark.slow
 def test_on_a_busy_machine_no_time_is_the_best_and_it_is_said_above_the_table(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "250")
@@ -156,47 +133,6 @@ def test_on_a_busy_machine_no_time_is_the_best_and_it_is_said_above_the_table(ca
     assert "the machine was busy" in runs_html(results_of(rows).runs)
     rows[1].cores = 64
     assert "busy" not in table_of(rows, capsys)[1], "cores were left"
-
-
-def test_time_of_other_processes_is_told_from_that_of_our_own(monkeypatch) -> None:
-    readings = iter([(0.0, 10.0, 1.0), (2.0, 13.0, 4.0), (2.0, 13.0, 1.0), (0.0, 10.0, 1.0)])
-    read = environment._read
-    monkeypatch.setattr(environment, "_read", lambda: environment._Reading(*next(readings)))
-    seen = environment.OtherProcesses()
-    assert [seen.cores() for _ in range(3)] == [0.0, 1.5, None]
-    monkeypatch.setattr(environment, "_read", read)
-    before, until = read(), time.process_time() + 0.1
-    while time.process_time() < until:
-        pass
-    now = read()
-    assert now.own_s - before.own_s >= 0.08
-    assert now.machine_s > before.machine_s
-
-
-def test_nodes_and_codes_have_columns(capsys) -> None:
-    coded = {"between_nodes_bytes": 3 * MIB, "quantized_gather_share": 1.0, "quantized_reduction_share": 0.25}
-    lines, shown = table_of([run("zero2", 2), run("zero3", 2, **coded)], capsys)
-    assert "between nodes MiB" in shown
-    assert "3.000" in lines["zero3"]
-    assert "100 / 25 %" in shown
-    _, shown = table_of([run("zero2", 2, **AT_HOME), run("zero3", 2, **AT_HOME, between_nodes_bytes=0)], capsys)
-    assert not any(name in shown for name in ("host", "files", "down", "between nodes", "quantized", "one memory"))
-
-
-def exported(folder: Path, rows: list[Any], capsys) -> list[str]:
-    collect(results_of(rows), folder)
-    assert cli.run(["export", str(folder), "--format", "markdown"]) == 0
-    return capsys.readouterr().out.splitlines()
-
-
-@pytest.mark.slow
-def test_exported_markdown_has_them_where_anything_is_there(tmp_path: Path, capsys) -> None:
-    plain = exported(tmp_path / "plain", [run("zero2", 2, **AT_HOME)], capsys)
-    assert not any(word in "".join(plain) for word in ("host", "nvme", "nodes", "quantized"))
-    lines = exported(tmp_path / "files", [run("zero2", 2, **AT_HOME), run("zero3", 2, **IN_FILES)], capsys)
-    assert "| peak_bytes | host_peak_bytes | nvme_bytes | states_bytes |" in lines[0]
-    assert f"| {2 * MIB} | {64 * MIB} | {80 * MIB} | {MIB} |" in lines[3]
-    assert lines[-1] == printed_table.ONE_MEMORY
 
 
 def test_a_plan_tells_what_will_be_elsewhere(monkeypatch, capsys) -> None:
@@ -219,12 +155,6 @@ def test_a_terminal_whose_encoding_lacks_a_character_shows_another(tmp_path: Pat
         with patient(of_c) as shown:
             print("ψ and –", file=shown)
     assert (tmp_path / "out").read_text() == "? and ?\n"
-
-
-def test_a_status_from_outside_has_no_escapes() -> None:
-    row = rows()[1] | {"status": "crash\x1b[2J", "name": "zero1", "launches": 1}
-    table = printed_table.cell_grid([row], printed_table.shown_columns([row]))
-    assert "\x1b" not in "".join(str(text) for text in table.rows[0])
 
 
 def test_a_command_after_two_dashes_keeps_its_own_flags(monkeypatch) -> None:

@@ -1,7 +1,10 @@
-"""Proofs of validation/: published figures and runs, table 1, certificates, ratios to peers; each has its target."""
+"""Proofs of validation/: published figures and runs, table 1, ratios to peers, and the GPU suite."""
 
 import csv
+import io
+import json
 from collections import Counter
+from contextlib import chdir, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,14 +12,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import zerobench as package
 from analysis import compare
+from tests.cells import MODELS, cell
 from tests.made_up import results_of, run
 from validation import table1
 from validation.__main__ import main
-from validation.certificates.command import Work, judged, loops, run_one
-from validation.certificates.loops import Plant, plant, usual
+from validation.gpu_suite import SECTIONS
+from validation.gpu_suite.suite import NONE
+from validation.one_gpu import PARTS, fitted, refitted
 from validation.published.command import record_of, write
-from validation.published.figure import reproduce, states_per_parameter
+from validation.published.figure import activation_bytes, reproduce, shape_of, states_per_parameter
 from validation.published.sources import SOURCES
 from validation.published_runs.cells import built_as, family_of, plan_of
 from validation.published_runs.hardware import hardware_of
@@ -25,8 +31,14 @@ from validation.published_runs.rows import PublishedRun
 from validation.runner import run_real
 from validation.store import read
 from validation.table1 import CellRow, StatesRow, TableCell, place_of, places
-from zerobench.records import CertificateRow
+from zerobench.config import schema as schemas
+from zerobench.config.schema import Measure
+from zerobench.config.schema_memory import CheckpointOffloadActivations, OffloadActivations
+from zerobench.config.schema_training import Bf16, Fp32
+from zerobench.predict.estimate import moved_bytes
+from zerobench.simulation import hardware
 from zerobench.simulation.execute import execute, settled
+from zerobench.sweep.cell import run_cell
 
 # -- published figures and runs, and table 1 ----
 
@@ -130,6 +142,7 @@ def test_gradients_that_are_accumulated_in_fp32_take_four_bytes() -> None:
     assert options == [True, False]
 
 
+@pytest.mark.thorough
 def test_the_runs_of_a_file_are_predicted_or_say_why_not(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     row = RUNS[2] | {"id": "one", "gpus": 8, "gpu": "A100-SXM"}
@@ -202,38 +215,113 @@ def test_a_ratio_is_that_of_paired_launches_with_its_interval() -> None:
     assert pd.isna(found["ddp", "step_s"].goal)
 
 
-PLANTED = plant(usual(), causes="masters.*bfloat16", about="dtypes: masters")
+SHAPES = {
+    "kept": schemas.Gpt(layers=6, hidden=96, heads=4, vocabulary=500),
+    "offloaded": schemas.Gpt(layers=5, hidden=96, heads=4),
+    "logits": schemas.Gpt(layers=3, hidden=96, heads=4, vocabulary=5000, checkpointing=True),
+}
 
 
-def judged_row(verdict: str, subject: str = "masters of all 6 parameters", found: str = "bfloat16") -> CertificateRow:
-    return CertificateRow("dtypes", subject, found, "float32", "it is declared", verdict)
+OFFLOAD, BOTH = OffloadActivations(), CheckpointOffloadActivations()
 
 
-def class_of(*rows: CertificateRow, planted: Plant | None = PLANTED) -> tuple[str, str]:
-    found = judged("a loop", 1, "", rows, 0, planted)
-    return found.kind, found.named_by
-
-
-def test_certificates_get_their_classes() -> None:
-    unusual = judged_row("unusual")
-    beside = judged_row("different", "moments of all 6 parameters", "float64")
-    assert class_of(judged_row("different"), beside) == ("named", "different")
-    assert class_of(judged_row("unusual"), beside) == ("named", "unusual")
-    assert class_of(beside) == ("misnamed", "")
-    assert class_of(judged_row("cannot be told")) == ("cannot be told", "")
-    assert class_of(judged_row("same")) == class_of() == ("missed", "")
-    wrongly = judged("a loop", 1, "", [judged_row("same")], 0, PLANTED).wrongly_same
-    assert wrongly.startswith("dtypes: masters of all 6")
-    assert not judged("a loop", 1, "", [judged_row("different")], 0, PLANTED).wrongly_same
-    assert [class_of(*rows, planted=None)[0] for rows in ([], [unusual], [unusual, beside])] == [
-        "clean", "unusual", "accused",
-    ]  # fmt: skip
-
-
+@pytest.mark.thorough
 @pytest.mark.slow
-def test_an_honest_loop_is_accused_of_nothing(tmp_path: Path) -> None:
-    reference = loops()["zero2"].reference
-    assert run_one(Work(reference), 11, tmp_path).kind == "clean"
-    found = run_one(Work("zero2", reference), 11, tmp_path)
-    assert (found.kind, found.rows) == ("clean", "")
-    assert found.same > 5
+@pytest.mark.parametrize(
+    ("name", "precision", "more"),
+    [
+        ("kept", Bf16(), {}),
+        ("logits", Fp32(), {}),
+        ("offloaded", Bf16(), {"activation": OFFLOAD}),
+        ("offloaded", Bf16(), {"activation": BOTH}),
+    ],
+)
+def test_activations_are_as_the_formula_says(
+    name: str, precision: Any, more: dict[str, Any], tmp_path: Path, monkeypatch
+) -> None:
+    """The peak without states, of a rank of 64 under zero3, whose states are small, within 4 %.
+
+    In host memory to the byte.
+    """
+    monkeypatch.setitem(MODELS, name, SHAPES[name])
+    how: dict[str, Any] = {"precision": precision, "measure": Measure(1, 2, passes="accounted"), **more}
+    one = cell("zero3", 64, name, backend="simulated", sequence=128, results_dir=str(tmp_path), **how)
+    row = run_cell(one, lambda _: None)
+    assert row.status == "ok", row.reason
+    measured = row.peak_activations_bytes + (row.peak_temporary_bytes or 0)
+    assert activation_bytes(shape_of(one.config)) == pytest.approx(measured, rel=0.04)
+    assert moved_bytes(one.config) == row.host_peak_bytes
+
+
+HERE = ROOT / "results" / "h100"
+
+
+def test_seven_rates_place_all_ten_steps_also_without_the_step_itself() -> None:
+    assert fitted(pd.read_csv(HERE / PARTS)) == pytest.approx(hardware.validated()["one_gpu"], rel=1e-3)
+    found = refitted(HERE)
+    assert found["measured"].between(found["low"], found["high"]).tolist() == [True] * 10
+    for column in ("predicted", "left_out"):
+        assert (found[column] / found["measured"] - 1).abs().median() < 0.05
+    alone = refitted(HERE, lambda one, other: one.split()[1] == other.split()[1])
+    without = (alone["left_out"] / alone["measured"] - 1).abs()
+    assert without.median() < 0.12
+    assert without.max() > 0.2, "the 1.5B model alone cannot tell unaligned products apart"
+
+
+SHORT_SUITE = ("--small", "--device", "cpu", "--minutes", "1000")
+"""The minutes count from the start of this process."""
+
+
+def sections_of(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "suite.json").read_text())["sections"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The suite in this process: one of its own would load torch twice again."""
+    out, printed = tmp_path_factory.mktemp("suite") / "the suite", io.StringIO()
+    with chdir(out.parent), redirect_stdout(printed):
+        assert main(["gpu-suite", *SHORT_SUITE, "--out", str(out)]) == 0
+    return out, printed.getvalue()
+
+
+@pytest.mark.thorough
+def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
+    out, printed = whole
+    sections = sections_of(out)
+    assert list(sections) == list(SECTIONS)
+    for name, section in sections.items():
+        assert {cell["status"] for cell in section["cells"]} == {"ok"}, name
+        assert section["title"] in printed
+        assert section["table"]["rows"]
+        assert not section["differs"]
+    assert "not reached: 0" in printed
+    titles = [line[3:] for line in (out / "summary.md").read_text().splitlines() if line.startswith("## ")]
+    assert titles == [SECTIONS[name].title for name in SECTIONS]
+
+
+@pytest.mark.thorough
+def test_its_answers_are_right(whole: tuple[Path, str]) -> None:
+    """Ours equal DDP to the bit; FSDP2 in bf16 does not, which shows that a difference is seen."""
+    out, _ = whole
+    tables = {name: section["table"]["rows"] for name, section in sections_of(out).items()}
+    equal = {row[0]: row[2] for row in tables["parity"]}
+    assert all("to the bit" in words for name, words in equal.items() if name.startswith("zero"))
+    assert equal["fsdp2 bf16"].startswith("within ")
+    runs = package.load(out).runs
+    memory = runs[runs.backend == "simulated"]
+    assert set(memory.world_size) == {8, 64}
+    memory = memory[memory.strategy == "zero3"]
+    assert ((memory.states_bytes / memory.predicted_states_bytes - 1).abs() < 0.01).all()
+    assert memory.step_s.isna().all()
+    speed = [cell["run_id"] for cell in sections_of(out)["speed"]["cells"]]
+    timed = runs[runs.run_id.isin(speed)]
+    assert list(timed.sort_values("started").strategy) == ["ddp", "zero3"] * 2, "two launches each, in turns"
+    assert len(tables["peaks"]) == 2
+    assert all(row[1] == row[2] != NONE for row in tables["peaks"]), "peaks are estimated to the byte"
+    assert {row[0] for row in tables["profile"]} == {"257", "320"}
+    assert [row[1] for row in tables["profile"] if row[3] != NONE].count("busy") == 2
+    kept = {row[0]: (float(row[1]), int(row[2])) for row in tables["tiers"] if row[2] != NONE}
+    assert [paper for _, paper in kept.values()] == [16, 2]
+    assert all(paper <= mine < paper + 1 for mine, paper in kept.values()), kept
+    assert sum(row[3] != NONE for row in tables["tiers"]) == 2, "steps: files, activations"

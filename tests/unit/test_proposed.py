@@ -29,10 +29,6 @@ needs_optuna = pytest.mark.skipif(
     find_spec("hydra_plugins") is None or find_spec("hydra_plugins.hydra_optuna_sweeper") is None,
     reason="Hydra's plugin for Optuna is not installed: pip install hydra-optuna-sweeper",
 )
-needs_nevergrad = pytest.mark.skipif(
-    find_spec("hydra_plugins") is None or find_spec("hydra_plugins.hydra_nevergrad_sweeper") is None,
-    reason="Hydra's plugin for Nevergrad is not installed; docs/how-to/search-with-optuna.md says how",
-)
 
 composed: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 """Configs that were composed already, with Hydra's loader: it takes a quarter of a second for each."""
@@ -134,18 +130,6 @@ def test_a_memory_limit_launches_of_a_cell_and_a_crash(ran: Ran) -> None:
     assert made_up_sweeper.told == [inf, 16 * MIB]
 
 
-@pytest.mark.thorough
-def test_what_ends_a_sweep_early_keeps_what_is_there(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = (*BY_MADE_UP, "micro_batch=2,4,6", "hydra.sweeper.n_trials=3", "objective=peak_bytes")
-    monkeypatch.setattr(MadeUp, "ends_at", 2)
-    code, said = ran(*words)
-    assert code == 130
-    assert "made_up: 2 cells: 2 ok" in said
-    assert "zerobench status" in said
-    monkeypatch.setattr(MadeUp, "ending", "failed_fast")
-    assert ran(*words)[0] == 1
-
-
 @pytest.mark.slow
 def test_a_figure_that_no_run_has_ends_the_sweep_with_a_sentence(ran: Ran) -> None:
     with pytest.raises(RefusedError, match="objective=overlap: a run has no such figure"):
@@ -171,12 +155,6 @@ def test_a_figure_that_no_run_has_ends_the_sweep_with_a_sentence(ran: Ran) -> No
 )  # fmt: skip
 def test_what_cannot_be_meant_is_a_sentence(words: tuple[str, ...], sentence: str) -> None:
     assert sentence in refusal(*words)
-
-
-@pytest.mark.slow
-def test_composing_leaves_no_file_in_the_folder_of_hydra(tmp_path: Path) -> None:
-    assert len(compose_cells(["-m", "seed=1,2", f"hydra.sweep.dir={tmp_path}/hydra"])) == 2
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_plugin_that_cannot_be_imported_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,12 +194,3 @@ def test_optuna_finds_what_is_best_and_fails_what_is_infeasible(ran: Ran) -> Non
     several = ("objective=peak_bytes,-tokens_per_s", "micro_batch=range(1,6)", "hydra.sweeper.n_trials=8")
     several = (*several, "hydra.sweeper.direction=[minimize,minimize]")
     assert "solutions:" in ran(*BY_OPTUNA, *several)[1]
-
-
-@needs_nevergrad
-@pytest.mark.thorough
-def test_nevergrad_finds_what_is_best_too(ran: Ran) -> None:
-    by_nevergrad = ("-m", "hydra/sweeper=nevergrad", *TINY, "hydra.sweeper.optim.budget=12")
-    code, said = ran(*by_nevergrad, "objective=-tokens_per_s", "micro_batch=range(1,13)", "strategy=ddp,zero3")
-    assert "best_evaluated_result" in said
-    assert code in (0, 1)

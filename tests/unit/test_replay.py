@@ -14,13 +14,10 @@ import pytest
 import zerobench
 from zerobench import cli
 from zerobench.commands.perfetto import live_bytes
-from zerobench.commands.predict import costs_of
 from zerobench.commands.replay import command
 from zerobench.commands.replay.command import NUMBERS, WORDS, page_data
-from zerobench.commands.replay.worlds import TICKS, ReplayWorld, at, common_ticks, executed_worlds, recorded_worlds
+from zerobench.commands.replay.worlds import ReplayWorld, executed_worlds, recorded_worlds
 from zerobench.records import CATEGORIES
-from zerobench.simulation.execute import CUDA, execute_all
-from zerobench.simulation.prediction import reduced, schedule_of, step_time
 
 RECORDED = Path(__file__).parents[2] / "results/replay"
 DATA = re.compile(r'(?<=id="data">)(.*?)(?=</script>)', re.DOTALL)
@@ -63,21 +60,6 @@ def test_the_pages_data_are_the_tables(world: ReplayWorld) -> None:
                 assert [one - 1 for one in stream["columns"][name]] == events[name].fillna(-1).tolist(), name
             microseconds = np.cumsum(stream["columns"]["us"])
             assert np.abs(microseconds / 1e6 - events["seconds"]).max() < 1e-6
-
-
-def test_one_clock_keeps_every_order_and_meets_at_phases_and_modules(world: ReplayWorld) -> None:
-    streams = [stream for panel in world.panels for stream in panel.streams.values()]
-    clocks = common_ticks(streams)
-    meets = []
-    for stream, ticks in zip(streams, clocks, strict=True):
-        assert (np.diff(ticks) >= 0).all()
-        assert ticks[0] == 0
-        assert TICKS * 0.99 < ticks[-1] <= TICKS
-        of = (stream["kind"] == "phase") | ((stream["kind"] == "module") & stream["name"].str.fullmatch(r"blocks\.\d"))
-        keys = zip(stream.loc[of, "kind"], stream.loc[of, "name"], stream.loc[of, "operator"], strict=True)
-        meets.append(list(zip(keys, ticks[of], strict=True)))
-    assert len(meets[0]) == 7 + 5 + 5
-    assert all(other == meets[0] for other in meets[1:])
 
 
 def test_the_committed_page_is_todays(world: ReplayWorld) -> None:
@@ -160,21 +142,3 @@ def test_an_executed_step_is_the_recorded_one(world: ReplayWorld) -> None:
     forms = {name: form.value for name, form in panel.formulas.items()}
     assert forms == {name: form.value for name, form in stage3.formulas.items()}
     assert page_data([executed], {})["worlds"][0]["panels"][0]["label"] == "ZeRO-3"
-
-
-@pytest.mark.slow
-def test_predicted_times_on_one_gpu_are_those_of_predict(world: ReplayWorld) -> None:
-    """A cluster's rates would leave out the time in which the host delays kernels."""
-    cluster, panel = costs_of("h100-3200", None), world.panels[0]
-    (made,) = executed_worlds([panel], [1], jobs=1, costs=cluster)
-    ((_, events),) = made.panels[0].streams.items()
-    small = reduced(at(panel.config, 1))
-    schedule = schedule_of(small, execute_all(small.configs, CUDA, 1, operators=True))
-    wanted = [
-        seconds
-        for event, seconds in zip(schedule.events[-1], step_time(schedule, cluster).timeline.at, strict=True)
-        if event.kind == "phase"
-    ]
-    assert events[events["kind"] == "phase"]["seconds"].tolist() == wanted
-    assert not {"compute", "order"} & set(events["kind"]), "which no recorded step has"
-    assert page_data([made], {})["worlds"][0]["panels"][0]["label"] == "DDP"

@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from tests.unit.test_status_show_prune import make
@@ -93,19 +92,6 @@ def test_the_verdict_says_which_is_least_what_it_costs_and_how_surely(stages: Pa
     assert "states are met to the byte, volumes to the element" in stages.text
 
 
-def test_accounts_provenance_and_commands_are_those_of_the_runs(stages: Page) -> None:
-    runs = load(STAGES).runs
-    for words in (
-        runs["command"].iloc[0],
-        runs["processor"].iloc[0],
-        runs["torch_version"].iloc[0],
-        f"git checkout {runs['commit'].iloc[0]}",
-    ):
-        assert words in stages.text
-    assert stages.text.count("Largest tensors at the peak") == len(runs)
-    assert "residual" in stages.text
-
-
 def test_it_asks_for_nothing_and_forbids_it(stages: Page) -> None:
     assert "default-src 'none'" in stages.html
     assert not re.findall(
@@ -139,61 +125,6 @@ def test_failed_runs_alone_make_a_page_that_says_so(tmp_path: Path) -> None:
     assert not page.bars
 
 
-@pytest.mark.slow
-def test_one_cell_and_several_devices_are_told(tmp_path: Path) -> None:
-    make(tmp_path / "runs", "zero1")
-    assert "One cell: there is nothing to compare it with." in page_of(tmp_path / "page.html", tmp_path / "runs").text
-    make(tmp_path / "runs", "ddp", device_class="a GPU", processor="another")
-    page = page_of(tmp_path / "page.html", tmp_path / "runs")
-    assert "Runs of 2 devices, a GPU, cpu" in page.text
-    assert "not comparable in time: zero1" in page.text or "not comparable in time: ddp" in page.text
-
-
-@pytest.mark.thorough
-def test_the_headline_counts_wins_that_are_proven_and_none_of_a_busy_machine(tmp_path: Path) -> None:
-    """Three launches of two cells in turns, in two settings: with seed 1 the times differ by twice, with 2 by noise."""
-    results = load(STAGES)
-    two = results.runs[results.runs["strategy"].isin(["ddp", "zero1"])]
-    launches = []
-    for seed, slower in ((1, 2.0), (2, 1.001)):
-        for number in range(3):
-            one = two.assign(seed=seed, repeat=number, run_id=two["run_id"] + f"/{seed}{number}", others_cores=0.1)
-            one["config"] = [json.dumps(json.loads(text) | {"seed": seed}) for text in one["config"]]
-            one["cell_id"] = one["cell_id"] + str(seed)
-            one["started"] = [f"2026-01-0{seed}T0{number}:0{place}:00.000+00:00" for place in range(len(one))]
-            one["step_s"] = [
-                0.1 * (1 + 0.001 * number) * (slower if name == "zero1" else 1) for name in one["strategy"]
-            ]
-            launches.append(one)
-    runs = pd.concat(launches, ignore_index=True)
-
-    def headline(of: pd.DataFrame, name: str) -> str:
-        collect(type(results)(**{**vars(results), "runs": of}), tmp_path / name)
-        return page_of(tmp_path / f"{name}.html", tmp_path / name).text
-
-    quiet = headline(runs, "quiet")
-    assert "Fastest, of 2 settings with two cells or more: ddp in 1, not proven in 1." in quiet
-    assert "not told apart from it: zero1" in quiet
-    busy = headline(runs.assign(others_cores=[1.9, *[0.1] * (len(runs) - 1)]), "busy")
-    assert "The machine was busy while 1 of 4 cells ran: other processes took up to 1.9 of its" in busy
-    assert "Fastest, of 2 settings with two cells or more: not proven in 2." in busy
-
-
-@pytest.mark.slow
-def test_a_cell_without_times_stands_beside_those_with(tmp_path: Path) -> None:
-    times = ("step_s", "forward_s", "backward_s", "update_s", "tokens_per_s")
-    make(tmp_path / "runs", "zero3", **dict.fromkeys(times))
-    make(tmp_path / "runs", "ddp", peak_bytes=6 * 2**20)
-    page = page_of(tmp_path / "page.html", tmp_path / "runs")
-    assert "ddp: 250.0 ms a step (too few for an interval)" in page.text
-    assert "times are not comparable: there are none" in page.text
-
-
-def test_runs_whose_bytes_no_pass_counted_have_no_prediction_to_meet(tmp_path: Path) -> None:
-    page = page_of(tmp_path / "page.html", STAGES.parents[2] / "h100")
-    assert "to the element; without a prediction: zero1 passes=timed" in page.text
-
-
 def moved(to: Path, **changes: float) -> Path:
     """The stages with a change of zero1's row."""
     results = load(STAGES)
@@ -218,9 +149,6 @@ def test_of_two_folders_it_says_what_moved_in_which_category_by_how_much(tmp_pat
     assert bar[1:] == ("communication", float(mib))
     assert "noise in 4 of 4 cells" in page.text
     assert page.data["side"]["values"] == ["A"] * 4 + ["B"] * 4
-    same = page_of(tmp_path / "same.html", STAGES, STAGES, "--where", "strategy=ddp")
-    assert not same.bars
-    assert same.text.count("equal, exactly, in the only cell") == 3
 
 
 SENTENCES: dict[str, tuple[list[str], str]] = {

@@ -18,10 +18,9 @@ from tests.cells import cell
 from tests.made_up import results_of, run
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.config.cell import Cell
 from zerobench.config.schema_memory import CpuOffload
 from zerobench.config.schema_training import AdamW, Sgd
-from zerobench.records import CATEGORIES, LINKS, PHASES, MemoryRow, RunRow
+from zerobench.records import LINKS, MemoryRow, RunRow
 from zerobench.records.describe import columns_of
 from zerobench.registry import MODELS
 from zerobench.results import selection, tables
@@ -29,7 +28,7 @@ from zerobench.results.frames import to_frame
 from zerobench.results.options import Where
 from zerobench.results.tables import ALL_TABLES, COLUMNS, FIGURES, RANKS, Results, collect, load, merge
 from zerobench.sweep import from_python
-from zerobench.sweep.cell import new_row, run_cell
+from zerobench.sweep.cell import new_row
 
 STAGES = Path(__file__).parents[2] / "results/reference/cpu/stages"
 
@@ -40,31 +39,6 @@ MEANS = {"wire_bytes", "within_bytes", "between_bytes"}
 @pytest.fixture(scope="module")
 def stages() -> Results:
     return load(STAGES)
-
-
-@pytest.mark.slow
-def test_categories_are_ordered_as_the_stages_the_ledger_and_a_step_are(stages: Results) -> None:
-    rows = [run(name, 2) for name in ("zero3", "fsdp2", "zero1", "ddp", "zero2")]
-    rows.append(replace(rows[0], strategy="mine", run_id="mine"))
-    order = ["ddp", "zero1", "zero2", "zero3", "fsdp2", "mine"]
-    assert list(results_of(rows).runs.sort_values("strategy").strategy) == order
-    assert list(stages.memory.category.cat.categories)[: len(CATEGORIES)] == list(CATEGORIES)
-    phases = [phase for phase in PHASES if phase != "save"]  # without measure.save
-    assert list(stages.memory.groupby("phase", observed=True).size().index) == phases
-    assert stages.memory.phase.max() == "step"
-    some = stages.of(stages.runs.run_id[:2])
-    assert list(some.runs.strategy.cat.categories) == ["ddp", "zero1"], "no others than there are"
-
-
-def test_results_are_a_collection_of_runs_with_the_names_of_their_tables(stages: Results) -> None:
-    assert len(stages) == len(stages.runs) > 3
-    first, second = list(stages)[:2]
-    assert (first.row["run_id"], len(second)) == (stages.runs["run_id"].iloc[0], 1)
-    assert list(stages.sweep()["cell"]) == list(stages.cell)
-    assert stages.run(stages.cell.iloc[-1]).row["cell_id"] == stages.runs["cell_id"].iloc[-1]
-    assert first.cell.startswith(f"{first.row['strategy']} {first.row['model']} N=")
-    assert first.cell in repr(first)
-    assert not len(stages.of([]))
 
 
 def test_columns_are_typed_and_each_has_a_meaning_and_every_number_its_unit(stages: Results) -> None:
@@ -136,45 +110,11 @@ def test_a_run_is_found_as_it_is_named(stages: Results) -> None:
         stages.run("zero1 gpt_small N=4 b=8")
 
 
-@pytest.mark.slow
-def test_text_says_what_is_not_there() -> None:
-    assert repr(results_of([])) == "Results: no runs."
-    failed = replace(run("zero3", 2, "oom"), reason="rank 1 ran out of memory")
-    mixed = replace(run("ddp", 2), device="cuda", run_id="on-a-gpu")
-    text = repr(results_of([run("ddp", 2), mixed, failed]))
-    assert "Results: 3 runs of 2 cells, 1 not ok, on cpu and cuda, whose times are not comparable" in text
-    assert "zero3 tiny N=2 b=4: oom: rank 1 ran out of memory" in text
-    assert "oom: rank 1" in repr(results_of([failed]).run("zero3-2-2-0"))
-    assert "... and 10 cells more in .runs" in repr(results_of([run("ddp", n) for n in range(1, 31)]))
-
-
 # -- HTML for a notebook -------------------------------------------------------------------------------
 
 
 def html(results: Results) -> ElementTree.Element:
     return ElementTree.fromstring(results._repr_html_())
-
-
-def bars_of(page: ElementTree.Element) -> dict[str, float]:
-    """Returns the words of each part of a bar -> its width."""
-    svg = "{http://www.w3.org/2000/svg}"
-    return {one.findtext(f"{svg}title", ""): float(one.get("width", 0)) for one in page.iter(f"{svg}rect")}
-
-
-@pytest.mark.slow
-def test_the_table_has_a_row_per_cell_and_the_bars_have_its_bytes(stages: Results) -> None:
-    page = html(stages)
-    cells = [["".join(one.itertext()) for one in row.iter("td")] for row in page.iter("tr")][1:]
-    peaks = [f"{size / 2**20:.1f}" for size in stages.runs.sort_values("strategy").peak_bytes]
-    assert [(one[0].split()[0], one[2]) for one in cells] == list(zip(stages.runs.strategy, peaks, strict=True))
-    assert all(unit in "".join(page.find(".//thead").itertext()) for unit in ("peak MiB", "formula MiB", "step ms"))
-    assert [one.text for one in page.iter("strong")].count(min(peaks, key=float)) == 1, "the best is bold"
-    wide = {told: width for told, width in bars_of(page).items() if told}
-    row = stages.runs.iloc[0]
-    mine = {told: width for told, width in wide.items() if told.startswith("ddp ")}
-    assert sum(mine.values()) / max(mine.values()) == pytest.approx(
-        row.peak_bytes / max(row[f"peak_{name}_bytes"] for name in CATEGORIES), rel=1e-3
-    )
 
 
 @pytest.mark.slow
@@ -377,20 +317,6 @@ def test_lists_are_sweeps_and_a_run_records_the_same_command(composed: list[Any]
     words = "zerobench -m measure.steps=3 strategy=ddp,zero1 model=gpt_tiny clip=null world_size=1,2"
     assert composed == [words.split(), 4]
     assert sys.argv == before
-
-
-@pytest.mark.slow
-def test_a_refused_cell_is_a_row_without_a_run(composed: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    def run_cells(cells: list[Cell], tables: bool) -> tuple[int, list[RunRow]]:
-        return 1, [run_cell(cell, lambda _: None) for cell in cells if cell.problems]
-
-    monkeypatch.setattr(from_python, "run_cells", run_cells)
-    where = str(tmp_path / "runs")
-    runs = zerobench.run("batch=4", strategy="ddp", model="gpt_tiny", world_size=[2, 3], results_dir=where).runs
-    assert runs[["world_size", "status", "run_id"]].to_dict("records") == [
-        {"world_size": 3, "status": "invalid", "run_id": ""}
-    ]
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_no_choice_is_a_sentence(composed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,16 @@
 """The search under a memory limit, against a machine that is made up."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-import zerobench
 from tests.cells import cell, sound
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Search as SearchConfig
-from zerobench.config.schema_training import Bf16
-from zerobench.host.job import ROWS
 from zerobench.records import RunRow
 from zerobench.sweep.cell import new_row
-from zerobench.sweep.search import BatchSearch, combinations, is_search, run_searches
-from zerobench.sweep.search import _blank_row as _blank_search_row
+from zerobench.sweep.search import combinations, is_search, run_searches
 
 MIB = 2**20
 
@@ -94,29 +89,6 @@ def test_the_fastest_that_fits_is_found(tmp_path, strategy: str, limit: str, bes
     assert len(found.run_ids.split()) == 3
 
 
-def test_what_needs_more_than_what_does_not_fit_is_not_run(tmp_path) -> None:
-    """Under 15 MiB: 1, 2 (too large) and the last, 8, plain; 1, 2, 4, 8 recomputed."""
-    machine = MadeUp()
-    (found,) = run_searches([search_cell("zero2", "15 MiB", tmp_path)], machine)
-    assert found.tried == 7
-    tried = [(row.micro_batch, row.checkpointing) for row in machine.rows if row.repeat == 0]
-    assert tried == [(1, False), (2, False), (8, False), (1, True), (2, True), (4, True), (8, True)]
-
-
-def test_two_limits_share_their_runs_and_leave_rows(monkeypatch, tmp_path) -> None:
-    """Also for the sweep whose job this is."""
-    machine = MadeUp()
-    monkeypatch.setenv(ROWS, str(tmp_path / "rows"))
-    cells = [search_cell("zero2", limit, tmp_path) for limit in ("20 MiB", "40 MiB")]
-    found = run_searches(cells, machine)
-    short = [row.cell_id for row in machine.rows if row.run_id.endswith("-0")]
-    assert len(short) - len(set(short)) == 0
-    kept = zerobench.load(tmp_path).searches.sort_values("limit_bytes")
-    assert list(kept.limit_bytes) == [20 * MIB, 40 * MIB]
-    assert list(kept.tokens_per_s) == [one.tokens_per_s for one in found]
-    assert [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()] == [vars(one) for one in found]
-
-
 def test_running_out_of_memory_is_not_fitting_and_crashes_are_told(tmp_path) -> None:
     machine = MadeUp()
     machine.limit = 20 * MIB
@@ -144,9 +116,3 @@ def test_running_out_of_memory_is_not_fitting_and_crashes_are_told(tmp_path) -> 
 )
 def test_searches_that_make_no_sense(more: dict[str, Any], words: str) -> None:
     assert words in " ".join(cell("zero2", 2, **more).problems)
-
-
-def test_a_search_says_in_which_numbers_it_trained() -> None:
-    asked = cell("zero1", 2, search=SearchConfig(memory_limit="9 MiB"), batch=4, precision=Bf16(), clip=1.0)
-    row = _blank_search_row(BatchSearch(asked))
-    assert (row.precision, row.optimizer) == ("bf16", "adamw/fused, clipped at 1")

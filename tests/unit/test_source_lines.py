@@ -66,31 +66,6 @@ def test_storages_are_made_by_the_line_that_a_reader_would_name(again: bool) -> 
     assert list(made.storages) == [2, 2]
 
 
-@pytest.mark.slow
-def test_a_hooks_storages_are_the_hooks() -> None:
-    model, kept = Net(), []
-
-    def keep(gradient: torch.Tensor) -> None:
-        kept.append(gradient.clone())  # line of the hook
-
-    model.first.weight.register_hook(keep)
-    grown = watched(model).lines.query("at == 'growth'")
-    assert list(grown.source) == [f"{line_of('line of the hook')} test_a_hooks_storages_are_the_hooks.<locals>.keep"]
-    assert list(grown.bytes) == [2 * 4 * HIDDEN * HIDDEN]
-
-
-@pytest.mark.slow
-def test_what_grows_is_named_to_the_byte_and_all_rows_add_up() -> None:
-    results = watched(Net(), kept=[])
-    run, lines = results.runs.iloc[0], results.lines
-    assert run.growth_bytes == 2 * 4 * 8 * HIDDEN
-    grown = lines[lines["at"] == "growth"]
-    assert grown.bytes.sum() == run.growth_bytes
-    assert [source.split(" in")[0] for source in grown.source] == [line_of("line of the second").removesuffix(" in")]
-    assert lines[lines["at"] == "peak"].bytes.sum() == run.peak_bytes
-    assert watched(Net()).runs.growth_bytes.item() == 0
-
-
 class Log:
     """What a logger of a user's keeps."""
 

@@ -151,7 +151,6 @@ def test_data_without_a_length_are_counted_in_samples_by_every_verb(tmp_path: Pa
         ["show", str(first)],
         ["report", str(where), "--out", out["page.html"]],
         ["export", str(where), "--format", "latex", "--out", out["table.tex"]],
-        ["plot", "pareto", str(where), "--out", out["figures"], "--format", "svg"],
         ["plot", "throughput", str(where), "--out", out["figures"], "--format", "svg"],
     ):
         assert cli.run(words) == 0
@@ -162,18 +161,10 @@ def test_data_without_a_length_are_counted_in_samples_by_every_verb(tmp_path: Pa
     print_results(results.runs.to_dict("records"))
     said += [capsys.readouterr().out, repr(results), repr(results.run(first.name))]
     everything = "\n".join(said)
-    assert ["samples/s" in text or "samples / s" in text for text in said].count(True) >= 7
+    assert ["samples/s" in text or "samples / s" in text for text in said].count(True) >= 6
     assert not re.search("tokens ?/ ?s", everything)
     assert f"batch {results.runs.batch[0]}" in everything
     assert "of 1 tokens" not in everything
-
-
-def test_cells_with_and_without_a_length_share_no_column_of_rates(tmp_path: Path, capsys) -> None:
-    make(tmp_path, "ddp", sequence=1)
-    make(tmp_path, "zero2", tokens_per_s=512.0)
-    print_results(load(tmp_path).runs.to_dict("records"), ("tokens/s", "samples/s"))
-    shown = [line.split()[-3:] for line in capsys.readouterr().out.splitlines() if "tiny" in line]
-    assert shown == [["b=8", "–", "1024"], ["b=8", "512", "–"]]
 
 
 def test_what_no_prediction_explains_is_said_by_show_and_by_a_sweep(tmp_path: Path, capsys) -> None:
@@ -256,24 +247,6 @@ def test_show_of_a_failed_run_ends_with_its_logs(tmp_path: Path, capsys) -> None
     assert "line 9\n" not in shown
     assert "rank0" not in shown
     assert "Memory" not in shown
-
-
-@pytest.mark.slow
-def test_show_finds_a_run_by_part_of_its_name(tmp_path: Path, capsys) -> None:
-    for strategy in ("ddp", "zero1", "zero1"):
-        make(tmp_path / "runs", strategy)
-    collect(load(tmp_path / "runs"), tmp_path / "collection")
-    for where in ("runs", "collection"):
-        assert cli.run(["show", "dd", "--results", str(tmp_path / where)]) == 0
-        assert "gradients" in capsys.readouterr().out
-    assert cli.run(["show", "zero1", "--results", str(tmp_path / "runs")]) == 2
-    errors = capsys.readouterr().err
-    assert "fits 2 runs" in errors
-    assert len([line for line in errors.splitlines() if line.startswith("  zero1-tiny")]) == 2
-    assert cli.run(["show", "zero8-tiny-n2", "--results", str(tmp_path / "runs")]) == 2
-    assert "the nearest: zero1-tiny-n2-" in capsys.readouterr().err
-    assert cli.run(["show", "zero1 tiny N=2 b=9", "--results", str(tmp_path / "runs")]) == 2
-    assert "the nearest: 'zero1 tiny N=2 b=8'" in capsys.readouterr().err
 
 
 def test_damaged_run_replaces_no_whole_one(tmp_path: Path, capsys) -> None:

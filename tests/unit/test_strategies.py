@@ -13,13 +13,12 @@ from torch import nn
 
 import zerobench
 from tests.cells import cell
-from zerobench import cli, models, strategies, zero
+from zerobench import cli, strategies, zero
 from zerobench.config.compose import RefusedError, compose_cells
 from zerobench.config.flat import base_name, name_cells
 from zerobench.predict.estimate import estimate
-from zerobench.results import printed_table, provenance
-from zerobench.simulation.execute import execute
-from zerobench.strategies import predicts, specs, table
+from zerobench.results import provenance
+from zerobench.strategies import specs, table
 from zerobench.sweep.cell import run_cell
 from zerobench.theory.strategy import ZERO1
 
@@ -259,21 +258,6 @@ def test_the_users_code_is_part_of_a_runs_source_and_of_no_other_strategys() -> 
 
 
 @pytest.mark.slow
-def test_an_option_that_is_named_as_one_of_ours_means_what_its_builder_says() -> None:
-    def build(
-        model: nn.Module, optimizer: Any, prefetch: str = "none", mode: str = "fast", bucket_bytes: int = 0
-    ) -> Mine:
-        return Mine(model, optimizer)
-
-    zerobench.register_strategy("mine", build)
-    (one,) = compose_cells(["strategy=mine", *CELL])
-    assert one.problems == ()
-    assert strategies.spec_of("mine").engine_options(one.config.section("strategy")) == {
-        "prefetch": "none", "mode": "fast", "bucket_bytes": 0
-    }  # fmt: skip
-
-
-@pytest.mark.slow
 def test_an_installed_package_offers_a_strategy_by_an_entry_point(monkeypatch: Any) -> None:
     point = SimpleNamespace(name="packaged", load=lambda: Mine)
     monkeypatch.setattr(table, "installed", lambda _: (point,))
@@ -301,27 +285,6 @@ def test_the_table_is_read_without_torch() -> None:
     assert done.stdout == "False\n"
 
 
-@pytest.mark.slow
-def test_units_of_fsdp2_may_stay_in_fewer_parts_from_forward_to_backward() -> None:
-    """Beside 1/4 in shards half of each block is kept, as parameters, and gathered from one other rank."""
-    few = {"strategy": {"reshard_ranks": 2}}
-    all_ranks, halves = (execute(cell("fsdp2", 4, **more).config) for more in ({}, few))
-    assert not all_ranks.problem + halves.problem
-    of_blocks = sum(
-        p.numel()
-        for name, p in models.build("gpt", cell("ddp", 1).config.model_options).named_parameters()
-        if name.startswith("blocks.")
-    )
-    most = [one._step["parameters"].max_bytes for one in (all_ranks, halves)]
-    assert 0 < most[1] - most[0] <= 4 * of_blocks / 2
-    assert all_ranks._step["activations"].max_bytes == halves._step["activations"].max_bytes
-    assert halves.wire_bytes < all_ranks.wire_bytes
-    words = "it must divide world_size=4 and be below it, and strategy be fsdp2; leave it out"
-    for name, ranks in (("fsdp2", 3), ("fsdp2", 4), ("fsdp2_no_reshard", 2)):
-        problems = cell(name, 4, strategy={"reshard_ranks": ranks}).problems
-        assert problems == (f"strategy.reshard_ranks={ranks}: {words}",)
-
-
 PEERS = {name: spec for name, spec in specs().items() if spec.tuning}
 
 OPTIONAL = {"reshard_ranks"}
@@ -338,13 +301,6 @@ def test_null_follows_tuned_and_a_value_stands(name: str) -> None:
     assert plain != {**best, "tuned": False}
     key, (default, _) = next(iter(spec.tuning.items()))
     assert spec.filled({**section, "tuned": True, key: default})[key] == default
-
-
-def test_ours_have_nothing_to_fill_in() -> None:
-    for name in set(specs()) - set(PEERS):
-        section = asdict(specs()[name].options())
-        assert specs()[name].filled(section) == section
-        assert predicts({"name": name})
 
 
 def test_what_is_tuned_is_in_the_cell_and_in_its_name() -> None:
@@ -368,16 +324,3 @@ def test_what_is_not_installed_is_said_before_ranks_start(tmp_path, monkeypatch)
 def test_deepspeed_is_not_asked_to_clip() -> None:
     (problem,) = [p for p in cell("deepspeed_zero1", 2, clip=1.0).problems if "installed" not in p]
     assert problem == "clip=1: strategy=deepspeed_zero1 clips inside its own step, unseen; leave it out"
-
-
-def test_a_peer_has_no_prediction_and_its_places_hold_a_dash(monkeypatch, capsys) -> None:
-    one = cell("fsdp2", 2)
-    assert estimate(one.config).psi > 0
-    assert estimate(one.config).states_bytes is estimate(one.config).volume_psi is None
-    from zerobench.sweep.cell import new_row
-
-    row = asdict(new_row(one)) | {"status": "ok", "peak_bytes": 2**24, "states_bytes": 2**23, "volume_psi": 2.9}
-    row |= {"step_s": 0.1, "step_s_low": 0.09, "step_s_high": 0.11, "tokens_per_s": 100.0, "loss_last": 2.5}
-    printed_table.print_results([row])
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "fsdp2" in line]
-    assert line.split()[4:11] == ["ok", "16.0", "8.000", "–", "–", "2.900", "–"]

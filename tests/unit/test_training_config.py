@@ -9,11 +9,9 @@ from torch import nn
 
 from tests.cells import cell, sound
 from zerobench.config import schema_training as training
-from zerobench.config.flat import name_cells
 from zerobench.config.resolve import _resolve_strategy
 from zerobench.strategies import options, spec_of
 from zerobench.zero.optim.segments import ELEMENTWISE
-from zerobench.zero.precision import LossScaling
 
 VARIANTS: list[training.Optimizer] = [
     *(schema() for name, schema in training.OPTIMIZERS.items() if name != "muon"),
@@ -149,29 +147,6 @@ def test_megatron_has_fp32_gradients_and_no_tiles_unless_told() -> None:
     assert cell("zero1", 2, precision=training.Bf16()).config.precision.tile_bytes == 4 * 2**20
 
 
-def test_a_precision_becomes_an_engines_options() -> None:
-    def options(section: training.Precision) -> dict[str, Any]:
-        return cell("zero2", 2, precision=section).config.precision.options_of("zero2")
-
-    tiles = {"tile_bytes": 4 * 2**20}
-    assert options(training.Fp32()) == tiles
-    assert options(training.Fp32(wire_dtype="bf16")) == {"wire_dtype": torch.bfloat16, **tiles}
-    assert options(training.Bf16(gradient_dtype="fp32")) == {"gradient_dtype": torch.float32, **tiles}
-    assert options(training.Bf16(gradient_dtype="fp32", wire_dtype="bf16"))["wire_dtype"] == torch.bfloat16
-    fp16 = options(training.Fp16(initial_scale=8.0, interval=5))
-    assert fp16["loss_scaling"] == LossScaling(8.0, 2.0, 0.5, 5, 1.0)
-
-
-def test_a_row_says_precision_and_clipping() -> None:
-    from zerobench.sweep.cell import new_row
-
-    one = cell("zero2", 2, precision=training.Bf16(gradient_dtype="fp32"), clip=0.5, clip_norm="inf")
-    row = new_row(one)
-    assert row.precision == "bf16, gradient_dtype=fp32"
-    assert row.optimizer == "adamw/fused, clipped at 0.5 (norm inf)"
-    assert new_row(cell("zero2", 2)).optimizer == "adamw/fused"
-
-
 def test_a_model_not_built_in_fp32_is_refused_and_one_that_is_is_cast_with_its_ties() -> None:
     section = cell("zero2", 2, precision=training.Bf16()).config.precision
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
@@ -180,12 +155,3 @@ def test_a_model_not_built_in_fp32_is_refused_and_one_that_is_is_cast_with_its_t
     assert model[0].weight is model.tied.weight
     with pytest.raises(ValueError, match=r"0.weight is torch.float64: build the model in float32"):
         section.cast(nn.Sequential(nn.Linear(3, 3)).double(), "zero2")
-
-
-def test_names_tell_precisions_and_optimizers_apart_in_a_word() -> None:
-    half, adagrad = training.Fp16(), training.Adagrad()
-    cells = [cell("ddp", 2), cell("ddp", 2, precision=half), cell("ddp", 2, optimizer=adagrad)]
-    cells.append(cell("ddp", 2, precision=half, optimizer=adagrad, clip=1.0))
-    base = "ddp tiny N=2 b=8"
-    names = [base, f"{base} fp16", f"{base} adagrad", f"{base} fp16 adagrad"]
-    assert name_cells([one.config for one in cells]) == names

@@ -64,16 +64,6 @@ def test_witnesses_that_disagree_are_named_for_peers_too(strategy: str, columns:
     assert said_of(strategy, **columns) == sentence
 
 
-def test_a_copy_that_a_thread_writes_is_at_most_the_states() -> None:
-    """One copy may live or not at any instant; a second one, which no save needs, is named."""
-    for name in ("growth_bytes", "kept_bytes", "timed_allocator_peak_bytes"):
-        before = 10 * MIB if name.startswith("timed") else 0
-        assert said_of(aside=True, **{name: before + MIB}) == "", name
-        assert said_of(aside=True, **{name: before + 2 * MIB}) != "", name
-        assert said_of(aside=False, **{name: before + MIB}) != "", "a blocking save copies nothing"
-    assert "control: 8 B above" in said_of(aside=True, control_bytes=312, predicted_control_bytes=304)
-
-
 def test_a_ledger_that_predictions_confirm_blames_the_allocator() -> None:
     said = said_of(outside_ledger_bytes=-5_300_000, expected=Expected(Prediction(MIB, {}, {})))
     assert said.endswith("the ledger is as predicted, so the allocator's peak was reset, or not read in every phase")
@@ -91,12 +81,6 @@ def test_a_figure_of_rank_0_alone_is_named() -> None:
     assert said_of(memory=memory, peak_bytes=6 * MIB, **most) == ""
     said = said_of(memory=memory, peak_bytes=5 * MIB, **most)
     assert said == "peak: 5,242,880 B in the row, and 6,291,456 B on rank 1: not of all ranks"
-
-
-def test_kernels_scratch_is_larger_in_half_precision() -> None:
-    for precision, most in (("fp32", 105_000), ("bf16", 524_288)):
-        assert said_of(outside_ledger_bytes=most - 200, precision=precision) == ""
-        assert "of kernels or other threads" in said_of(outside_ledger_bytes=most + 200, precision=precision)
 
 
 def test_libraries_of_a_peer_may_take_memory_beside_the_ledger_and_the_accounted_pass() -> None:
@@ -201,25 +185,9 @@ def test_norms_that_nobody_took_are_said() -> None:
     assert one.kind == UNCHECKED
 
 
-def test_what_a_trace_trained_counts_for_nothing() -> None:
-    """Its pass comes last, and would take the place of the others'."""
-    traced = steps([9.0, 9.0, 9.0], [9.0, 9.0, 9.0]).assign(mode="traced")
-    mine = pd.concat([steps(LOSSES, NORMS), traced], ignore_index=True)
-    assert parity.compare(cell("zero2", 2).config, mine, DDP, THEIRS).kind == EQUAL
-
-
 def test_the_formula_stands_beside_the_prediction_before_a_run() -> None:
     """16ψ, 8ψ + 8ψ/N, 16ψ/N in fp32, and what is predicted is above."""
     for name, factor in (("ddp", 16), ("zero1", 12), ("zero3", 8)):
         found = estimate(cell(name, 2).config)
         assert found.floor_bytes == pytest.approx(factor * found.psi, rel=0.01)
         assert found.states_bytes >= found.floor_bytes
-
-
-def test_compiled_runs_have_a_compiled_reference() -> None:
-    """Fused operators round otherwise: under an eager one they would be said to train otherwise."""
-    keys = [parity.training_key(cell(name, 2, compile=how).config) for how in ("none", "blocks") for name in PAIR]
-    assert keys[0] == keys[1] != keys[2] == keys[3]
-
-
-PAIR = ("ddp", "zero2")

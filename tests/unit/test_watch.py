@@ -1,4 +1,5 @@
-"""Watching a loop in one process: figures of an instrument that was there from the start, and nothing left behind."""
+"""Watching a loop in one process, or the loop of a trainer: figures of an instrument that was there from the start, and
+nothing left behind."""
 
 import sys
 import threading
@@ -16,6 +17,8 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import CallbackHandler
 
 import zerobench
 from zerobench.commands.show import setting_of
@@ -184,14 +187,6 @@ def test_a_late_watch_sees_what_an_instrument_sees_that_was_there_from_the_start
 def test_account_has_no_setting_that_a_watch_cannot_know() -> None:
     row = watched(Loop(), warmup=0, steps=1).runs.iloc[0].to_dict()
     assert dict(setting_of(row))["training"] == 'fp32, adamw (implementation="auto"); data watched'
-
-
-def test_without_warmup_what_the_first_step_leaves_is_growth() -> None:
-    run = watched(Loop(), warmup=0, steps=2).runs.iloc[0]
-    states = sum(2 * p.nbytes + 4 for p in Net().parameters())
-    gradients = sum(p.nbytes for p in Net().parameters())  # they live as the optimizer's step ends
-    assert run.max_optimizer_bytes == states
-    assert run.growth_bytes == states + gradients + 4 * BATCH * HIDDEN + 4  # and so do batch and loss
 
 
 def patched() -> dict[str, Any]:
@@ -399,3 +394,100 @@ def test_objects_that_cannot_be_watched_are_refused(tmp_path: Path) -> None:
     assert refused(model, optimizer, steps=0) == "watch: steps=0; it is a whole number from 1 on"
     assert refused(model, optimizer, warmup=-1) == "watch: warmup=-1; it is a whole number from 0 on"
     assert not list(tmp_path.iterdir())
+
+
+LENGTH, ROWS = 16, 2
+
+
+def tiny() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "n_positions": LENGTH, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    return GPT2LMHeadModel(
+        GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0)
+    )
+
+
+class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        tokens = (torch.arange(LENGTH) + i) % 64
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def check(results: zerobench.Results, model: nn.Module, accumulation: int) -> None:
+    run = results.runs.iloc[0]
+    parameters = sum(p.nbytes for p in model.parameters())
+    assert run.max_parameters_bytes == parameters == 4 * run.psi
+    assert run.max_optimizer_bytes == 2 * parameters + 4 * len(list(model.parameters()))
+    assert run.max_gradients_bytes >= parameters
+    assert (run.micro_batch, run.accumulation, run.growth_bytes) == (ROWS, accumulation, 0)
+    assert results.lines[results.lines["at"] == "peak"].bytes.sum() == run.peak_bytes
+    assert list(results.steps.warmup) == [True, False, False]
+
+
+class Recorded(TrainerCallback):
+    """Another callback beside the watch's."""
+
+
+@pytest.mark.slow
+def test_the_callback_hears_what_transformers_tells_its_callbacks() -> None:
+    """Without accelerate there is no Trainer: its events come from its own handler, over a loop of ours."""
+    model = tiny()
+    optimizer = torch.optim.AdamW(model.parameters())
+    callback = zerobench.trainer_callback()
+    assert callback.results is None
+    handler = CallbackHandler([Recorded(), callback], model, None, optimizer, None)
+    arguments: Any = None
+    state, control, data = TrainerState(), TrainerControl(), Tokens()
+    handler.on_train_begin(arguments, state, control)
+    for step in range(4):
+        handler.on_step_begin(arguments, state, control)
+        for micro in range(2):
+            rows = [data[4 * step + 2 * micro + row] for row in range(ROWS)]
+            batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+            (model(**batch).loss / 2).backward()
+            del batch
+        optimizer.step()
+        model.zero_grad()
+        handler.on_step_end(arguments, state, control)
+    handler.on_train_end(arguments, state, control)
+    check(callback.results, model, accumulation=2)
+
+
+@pytest.mark.filterwarnings("default")  # of its own, of a newer torch
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_lightnings_trainer_is_watched(accumulation: int) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = tiny()
+
+        def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+            loss: torch.Tensor = self.model(**batch).loss
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters())
+
+    class Failing(Module):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if fails and self.trainer.global_step == 3:
+                raise RuntimeError("here")
+
+    fails = 0
+    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    for module, callback in ((Failing(), zerobench.lightning_callback()), (Failing(), zerobench.lightning_callback())):
+        trainer = lightning.Trainer(
+            max_steps=4, accelerator="cpu", enable_model_summary=False, callbacks=[callback],
+            accumulate_grad_batches=accumulation, **quiet,
+        )  # fmt: skip
+        with pytest.raises(RuntimeError, match="here") if fails else nullcontext():
+            trainer.fit(module, torch.utils.data.DataLoader(Tokens(), batch_size=ROWS))
+        if not fails:
+            check(callback.results, module.model, accumulation)
+        fails = 1
+    assert callback.results.runs.reason.item() == "RuntimeError: here"  # its watch is over: the next one may begin

@@ -1,6 +1,5 @@
 """Changes of parameters and gradients behind the engine's back: it counts, or one sentence says what would."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -231,18 +230,6 @@ def test_what_looks_for_gradients_in_grad_is_told_where_they_are(stage: str) -> 
         parameters[1].grad = None
         engine.zero_grad()
     train(engine)
-
-
-def test_a_copy_of_the_module_is_plain() -> None:
-    engine = engine_of("zero3")
-    backward(engine)
-    with engine.full_parameters() as module:
-        plain = copy.deepcopy(module)
-    assert all(p.grad is None for p in plain.parameters())
-    plain.load_state_dict(net().state_dict())
-    plain(X).sum().backward()
-    plain.zero_grad()
-    assert engine.module[0].weight.grad is not None
 
 
 def test_writes_to_an_optimizers_tensors_are_counted() -> None:
