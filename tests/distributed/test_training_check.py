@@ -26,7 +26,7 @@ from zerobench.sweep import cell as cells
 from zerobench.sweep import parity
 from zerobench.sweep.parity import REFERENCES, ParityCheck
 from zerobench.sweep.sweep import Sweep
-from zerobench.zero.units.bucket import GradientBucket
+from zerobench.zero.bucket import GradientBucket
 
 fill = GradientBucket.fill
 

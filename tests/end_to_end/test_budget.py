@@ -18,7 +18,7 @@ Plant = tuple[str, str, str]
 """A file of the package, a text in it, and another text in its place."""
 
 LEAK = (
-    "zerobench/zero/units/bucket.py",
+    "zerobench/zero/bucket.py",
     "            self.unit.heap.give_back(full)\n",
     "            self.kept = [*getattr(self, 'kept', []), full][-2:]\n",
 )
@@ -94,7 +94,7 @@ def test_a_leak_and_a_double_gather_are_caught_and_named_apart(checkout: Path) -
     (states,) = [line for line in lines if "zero2 gpt_tiny N=2 b=8: states_bytes is" in line]
     assert "above its budget of" in states
     assert "communication moved most" in states
-    assert "; zerobench/zero/arena.py:" in states, "the line that takes the buffer"
+    assert "; zerobench/zero/bucket.py:" in states, "the line that takes the buffer"
     assert any("max_communication_bytes" in line for line in lines)
     assert not any("max_optimizer" in line or "volume" in line for line in lines), "nothing else moved"
     assert "communication moved most" in (checkout / "out/budget.md").read_text()

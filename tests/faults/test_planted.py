@@ -38,6 +38,7 @@ from zerobench.sweep import aggregate
 from zerobench.sweep.cell import _blank_row
 from zerobench.worker import RankJob, run_rank
 from zerobench.zero import labels, stage1
+from zerobench.zero.bucket import GradientBucket
 from zerobench.zero.gradients.flow import GradientFlow
 from zerobench.zero.layout import Layout
 from zerobench.zero.offload.cpu import Upload
@@ -45,7 +46,6 @@ from zerobench.zero.offload.disk import Pool, Region
 from zerobench.zero.stage1 import Stage1
 from zerobench.zero.stage2 import ShardedBucket
 from zerobench.zero.strategy import Strategy
-from zerobench.zero.units.bucket import GradientBucket
 from zerobench.zero.units.gathered_unit import GatheredUnit
 from zerobench.zero.units.unit import Unit
 

@@ -13,7 +13,6 @@ from . import labels
 from .comm.base import Comm
 from .layout import MemoryOrder
 from .offload.placement import Placement
-from .optim.delayed_update import UpdateSchedule
 from .optim.segments import OptimizerSegment
 from .optim.update import Update
 from .units.unit import Unit
@@ -38,7 +37,6 @@ class ShardedEngine:
     units: list[Unit]
     placement: Placement
     update: Update
-    schedule: UpdateSchedule
     steps: int
 
     # -- the events, which a stage defines -------------------------------------------------------------

@@ -268,6 +268,7 @@ class Share:
     """
 
     tier = labels.DEVICE
+    crosses = False
 
     def __init__(self, master: torch.Tensor) -> None:
         self.tensor: nn.Parameter = Counted(master.data)
@@ -280,11 +281,6 @@ class Share:
     def rounded(self) -> torch.Tensor | None:
         """The (numel,) view of the parameters that are the rounded master; None if there are none."""
         return None
-
-    @property
-    def crosses(self) -> bool:
-        """True if the gradient is in another tier than `tensor`."""
-        return False
 
     @property
     def unit_name(self) -> str:

@@ -21,6 +21,7 @@ import torch
 from torch import nn, optim
 
 from . import labels
+from .bucket import GradientBucket
 from .comm.base import Comm, Handle
 from .layout import Layout, buckets
 from .modules.wrapping import Hook, blocks
@@ -28,7 +29,6 @@ from .options import Options
 from .parameters.access import Hiding, placeholder
 from .precision import TRAINED
 from .strategy import Strategy
-from .units.bucket import GradientBucket
 from .units.unit import Unit, align_numel
 
 MEGATRON: dict[str, Any] = {

@@ -19,10 +19,9 @@ from functools import partial
 import torch
 
 from . import labels
+from .bucket import GradientBucket, GradientSink
 from .comm.base import Comm
-from .offload.placement import GradientSink
 from .stage1 import Stage1
-from .units.bucket import GradientBucket
 from .units.unit import Unit
 
 

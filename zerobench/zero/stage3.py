@@ -29,6 +29,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils import _pytree as pytree
 
 from . import labels
+from .bucket import GradientBucket
 from .layout import one_unit
 from .modules.wrapping import (
     ROOT,
@@ -46,7 +47,6 @@ from .modules.wrapping import (
 from .options import AUTO, MASTERS
 from .parameters.access import Hiding, let_look
 from .stage2 import Stage2
-from .units.bucket import GradientBucket
 from .units.gathered_unit import FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead, stored_dtype
 from .units.root import Root
 from .units.unit import Unit, align_numel

@@ -7,7 +7,7 @@
     after forward         they are not read for a while                                 (stage 3: reshard)
     before backward       they must be present again                                    (stage 3: unshard)
     gradient arrived      autograd has finished one parameter's gradient: it moves into the unit's bucket
-    gradients ready       the bucket has them all: reduce over ranks, each keeps its shard (units/bucket.py)
+    gradients ready       the bucket has them all: reduce over ranks, each keeps its shard (bucket.py)
     after update          the shards have new parameters                                (stages 1 and 2: all-gather)
 
 A training step is `loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, or as in plain torch
@@ -28,15 +28,15 @@ import torch
 from torch import nn, optim
 
 from . import labels
-from .arena import Arena, Heap
 from .attributes import ModuleMixin
+from .bucket import Arena, Heap
 from .checkpoint.state_dict import StateMixin
 from .comm.base import Comm
 from .gradients.access import GradientMixin
 from .gradients.flow import GradientFlow
 from .modules.wrapping import Hook, in_normal_mode
 from .offload import placement_for
-from .optim.delayed_update import UpdateSchedule
+from .optim.delayed_update import DelayedUpdate
 from .optim.segments import OWNED, owned_by, owners_of, step_by
 from .optim.update import Update
 from .options import Options
@@ -83,11 +83,11 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
                 unit.heap = self._heap
                 self.placement.adopt(unit)
         self.gradients = GradientFlow(self)
-        self.update = Update(
+        after = options.delayed_after
+        self.update = (Update if after is None else partial(DelayedUpdate, after))(
             optimizer, comm, self.units, self.placement, self.trainable, self.names, self.orders, options.tile_bytes,
             options.loss_scaling,
         )  # fmt: skip
-        self.schedule = UpdateSchedule(self.update, self.placement, options.delayed_after)
         self.writes = Writes(self)
         # a lost write stops the update on all ranks
         self.update.fault, self.update.raise_fault = self.writes.take_lost, self.writes.raise_lost
@@ -164,7 +164,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
         # training: the pending delayed update starts now; in evaluation, and under temporary weights, only wait for
         # transfers
         if torch.is_grad_enabled() and self.placement.masters_follow:
-            self.schedule.launch()
+            self.update.launch()
         else:
             self.settle()
         self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronizing
@@ -174,7 +174,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
         names = {p: name for name, p in self.module.named_parameters()}
         name = names[unfrozen[0]]
         self.comm.meet(f"unfreezing of {name} and {len(unfrozen) - 1} others")
-        self.schedule.check_writable(name)
+        self.update.check_writable(name)
         if self.writes.are_kept:
             raise RuntimeError(f"{name}: it is unfrozen; leave `with engine.full_parameters()` before the next forward")
         self.writes.check()
@@ -258,7 +258,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
             # 1 which parameters have gradients on any rank
             self.update.agree()
             # 2 update the masters, and round them to the parameters, tile by tile, if no gradient overflowed
-            updated = self.schedule.run()
+            updated = self.update.run()
             if updated:
                 self.placement.settle()
             with as_they_are():
@@ -291,7 +291,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
         """Drops the gradients that `step` has not consumed. `set_to_none` exists for compatibility with torch."""
         self.gradients.wait_all()
         self.gradients.stand_ins.take_away()
-        self.schedule.forget()
+        self.update.forget()
         self.gradients.release()
         self.forget()
 
@@ -307,7 +307,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
     def held_tensors(self) -> Iterator[labels.Held]:
         for parameter in [] if self.gathered_units() else self.frozen:  # that no unit holds
             yield labels.Held(parameter.data, labels.PARAMETERS, "frozen")
-        for segment, gradient in self.schedule.pending_gradients():
+        for segment, gradient in self.update.pending_gradients():
             name = f"{self.names[segment.span.parameter]} pending"
             yield labels.Held(gradient, labels.GRADIENTS, name, segment.tier)
         for unit in self.gathered_units() or self.units:
@@ -322,9 +322,9 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
 
     def extra_state(self) -> dict[str, Any]:
         scaler = {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaling.scaler.state()}
-        return scaler | self.schedule.describe_pending()
+        return scaler | self.update.describe_pending()
 
     def load_extra_state(self, extra: dict[str, Any]) -> None:
         if self.options.loss_scaling is not None and "loss_scaler" in extra:
             self.update.scaling.scaler.load(extra["loss_scaler"])
-        self.schedule.restart(extra.get("steps", 0))
+        self.update.restart(extra.get("steps", 0))

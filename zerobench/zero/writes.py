@@ -172,7 +172,7 @@ class Writes:
 
     def follow(self) -> None:
         """Updates masters after writes that versions show; the next forward checks addresses."""
-        if not self._engine.schedule.is_at_work and self._segments.have_moved:
+        if not self._engine.update.is_at_work and self._segments.have_moved:
             raise RuntimeError(UNSENT)
         for unit in self._stored:
             unit.follow(self._loaded)
@@ -183,7 +183,7 @@ class Writes:
                 if not unit.is_whole:
                     restore_placeholders()
                     raise RuntimeError(f"{name}: {WRITTEN}")
-                self._engine.schedule.check_writable(name)
+                self._engine.update.check_writable(name)
                 unit.keep_parameters(self._loaded)
         self._loaded.clear()
 
@@ -196,7 +196,7 @@ class Writes:
             gathered.keep_written()
         for unit in self._compared if self._engine.placement.host_may_compare or not updates else ():
             if unit.placement.may_be_written(unit):
-                self._engine.schedule.check_writable(unit.name)
+                self._engine.update.check_writable(unit.name)
                 unit.placement.follow(unit, (), self._host_may_compare)
 
     def drop_unsent(self) -> None:
@@ -220,7 +220,7 @@ class Writes:
 
     def store(self, unit: Unit, parameter: nn.Parameter, values: torch.Tensor) -> None:
         """Keeps this rank's part of `values`, of the parameter's shape, loaded while the parameter is sharded."""
-        self._engine.schedule.check_writable(self._names[parameter])
+        self._engine.update.check_writable(self._names[parameter])
         unit.placement.wait()
         self._engine.store(parameter, values)
         self._stored[unit] = None
@@ -288,7 +288,7 @@ class Writes:
             after, written = self._after.pop(unit, None), unit.versions.written()
             after = fingerprint(unit.full_parameters) if after is None else after  # after an exception inside
             if (written or bool(before != after)) and not self._differ:
-                self._engine.schedule.check_writable(unit.name)
+                self._engine.update.check_writable(unit.name)
                 unit.keep_parameters(self._loaded)
 
     def _bring_home(self, unit: Unit) -> None:

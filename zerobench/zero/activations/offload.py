@@ -47,7 +47,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 
 from .. import labels
-from ..arena import Slots
+from ..bucket import Slots
 from ..comm.base import Handle
 from ..comm.streams import CommStream, Threads, Waitable
 from ..modules.wrapping import tensors_that_require_grad

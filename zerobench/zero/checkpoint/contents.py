@@ -87,7 +87,7 @@ def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) 
     for segment in engine.segments:
         for part in _state_parts(engine, segment, engine.optimizer.state.get(segment.tensor, {})):
             add(part.name, part.start, part.tensor)
-    for segment, gradient in engine.schedule.pending_gradients():
+    for segment, gradient in engine.update.pending_gradients():
         add(f"pending.{engine.names[segment.span.parameter]}", segment.span.start, gradient)
     if engine.comm.rank == 0:
         for name, buffer in buffers_of(engine.module).items():
@@ -155,7 +155,7 @@ def whole_frozen(engine: ShardedEngine) -> dict[str, nn.Parameter]:
 
 def before_load(engine: ShardedEngine, steps: int = 0) -> None:
     """Drops pending updates and waits for transfers, before masters are overwritten. `steps`: taken so far."""
-    engine.schedule.restart(steps)
+    engine.update.restart(steps)
     engine.placement.wait()
 
 
@@ -558,7 +558,7 @@ class CheckpointLoad:
         engine.load_extra_state(facts["extra"])
         if self._pending:
             with torch.no_grad():
-                engine.schedule.restore_pending(self._pending, facts["extra"]["pending"])
+                engine.update.restore_pending(self._pending, facts["extra"]["pending"])
         engine.after_load()
         user: dict[str, Any] = facts["user"]
         return user

@@ -182,7 +182,7 @@ def save(
                 "save: there are gradients, which a checkpoint does not hold; save after step(), or with"
                 " without_gradients=True, which leaves them in the engine and out of the checkpoint"
             )
-        engine.schedule.check_saveable()
+        engine.update.check_saveable()
         tensors = contents.tensors_of(engine, asynchronous, exclude_frozen)
         return tensors, contents.facts_of(engine, user_state, exclude_frozen)
 
@@ -341,7 +341,7 @@ def load_weights(engine: ShardedEngine, path: str | os.PathLike[str], strict: bo
     )
     keys, chosen = ranks.agree(lambda: _match(engine, files, strict))
     engine.zero_grad()
-    contents.before_load(engine, engine.schedule.describe_pending().get("steps", 0))
+    contents.before_load(engine, engine.update.describe_pending().get("steps", 0))
 
     def read() -> None:
         for part in contents.parts_of(engine):

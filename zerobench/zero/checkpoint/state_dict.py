@@ -79,7 +79,7 @@ class StateMixin(ShardedEngine):
         number = number_of(self, name)
         with self.placement.in_memory(write_back=False), torch.no_grad():
             self.settle()
-            self.schedule.check_saveable()
+            self.update.check_saveable()
             state = _whole_state(self, number)
         return state if self.comm.is_first or not rank0_only else {}
 
@@ -92,8 +92,8 @@ class StateMixin(ShardedEngine):
         self.writes.check(collective=False)
         with self.placement.in_memory(write_back=False):
             self.settle()
-            self.schedule.check_saveable()
-            pending = dict(self.schedule.pending_gradients())
+            self.update.check_saveable()
+            pending = dict(self.update.pending_gradients())
             return {
                 "stage": self.stage,
                 "world_size": self.comm.size,
@@ -139,7 +139,7 @@ class StateMixin(ShardedEngine):
             if saved.get("pending"):
                 pending = {self.segments[number]: gradient.clone() for number, gradient in saved["pending"].items()}
                 with torch.no_grad():
-                    self.schedule.restore_pending(pending, extra["pending"])
+                    self.update.restore_pending(pending, extra["pending"])
             self.after_load()
 
     @contextmanager
@@ -177,7 +177,7 @@ class StateMixin(ShardedEngine):
         swap, is_due = TemporaryWeights(self, weights), self._buffers_due
         if self.writes.are_kept:
             raise RuntimeError("temporary_weights: leave `with engine.full_parameters()` first")
-        self.schedule.check_writable("temporary_weights")
+        self.update.check_writable("temporary_weights")
         self.writes.check()
         try:
             swap.put_in()
@@ -195,7 +195,7 @@ class StateMixin(ShardedEngine):
         files.
         """
         self.check_own_weights("sync_parameters")
-        self.schedule.check_writable("sync_parameters")
+        self.update.check_writable("sync_parameters")
         if not all(piece.is_present for piece in self.placement.all_ranges()):
             self.placement.restore_absent()
             self.writes.drop_unsent()

@@ -167,13 +167,6 @@ class HangWatch:
         weakref.finalize(self, stop.set)
         labels.EngineThread(target=_look_on, args=(weakref.ref(self), stop), name="watch", daemon=True).start()
 
-    def launch(self, channel: str) -> int:
-        """Counts a collective of `channel` and returns its number, from 1. Raises RuntimeError after a fault."""
-        if self.verdict is not None:
-            raise RuntimeError(self.verdict)
-        number = self.launched[channel] = self.launched.get(channel, 0) + 1
-        return number
-
     def end(self, own: Position, error: RuntimeError) -> RuntimeError:
         """Returns the error, with the same message on all ranks, of a wait that another error has ended."""
         message = self.verdict or self._message()
@@ -320,7 +313,9 @@ class Wait:
 
     def __init__(self, watch: HangWatch, channel: str, describe: Callable[[int], str], peers: list[int]) -> None:
         self._watch, self._channel, self._describe, self._peers = watch, channel, describe, peers
-        self._number = watch.launch(channel)
+        if watch.verdict is not None:
+            raise RuntimeError(watch.verdict)
+        self._number = watch.launched[channel] = watch.launched.get(channel, 0) + 1
 
     def __enter__(self) -> Wait:
         self._thread = threading.get_ident()

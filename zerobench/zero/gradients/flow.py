@@ -4,7 +4,7 @@
     reduce    the buckets that the stage calls due are sent; the next one fills meanwhile
     wait      oldest first, when too many are in flight, at the end of a backward, or before a second gradient
 
-The order is decided here; units/bucket.py has the buffers, and the stages allocate and free their memory.
+The order is decided here; bucket.py has the buffers, and the stages allocate and free their memory.
 
 [Note: stand-ins]
 From backward to step the engine holds the gradients, and a parameter's `.grad` is a stand-in of its shape and dtype,
@@ -45,13 +45,13 @@ from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from torch.utils import _pytree as pytree
 
 from .. import labels
+from ..bucket import GradientBucket
 from ..comm.base import Handle
 from ..engine import ShardedEngine
 from ..layout import Piece
 from ..modules.tied import TiedName, names_of_tied
 from ..modules.wrapping import NO_TASK, graph_task, inside_backward, tensors_that_require_grad
 from ..parameters.access import as_they_are
-from ..units.bucket import GradientBucket
 from ..units.unit import Unit
 
 REDUCTIONS_IN_FLIGHT = 1

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from .. import labels
+from ..bucket import GradientSink, UnitTensors
 from ..precision import flat_of
-from ..unit_tensors import UnitTensors
-from .placement import GradientSink, Offload, PlacedSegment, Placement, ShardRange
+from .placement import Offload, PlacedSegment, Placement, ShardRange
 
 
 def host_tensor(numel: int, dtype: torch.dtype, device: torch.device, category: str, name: str) -> torch.Tensor:
@@ -279,13 +279,8 @@ class HostPlacement(TieredPlacement):
         self._sinks.append(HostGradients(unit, self.offloaded_numel(unit), self._streams))
         return self._sinks[-1]
 
-    def settle_gradients(self) -> None:
-        """Waits until all gradients that were sent here have arrived."""
-        for sink in self._sinks:
-            sink.settle()
-
     def put_gradients_aside(self) -> None:
-        """Puts the current gradients aside for a later update; new ones are stored elsewhere."""
+        """Waits for the current gradients, and puts them aside for a later update; new ones are stored elsewhere."""
         for sink in self._sinks:
             sink.put_aside()
 

@@ -35,12 +35,12 @@ import torch
 from torch import optim
 
 from .. import labels
+from ..bucket import GradientSink, UnitTensors
 from ..low_bit import block_numel
 from ..parameters.access import absent_value
-from ..unit_tensors import UnitTensors
 from .cpu import TieredPlacement, wait_for
 from .disk import Buffer, FileStore, IoHandle, Pool, Region, Scratch
-from .placement import LEAST_BUFFERS, GradientSink, NvmeOffload, PlacedSegment, ShardRange
+from .placement import LEAST_BUFFERS, NvmeOffload, PlacedSegment, ShardRange
 
 MASTER = "master"
 """The master's name among the names of the optimizer's states."""

@@ -17,7 +17,7 @@ device: one range per unit, and no sink. cpu.py and nvme.py implement the other 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -27,9 +27,9 @@ import torch
 from torch import nn, optim
 
 from .. import labels
+from ..bucket import GradientSink, UnitTensors
 from ..layout import Segment
 from ..parameters.access import UnseenWrites, fingerprint
-from ..unit_tensors import UnitTensors
 
 LEAST_BUFFERS = 8
 """Buffers that one chunk may need at the same time: its master, gradients and rounded parameters, and up to 5 states.
@@ -115,29 +115,6 @@ class NvmeOffload(Offload):
 
 COMPARED = {"cpu": 2**16, "cuda": 2**21}
 """Elements of a master that are compared with its parameters at a time: as many as a cache can hold."""
-
-
-class GradientSink(Protocol):
-    """The destination, off the device, of the reduced gradients of a shard's first `numel` elements."""
-
-    tier: str
-    numel: int
-
-    def take(self, mean: torch.Tensor, adds: bool) -> None:
-        """Keeps `mean`, (numel,), from the device, or adds it to the gradients kept here."""
-
-    def release(self, give_back: Callable[[], None]) -> None:
-        """Calls `give_back`, for the memory of the last `take`, once it has been read: now, or after a copy."""
-
-    def view(self, offset: int, numel: int) -> torch.Tensor:
-        """Returns a view of elements [offset, offset + numel) of the gradients."""
-
-    def settle(self) -> None:
-        """Waits until all gradients that were taken can be read."""
-
-    def held_tensors(self) -> Iterator[labels.Held]:
-        """Yields its tensors in memory."""
-        return iter(())
 
 
 def follow_written(master: torch.Tensor, written: torch.Tensor) -> None:

@@ -31,13 +31,13 @@ import torch
 from torch import nn, optim
 
 from .. import labels
+from ..bucket import GradientBucket
 from ..comm.base import Comm
 from ..layout import MemoryOrder, Segment
 from ..low_bit import AdamW8bit, AdamWBf16, block_of
 from ..modules.wrapping import in_normal_mode
 from ..offload.placement import ShardRange
 from ..precision import IS_PART, Share, shaped_as
-from ..units.bucket import GradientBucket
 
 OWNED = "owned"
 """The key in a parameter group: True if its parameters are owned, False if they are elementwise."""
@@ -78,7 +78,8 @@ class OptimizerSegment(Share):
         super().__init__(order.view(flat) if is_owned else flat.view(*[1] * (ndim - 1), segment.numel))
         self.shard_range, self.unit, self.bucket = shard_range, shard_range.unit, bucket
         self.span = segment
-        self.tier = shard_range.tier
+        self.tier, self.gradient_tier = shard_range.tier, bucket.tier_of(segment.offset)
+        self.crosses = self.tier != self.gradient_tier
         self.used = False
         self._gradient: torch.Tensor | None = None  # a view of the bucket's shard, a permanent tensor without a sink
 
@@ -91,15 +92,6 @@ class OptimizerSegment(Share):
     def rounded(self) -> torch.Tensor | None:
         shard_range, numel = self.shard_range, self.span.numel
         return None if shard_range.is_parameters else self.unit.parameter_shard.narrow(0, self.span.offset, numel)
-
-    @property
-    def gradient_tier(self) -> str:
-        """The tier of its gradient."""
-        return self.bucket.tier_of(self.span.offset)
-
-    @property
-    def crosses(self) -> bool:
-        return self.tier != self.gradient_tier
 
     @property
     def unit_name(self) -> str:

@@ -24,7 +24,7 @@ from torch import optim
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from .. import labels
-from ..arena import Heap
+from ..bucket import Heap
 from ..parameters.access import Versions
 from ..precision import Share, shaped_as
 from .segments import ELEMENTWISE

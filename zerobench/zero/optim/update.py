@@ -27,7 +27,7 @@ from .. import labels
 from ..comm.base import FAULT, Comm
 from ..layout import MemoryOrder, Segment
 from ..offload.placement import Placement, ShardRange
-from ..precision import GradientScaling, LossScaling, is_fused, norm_over_ranks, sum_of_powers, tiles_of
+from ..precision import GradientScaling, LossScaling, is_fused, norm_over_ranks, shaped_as, sum_of_powers, tiles_of
 from ..units.unit import Unit, align_numel
 from .one_pass import OnePass
 from .segments import OWNED, STEP, OptimizerSegment, Waiting, dimensions, guard, set_aside, swap_parameters
@@ -232,6 +232,42 @@ class Update:
             if chosen:
                 with shard_range.gradients(edits):
                     yield from chosen
+
+    # -- an update that is one step late (delayed_update.py), which this one never is -----------------------
+
+    is_at_work = False
+    """True while a pending update is running."""
+
+    def launch(self) -> None:
+        """Starts the pending update when a training forward starts."""
+
+    def check_saveable(self) -> None:
+        """Raises ValueError while the pending update is running."""
+
+    def check_writable(self, name: str) -> None:
+        """Raises RuntimeError while the pending update is running: masters cannot follow writes to `name`."""
+
+    def pending_gradients(self) -> list[tuple[OptimizerSegment, torch.Tensor]]:
+        """Returns gradients whose update is still to be made, by segment."""
+        return []
+
+    def describe_pending(self) -> dict[str, Any]:
+        """Returns the steps so far and the pending update's facts, as JSON, for a checkpoint; else empty."""
+        return {}
+
+    def restart(self, steps: int) -> None:
+        """Discards the pending update, which belongs to replaced weights. `steps`: taken so far."""
+
+    def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], described: dict[str, Any]) -> None:
+        """Makes an update by these gradients pending, or, here, at once."""
+        for segment, gradient in gradients.items():
+            segment.tensor.grad = shaped_as(segment.tensor, gradient).to(segment.tensor)
+            if described["coefficient"] is not None:
+                segment.tensor.grad.mul_(described["coefficient"])
+        with self.running():
+            self.optimizer.step()
+        for segment in gradients:
+            segment.tensor.grad = None
 
     # -- helpers ------------------------------------------------------------------------------------------
 

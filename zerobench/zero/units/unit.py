@@ -7,7 +7,7 @@ For a unit of `padded_numel` elements, of which this rank owns `shard_numel` (la
     parameter_shard   (shard_numel,)    this rank's part of them; in stage 3 the masters, which a gather rounds
     masters           (shard_numel,)    updated by the optimizer: the parameter shard itself, or fp32 copies of a half
                                         one; in ranges, each in its tier, owned by a placement (offload/placement.py)
-    gradients                           from autograd to the optimizer (units/bucket.py)
+    gradients                           from autograd to the optimizer (bucket.py)
 
 The stages differ in which of these tensors are views, and in when their memory is allocated and freed:
 
@@ -28,14 +28,13 @@ import torch
 from torch import optim
 
 from .. import labels
+from ..bucket import GradientBucket, UnitTensors
 from ..comm.base import Comm
 from ..layout import Layout
 from ..low_bit import block_numel
 from ..offload.placement import Placement
 from ..parameters.access import Versions
 from ..precision import Dtypes
-from ..unit_tensors import UnitTensors
-from .bucket import GradientBucket
 
 ALIGN_BYTES = 64
 """See layout.py [Note: alignment]: the widest vector of a fused optimizer."""
