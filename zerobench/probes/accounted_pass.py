@@ -205,9 +205,7 @@ class AccountedPass(Probe):
         )  # fmt: skip
 
     def memory_rows(self, rank: int) -> list[MemoryRow]:
-        """Returns each phase's extremes, a row per category; on CUDA the allocator's next to them; then the extremes of
-        other tiers.
-        """
+        """Returns each phase's extremes by category, on CUDA with the allocator's; then other tiers'."""
         rows: list[MemoryRow] = []
         for phase, extremes in self.ledger.sums.extremes.items():
             seen = extremes.peak if self._cuda else self.ledger.sums.in_memory[phase]

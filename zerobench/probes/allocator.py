@@ -95,9 +95,7 @@ MEASURED_STEP = "zerobench.measured_step"
 
 
 def take_allocated(device: torch.device) -> tuple[str, Callable[[], Mapping[str, int]]]:
-    """Returns the source's name, and a function that returns the allocator's peaks by name since its last call. Call it
-    before the rank allocates its first tensor.
-    """
+    """Returns the source's name, and a function of the peaks since its last call. Call it before any tensor."""
     if device.type == "cuda":
         return CUDA, cuda_memory.take_phase
     hook = install_hook()

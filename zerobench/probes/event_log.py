@@ -73,10 +73,7 @@ LAUNCHES = (
 
 @contextmanager
 def works_watched(launched: Callable[[], int | None], waited: Callable[[int], None]) -> Iterator[None]:
-    """Calls `waited(operation)` when the first wait for each work has returned.
-
-    `launched`: returns the number of the operation launched last on this thread, or None.
-    """
+    """Calls `waited(operation)` after each work's first wait. `launched()`: this thread's last operation."""
     c10d: Any = torch._C._distributed_c10d
     works: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # weak: a work that lives on may keep its tensors alive
 

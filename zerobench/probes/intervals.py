@@ -119,9 +119,7 @@ class Extremes:
 
 
 def thin_out(instants: list[Instant], most: int) -> list[Instant]:
-    """Reduces a timeline to about `most` instants: the one with the largest sum of each stretch, and the first of each
-    phase.
-    """
+    """Reduces a timeline to about `most` instants: each stretch's largest, and the first of each phase."""
     width = max(1, -(-len(instants) // most))
     kept = []
     for start in range(0, len(instants), width):

@@ -27,9 +27,7 @@ from ..zero.optim.segments import cost_of
 
 
 class Relay(GraphMode):
-    """Passes another thread's operators to mode number `index`, which was entered in its own thread, while it exists in
-    `modes`.
-    """
+    """Passes another thread's operators to mode number `index`, while it exists in `modes`."""
 
     def __init__(self, modes: list[TorchDispatchMode], index: int) -> None:
         super().__init__()

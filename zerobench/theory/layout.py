@@ -205,9 +205,7 @@ def _kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> tuple[int
 
 
 def slots_bytes(padded_bytes: int, world_size: int, own_bytes: int | None = None) -> int:
-    """Returns the bytes of a reduction's receive buffer: at most SLOTS pieces of a slice (zero/comm/gloo.py).
-    `own_bytes`: bytes of this rank's slice, if slices differ.
-    """
+    """Returns a reduction's receive buffer: at most SLOTS pieces of a slice. `own_bytes`: if slices differ."""
     part = padded_bytes // world_size if own_bytes is None else own_bytes
     pieces = -(-part // PIECE_BYTES) * (world_size - 1)
     return min(SLOTS, pieces) * min(PIECE_BYTES, part)

@@ -137,10 +137,7 @@ class Certificate:
 
     @classmethod
     def read(cls, where: str | Path) -> Certificate:
-        """Reads the certificate of a run's folder, or of the newest run in a results folder.
-
-        Raises FileNotFoundError if there is none, ValueError if it is damaged.
-        """
+        """Reads the newest certificate of a run's or results folder. Raises FileNotFoundError or ValueError."""
         paths = [path for path in (Path(where) / OBSERVED, *Path(where).glob(f"*/{OBSERVED}")) if path.is_file()]
         if not paths:
             raise FileNotFoundError(f"{where}: no certificate; watch a loop with verify=True and to= that folder")

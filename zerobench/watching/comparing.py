@@ -162,9 +162,7 @@ def _changes(job: JobSeen, reference: JobSeen, step: int, at_update: bool) -> di
 def _series(
     subject: str, pairs: list[tuple[float, float]], bound: float, bounds: Bounds, agrees: bool
 ) -> tuple[CertificateRow, int | None]:
-    """Returns the row of a value of each step next to the reference's, and the first step that is out of `bound`.
-    `agrees`: gradients at the update and parameters do.
-    """
+    """Returns the row of values next to the reference's, and the first step out of `bound`."""
     offs = [relative(own, other) for own, other in pairs]
     first = next((step for step, off in enumerate(offs) if off > bound), None)
     finding, expected = (", ".join(f"{value:.6g}" for value in side) for side in zip(*pairs, strict=True))

@@ -47,11 +47,7 @@ class WatchedWorld:
         return cls(dist.get_rank() if joined else 0, dist.get_world_size() if joined else 1, node_size, timeout_s)
 
     def gather(self, own: dict[str, Any], kind: str = "record") -> list[dict[str, Any]]:
-        """Returns the records of all ranks on rank 0, and only the own record on others.
-
-        Raises WatchError, which names the ranks that posted none within `timeout_s` seconds, or a rank with its
-        problem.
-        """
+        """Returns all ranks' records on rank 0, on others the own. Raises WatchError for missing ones, or a problem."""
         if self.rank:
             self._post(kind, own)
         if self.rank or self.world_size == 1:
@@ -79,9 +75,7 @@ class WatchedWorld:
         return [*records.values()]
 
     def post_problem(self, problem: str) -> None:
-        """Sends rank 0 an error message instead of this rank's record; rank 0 tells the others that there is no
-        folder.
-        """
+        """Sends an error message in place of this rank's record, or of rank 0's folder."""
         with suppress(WatchError):  # the caller raises an error with this message as well
             if self.rank:
                 self._post("record", {PROBLEM: problem})

@@ -67,11 +67,7 @@ def inner_model(model: Any) -> nn.Module:
 
 
 def called_model(model: Any) -> nn.Module:
-    """Returns the module whose call is the forward: a wrapper in WRAPPERS, even if the wrapped model was given, else
-    the model.
-
-    A trainer's callbacks receive the model, not the wrapper that the trainer calls.
-    """
+    """Returns the module whose call is the forward: its wrapper, which callbacks of trainers do not give."""
     called = model if isinstance(model, nn.Module) else inner_model(model)
     if not dist.is_initialized() or type(called).__name__ in WRAPPERS:
         return called
@@ -142,9 +138,7 @@ class HeldTensors:
         self._ledger.lines.silent = False
 
     def label_updated(self) -> None:
-        """Labels the tensors that optimizers update and keep: masters (which are not parameters), their gradients, and
-        states.
-        """
+        """Labels what optimizers update and keep: masters that are not parameters, gradients, states."""
         of_model = set(self._model.parameters())
         for optimizer in self._optimizers:
             for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):

@@ -106,9 +106,7 @@ class JobSeen:
         return [number for number, step in enumerate(self.ranks[0].steps) if step.skipped]
 
     def unequal(self, kind: str, number: int) -> list[str]:
-        """Returns the `values` or `buffers` whose bits differ between ranks after step `number`; 0: at the beginning.
-        Of all ranks' tensors that are whole.
-        """
+        """Returns the `values` or `buffers`, whole, whose bits differ between ranks after step `number`; 0: before."""
         by_rank: list[dict[str, int]] = [getattr(rank, kind)[number] for rank in self.ranks]
         return [name for name in by_rank[0] if len({bits[name] for bits in by_rank if name in bits}) > 1]
 
@@ -146,9 +144,7 @@ class JobSeen:
 
     @property
     def precision(self) -> str:
-        """The dtype that sets the bounds: the narrowest that computes, or stores parameters and gradients. Muon's
-        Newton-Schulz iteration computes in bfloat16, whatever the parameters' dtype.
-        """
+        """The narrowest dtype that computes or stores; bfloat16 in Muon's Newton-Schulz iteration."""
         stored = ((seen.in_model, seen.master, seen.gradient) for seen in self.parts.values())
         dtypes = {*self.computes, *chain.from_iterable(stored)}
         dtypes |= {"bfloat16" for seen in self.parts.values() if "Muon" in seen.optimizer}

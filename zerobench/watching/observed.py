@@ -111,9 +111,7 @@ class StepSeen:
 
 @dataclass
 class Deviation:
-    """A part's values after an update compared with the reference's: sums of squares of their difference, of the
-    reference's movement since the beginning and of its values; the largest difference in units in the last place.
-    """
+    """Sums of squares: of own - reference, of its movement since the beginning, of its values; largest ULP."""
 
     off: float
     update: float
@@ -188,9 +186,7 @@ class FirstUpdates:
         self.noise[name] = _copied(is_noise)
 
     def of_part(self, part: UpdatedPart, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Returns a part's initial values, those after update `number`, and which elements are noise, (numel,) each;
-        None if they are unknown.
-        """
+        """Returns a part's initial values, those after update `number`, and its noise, (numel,) each; or None."""
         if number >= len(self.values) or part.name not in self.values[number]:
             return None
         first, now = self.values[0][part.name], self.values[number][part.name]
@@ -252,9 +248,7 @@ class TrainingObserver:
 
     @contextmanager
     def observing(self, wrapper: Any) -> Iterator[None]:
-        """Observes the dtypes in which modules compute, scalers and schedulers, in its block. `wrapper`: DDP's, or
-        the model itself.
-        """
+        """Observes computing dtypes, scalers and schedulers. `wrapper`: DDP's, or the model itself."""
         seen = self.seen
         seen.own = list(getattr(self._model, "_ddp_params_and_buffers_to_ignore", ()))
         seen.is_ddp = isinstance(wrapper, DistributedDataParallel)
@@ -349,9 +343,7 @@ class TrainingObserver:
 
     @_guarded
     def on_update(self, optimizer: optim.Optimizer, closure: str = "") -> None:
-        """Called when an optimizer's step begins. `closure`: "before" a closure that may make the gradients, and again
-        "after" each call of it.
-        """
+        """Called when an optimizer's step begins; `closure`: "before" one that makes gradients, "after" each call."""
         wrapped = held_tensors.torch_optimizers([optimizer])
         if self._engine is not None or any(inner is not optimizer for inner in wrapped):
             return  # a wrapper: the optimizer inside of it steps, too
@@ -364,32 +356,29 @@ class TrainingObserver:
             self._optimizers.append(optimizer)
         if closure != "before":
             with _unseen():
-                self._observe_update(optimizer)
-
-    def _observe_update(self, optimizer: optim.Optimizer) -> None:
-        updated = list(held_tensors.parts_of_optimizer(optimizer, self._all))
-        scale = getattr(optimizer, "grad_scale", None)  # of a fused update, which unscales and skips by itself
-        self._overflows |= bool(getattr(optimizer, "found_inf", None))
-        squares = self._squares((part.name, part.key.grad) for part in updated)
-        for part in updated:
-            gradient = None if part.key.grad is None else next(parts_of(part.key.grad))
-            if self._keeps and gradient is not None and self._number <= UPDATES:
-                self.values.keep_noise(part.name, gradient)
-            line = "" if gradient is None else self._line_of(gradient)
-            self._observe(part, optimizer, None if gradient is None else gradient.dtype, line)
-            seen = self.seen.parts[part.name]
-            square = squares.get(part.name, [0.0])[0]
-            seen.lost += part.name in self._left and not square
-            # without a backward in this step, the gradient may be that of the last step
-            earlier = self._got if self._step.before or part.name in self._got else self._last
-            before, updates, call = earlier.get(part.name, (math.nan, 0, 0))
-            is_same = square == before != 0 and call != self._calls
-            self._got[part.name] = (square, updates + 1 if is_same else max(1, updates), self._calls)
-            if gradient is not None and seen.gradients > 1 and not seen.changes and seen.rates:
-                seen.reach = _reach(part.tensor, gradient, optimizer, seen.rates[-1])
-        self._left -= {part.name for part in updated}
-        self._has_backward = False
-        self._step.at_update |= squares if scale is None else scaled(squares, 1 / float(scale))
+                updated = list(held_tensors.parts_of_optimizer(optimizer, self._all))
+                scale = getattr(optimizer, "grad_scale", None)  # of a fused update, which unscales and skips by itself
+                self._overflows |= bool(getattr(optimizer, "found_inf", None))
+                squares = self._squares((part.name, part.key.grad) for part in updated)
+                for part in updated:
+                    gradient = None if part.key.grad is None else next(parts_of(part.key.grad))
+                    if self._keeps and gradient is not None and self._number <= UPDATES:
+                        self.values.keep_noise(part.name, gradient)
+                    line = "" if gradient is None else self._line_of(gradient)
+                    self._observe(part, optimizer, None if gradient is None else gradient.dtype, line)
+                    seen = self.seen.parts[part.name]
+                    square = squares.get(part.name, [0.0])[0]
+                    seen.lost += part.name in self._left and not square
+                    # without a backward in this step, the gradient may be that of the last step
+                    earlier = self._got if self._step.before or part.name in self._got else self._last
+                    before, updates, call = earlier.get(part.name, (math.nan, 0, 0))
+                    is_same = square == before != 0 and call != self._calls
+                    self._got[part.name] = (square, updates + 1 if is_same else max(1, updates), self._calls)
+                    if gradient is not None and seen.gradients > 1 and not seen.changes and seen.rates:
+                        seen.reach = _reach(part.tensor, gradient, optimizer, seen.rates[-1])
+                self._left -= {part.name for part in updated}
+                self._has_backward = False
+                self._step.at_update |= squares if scale is None else scaled(squares, 1 / float(scale))
 
     @contextmanager
     def scaling(self, scaler: torch.amp.GradScaler, *_args: Any, **_named: Any) -> Iterator[None]:
@@ -488,23 +477,20 @@ class TrainingObserver:
                 seen.changes += name in changed
                 seen.updates.append(0 if self._step.skipped else self._got.get(name, (0.0, 0, 0))[1])
             self._observe_states()
-            self._observe_held()
+            now = {held_tensors.plain_name(name): p for name, p in self._model.named_parameters()}
+            whole = {name: p for p, name in self._all.items() if self._engine is None and _is_whole(p)}
+            self.seen.replaced = [name for name, p in whole.items() if now.get(name, p) is not p]
+            optimizers = self._given + self._optimizers
+            held = {
+                part.name for optimizer in optimizers for part in held_tensors.parts_of_optimizer(optimizer, self._all)
+            }
+            if self._engine is not None:
+                held |= {self._names[p] for p in self._engine.trainable if p in self._names}
+            self.seen.held = [name for name in self.seen.sizes if name in held]
         self._keep_checksums()
 
-    def _observe_held(self) -> None:
-        now = {held_tensors.plain_name(name): p for name, p in self._model.named_parameters()}
-        whole = {name: p for p, name in self._all.items() if self._engine is None and _is_whole(p)}
-        self.seen.replaced = [name for name, p in whole.items() if now.get(name, p) is not p]
-        optimizers = self._given + self._optimizers
-        held = {part.name for optimizer in optimizers for part in held_tensors.parts_of_optimizer(optimizer, self._all)}
-        if self._engine is not None:
-            held |= {self._names[p] for p in self._engine.trainable if p in self._names}
-        self.seen.held = [name for name in self.seen.sizes if name in held]
-
     def _keep_checksums(self) -> None:
-        """Keeps the checksums of whole parameters and buffers: those that other ranks have, those that are frozen or
-        have masters, and the initial buffers.
-        """
+        """Keeps checksums of whole parameters (of one rank only frozen ones and masters') and buffers."""
         named = {} if self._engine is not None else {name: p.detach() for p, name in self._all.items()}
         if self._ranks == 1:
             kept_alone = {*self.seen.frozen, *(name for name, seen in self.seen.parts.items() if seen.is_copy)}

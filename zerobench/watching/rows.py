@@ -40,9 +40,7 @@ NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")
 
 @dataclass
 class About:
-    """A loop, as far as its objects reveal it. `batch` and `sequence` are one rank's in the first call; `accumulation`
-    is the number of backwards per step and optimizer.
-    """
+    """A loop as its objects reveal it. `batch`, `sequence`: of the first call; `accumulation`: backwards per update."""
 
     name: str
     strategy: str
@@ -107,9 +105,7 @@ def write(
     about: About, world: WatchedWorld, measured: int, plain: list[dict[str, Any]], error: BaseException | None,
     to: str | Path | None, certificate: Certificate | None = None,
 ) -> tuple[Results, Path | None]:  # fmt: skip
-    """Makes the run of a watch from its ranks' records, and writes it below `to`. Returns its tables and its folder.
-    A certificate is kept with them.
-    """
+    """Makes the run of a watch from its ranks' records, below `to`. Returns its tables and its folder."""
     config = about.config(world, measured)
     machine = provenance.provenance(config) | {"commit": provenance.commit_of(Path.cwd()), "launched_by": "watch"}
     row = blank_row(config, machine, world.started)

@@ -333,10 +333,7 @@ class Watch:
 
 
 class Verifying:
-    """The certificate of one watch, in the making: the expected training, and the certificates to compare with.
-
-    Raises FileNotFoundError for a folder without a certificate, ValueError if it is damaged or has no values.
-    """
+    """One certificate in the making. Raises FileNotFoundError for a reference without one, ValueError if damaged."""
 
     def __init__(self, verify: Literal[True] | Certificate | str | Path | ExpectedTraining) -> None:
         if isinstance(verify, ExpectedTraining):

@@ -38,9 +38,7 @@ from .strategy import Strategy
 
 
 class StreamedStage1(Stage2):
-    """ZeRO-1 that offloads gradients as they are reduced (offload/cpu.py, offload/nvme.py): at most one full bucket of
-    gradients is live, as under stage 2.
-    """
+    """ZeRO-1 that offloads gradients as they are reduced: at most one full bucket is live, as under stage 2."""
 
     stage = 1
 

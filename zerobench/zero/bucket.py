@@ -230,9 +230,7 @@ class GradientBucket:
         return self.arrived >= self.expected
 
     def fill(self, piece: Piece, gradient: torch.Tensor) -> None:
-        """Scales a gradient, (piece.numel,), by 1/`_divisor_before` and writes it to its piece of `full`, or adds it to
-        the gradient already there (tied parameters, micro-batches).
-        """
+        """Writes a gradient, (piece.numel,), scaled, to its piece of `full`, or adds it to the one there."""
         assert self.full is not None
         view, scale = self.full.narrow(0, piece.offset, piece.numel), 1 / self._divisor_before
         if piece in self.filled:
@@ -244,9 +242,7 @@ class GradientBucket:
         self.filled.add(piece)
 
     def zero_missing(self) -> None:
-        """Zeroes the padding and the pieces without a gradient: they are sent too, and would otherwise hold whatever
-        was in the memory.
-        """
+        """Zeroes padding and pieces without a gradient, which are sent too."""
         assert self.full is not None
         for piece in self.unit.layout.pieces:
             if piece not in self.filled:

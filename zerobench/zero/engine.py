@@ -120,9 +120,7 @@ class ShardedEngine:
         raise NotImplementedError
 
     def close_forwards(self) -> None:
-        """Frees gathered parameters, without a look at what was written to them; no backward goes through an earlier
-        forward any more.
-        """
+        """Frees gathered parameters, whatever was written to them; earlier forwards have no backward any more."""
 
     # -- queries --------------------------------------------------------------------------------------
 

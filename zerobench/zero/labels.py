@@ -59,9 +59,7 @@ class Observer:
     """Observer of labels; subclasses override the events that they need."""
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
-        """Records that `tensor`'s storage belongs to `category` from now on (from its allocation, if it had no label
-        before).
-        """
+        """Records that `tensor`'s storage belongs to `category`: from its allocation, if it is its first label."""
 
     def on_file(self, path: str, name: str, category: str, size: int) -> None:
         """Records that the file at `path` holds `size` bytes of `category` under `name`."""

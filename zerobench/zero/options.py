@@ -145,9 +145,7 @@ class Options:
         return replace(self, bucket_bytes=automatic_bucket_bytes(psi_bytes, ranks))
 
     def dtypes_of(self, parameter: torch.dtype, ranks: int) -> Dtypes:
-        """Returns the dtypes of a unit with parameters of this dtype. At world size 1 there is no communication, so no
-        wire dtype.
-        """
+        """Returns the dtypes of a unit with parameters of this dtype; one rank has no wire."""
         return Dtypes.of(parameter, self.gradient_dtype, self.wire_dtype if ranks > 1 else None)
 
     @property

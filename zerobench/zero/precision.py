@@ -336,9 +336,7 @@ def tiles_of(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
 
 
 def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
-    """Returns Σ |g|^p over all elements, 0-dim fp64; for p = inf the maximum. Sums in fp32 would have an error of 4e-4
-    on ten million elements.
-    """
+    """Returns Σ |g|^p over all elements, 0-dim fp64 (fp32 would be off by 4e-4); for p = inf the maximum."""
     tensors = list(gradients)
     norms = (_norms_at_once if tensors and tensors[0].is_cuda else _norms_by_chunk)(tensors, norm_type)
     if not norms:
@@ -360,9 +358,7 @@ def _norms_at_once(gradients: list[torch.Tensor], norm_type: float) -> list[torc
 def norm_over_ranks(
     total: torch.Tensor, norm_type: float, add: Callable[[torch.Tensor], None], maximum: Callable[[torch.Tensor], None]
 ) -> torch.Tensor:
-    """Returns the norm from this rank's `sum_of_powers`, of any shape: NaN if any rank's is NaN. `add` and `maximum`
-    work elementwise over the ranks, in place.
-    """
+    """Returns the norm from this rank's `sum_of_powers`; NaN if any is. `add`, `maximum`: over ranks, in place."""
     if norm_type != math.inf:
         add(total)
         return norm_of(total, norm_type)

@@ -84,9 +84,7 @@ class ShardedBucket(GradientBucket):
         self.end_round()
 
     def _release_full(self) -> None:
-        """Frees the memory of the full gradients even if a gloo thread still references the tensor: now, or with a
-        sink, once the copy to the other tier has read it.
-        """
+        """Frees the full gradients even if a gloo thread has them: now, or once a sink's copy has read them."""
         full, self.full = self.full, None
         if full is not None and self.sink is None:
             self.unit.heap.give_back(full)

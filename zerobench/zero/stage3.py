@@ -153,8 +153,10 @@ class Stage3(Stage2):
         is_root = module is self.module
 
         def before(_module: nn.Module, _inputs: Any) -> None:
-            if is_root:
-                self.before_root_forward()
+            if is_root and not inside_backward():
+                self._recording = torch.is_grad_enabled()
+                if self._recording:
+                    self._order.begin_forward()
             self.before_forward(units)
             if is_root and self._recording and not inside_backward():
                 self._root.begin_forward(lambda: self._order.end)
@@ -296,13 +298,6 @@ class Stage3(Stage2):
             hook = partial(self.before_backward, units, use, self._order.forward_of(use))
             register_multi_grad_hook(tensors, hook, mode="any")
 
-    def before_root_forward(self) -> None:
-        """Called before the whole model runs."""
-        if not inside_backward():
-            self._recording = torch.is_grad_enabled()
-            if self._recording:
-                self._order.begin_forward()
-
     def after_root_forward(self, output: Any) -> None:
         """Called after the whole model has run. The root stays for the backward, if there will be one."""
         if inside_backward():
@@ -378,9 +373,7 @@ class Stage3(Stage2):
         self._done.difference_update(units)
 
     def _end_standalone(self, units: list[GatheredUnit]) -> None:
-        """Called when backward reaches `units`: ends the standalone calls of all other units. One that an open
-        forward used too is resharded, but not reduced yet: its gradients continue into that forward.
-        """
+        """Ends standalone calls of other units; one that an open forward used is not reduced yet."""
         left, self._standalone = [u for u in self._standalone if u not in units], []
         for unit in left:
             if unit in self._root.units:  # whose modules may still be read

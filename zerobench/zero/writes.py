@@ -130,9 +130,7 @@ class Writes:
     # -- the check ----------------------------------------------------------------------------------------
 
     def check(self, collective: bool = True) -> None:
-        """Updates masters after all writes. Raises RuntimeError for changes that cannot be followed; if `collective`,
-        for lost ones on all ranks.
-        """
+        """Updates masters after all writes. Raises RuntimeError for lost ones; on all ranks if `collective`."""
         self._engine.settle()  # gathers in flight read what is compared
         self.check_addresses()
         self.follow_all()
@@ -247,9 +245,7 @@ class Writes:
         self._checked_addresses = addresses
 
     def _look_at_module(self) -> None:
-        """Checks a module whose parts have changed. Raises RuntimeError unless its parameters are still present and no
-        new ones require gradients.
-        """
+        """Raises RuntimeError unless a changed module has its old parameters and no new trainable ones."""
         self._modules = list(self._engine.module.modules())
         both: list[dict[str, Any]] = [parts for m in self._modules for parts in (m._parameters, m._modules)]
         self._sites = [(parts, name, part) for parts in both for name, part in parts.items() if part is not None]
@@ -275,9 +271,7 @@ class Writes:
 
     @contextmanager
     def keeping(self, unit: Unit) -> Iterator[None]:
-        """Copies values written inside to the parameters of `unit`, which is whole, into shards and masters, unless
-        `compare` has found that the ranks wrote different ones.
-        """
+        """Keeps values that are written inside to the whole `unit`, unless `compare` found ranks that differ."""
         before = fingerprint(unit.full_parameters)  # of all parts, so that all ranks decide alike
         self.are_kept += 1
         try:

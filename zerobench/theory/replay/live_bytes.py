@@ -143,10 +143,7 @@ class InSlots(Replay):
 def hand_over(
     replay: Replay, schedule: Schedule, before: Callable[[int], None] = lambda _: None
 ) -> Iterator[int]:  # fmt: skip
-    """Yields the parameters in the order in which their gradients arrive; each gradient is live while handed over.
-
-    `before`: called with the next parameter, before its gradient is made.
-    """
+    """Yields parameters as gradients arrive, each live meanwhile. `before`: called before one is made."""
     for index, i in enumerate(schedule.arrivals):
         before(i)
         hold_made_together(replay, schedule, schedule.arrivals[index:])
@@ -171,9 +168,7 @@ def hold_made_together(replay: Replay, schedule: Schedule, arrivals: Sequence[in
 
 @dataclass(frozen=True)
 class UnitGradients:
-    """A unit's gradients: `numel` elements, padding included, of `gradient_bytes` each as summed and `wire_bytes` as
-    sent; `own`: elements of the rank's shard.
-    """
+    """A unit's gradients: `numel` padded elements, bytes as summed and as sent; `own`: of the shard."""
 
     name: Any
     numel: int

@@ -152,9 +152,7 @@ def _copy(source: torch.Tensor, destination: torch.Tensor, async_op: bool) -> Wa
 
 
 def view_of(tensor: torch.Tensor, memory: Saved) -> Saved:
-    """Returns a function that rebuilds `tensor`, bit for bit, with its strides. `memory` returns the storage's content,
-    (bytes,) uint8 on the device.
-    """
+    """Returns a function that rebuilds `tensor`, bit for bit, from `memory()`, its storage's (bytes,) uint8."""
     dtype, offset, shape, stride = tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
     def rebuild() -> torch.Tensor:
@@ -165,9 +163,7 @@ def view_of(tensor: torch.Tensor, memory: Saved) -> Saved:
 
 
 def kept(tensor: torch.Tensor) -> Saved:
-    """Returns a function that returns `tensor`, which is not offloaded. It raises RuntimeError if `tensor` was written
-    to.
-    """
+    """Returns a function that returns `tensor`, or raises RuntimeError if it was written to meanwhile."""
     version = tensor._version
 
     def unchanged() -> torch.Tensor:
@@ -284,9 +280,7 @@ class Offloader:
 
 
 def stays_put(unit: nn.Module, tensor: torch.Tensor, least_bytes: int) -> bool:
-    """Returns True if a saved tensor is small, not plain memory, or part of the unit's own parameters and buffers,
-    because the strategy may free and gather that memory itself.
-    """
+    """Returns True for a small or unusual tensor, and for the unit's own, whose memory the strategy may free."""
     if not _is_plain(tensor) or tensor.untyped_storage().nbytes() < least_bytes:
         return True
     owned = (own for own in (*unit.parameters(), *unit.buffers()) if _is_plain(own))

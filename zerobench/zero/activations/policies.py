@@ -129,9 +129,7 @@ class Wrapped:
 
 
 class Recomputed(Wrapped):
-    """A forward that is recomputed in backward, with the same random numbers; if `selective`, except for operators
-    whose outputs are kept.
-    """
+    """A forward that is recomputed in backward with the same random numbers; if `selective`, only in part."""
 
     def __init__(self, forward: Forward, selective: bool) -> None:
         super().__init__(forward)

@@ -96,9 +96,7 @@ def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) 
 
 
 class Part(NamedTuple):
-    """This rank's part of a flat tensor `name` (see the note) of a parameter: the elements from `start` on, counted in
-    `order`, are in `tensor`, (numel,).
-    """
+    """This rank's part of a flat tensor (see the note): elements of a parameter from `start` on, in `order`."""
 
     name: str
     parameter: nn.Parameter
@@ -182,6 +180,13 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any], exclude_frozen: boo
         _add(groups, name, number_of.get(id(segment.tensor)), "its group")
         _add(states, name, states_of(name, segment, engine.optimizer), "its state")
     trainable = set(engine.trainable)
+    # a copy: the caller may change its lists and dicts while a thread writes them
+    text = json.dumps(check_json(dict(user), "user_state"))
+    if len(text) > MOST_USER_BYTES:
+        raise ValueError(
+            f"user_state: it has {len(text):,} bytes as JSON; an index holds at most {MOST_USER_BYTES:,}; write it into"
+            " a file of its own"
+        )
     return {
         "stage": engine.stage,
         "world_size": engine.comm.size,
@@ -208,19 +213,8 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any], exclude_frozen: boo
             "states": states,
         },
         "extra": check_json(engine.extra_state(), "extra state"),
-        "user": _user_state(user),
+        "user": json.loads(text),
     }
-
-
-def _user_state(user: Mapping[str, Any]) -> Any:
-    """Returns a copy: the caller may change its lists and dicts while a thread writes them."""
-    text = json.dumps(check_json(dict(user), "user_state"))
-    if len(text) > MOST_USER_BYTES:
-        raise ValueError(
-            f"user_state: it has {len(text):,} bytes as JSON; an index holds at most {MOST_USER_BYTES:,}; write it into"
-            " a file of its own"
-        )
-    return json.loads(text)
 
 
 def merge(facts_of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -317,9 +311,7 @@ def _kind(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
-    """Yields the reasons why `engine` cannot load what it has in common with a checkpoint of these facts, the most
-    specific first.
-    """
+    """Yields why `engine` cannot load what it has in common with a checkpoint, the most specific first."""
     current = facts_of(engine, {})
     # 1 parameters and buffers: shape, training, dtype
     for kind in ("parameters", "buffers"):
@@ -391,9 +383,7 @@ def _of_options(what: str, saved: Sequence[Any], own: Sequence[Any]) -> Iterator
 
 
 def _can_replace(saved: Any, own: Any) -> bool:
-    """Returns True if a saved value has a type that can replace this engine's `own`; a dict may lack keys, and have
-    more.
-    """
+    """Returns True if a saved value may replace this engine's `own`; a dict may have other keys."""
     if isinstance(own, dict):
         return isinstance(saved, dict) and all(_can_replace(saved[key], own[key]) for key in own.keys() & saved.keys())
     if own is None or saved is None:
@@ -532,10 +522,7 @@ class CheckpointLoad:
             put(target, self._saved.tensors[key].part(order, start, start + target.numel()).view(target.shape))
 
     def finish(self) -> dict[str, Any]:
-        """Restores the rest of the state once the tensors are filled, then refreshes parameters from the masters.
-
-        Returns the user's state.
-        """
+        """Restores the rest of the state, refreshes the parameters from the masters, and returns the user's state."""
         engine, optimizer, facts = self._engine, self._engine.optimizer, self._saved.facts
         group_of = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
         for segment, state in zip(self._segments, self._states, strict=True):

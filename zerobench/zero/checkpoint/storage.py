@@ -99,10 +99,7 @@ class StoredTensor(NamedTuple):
     chunks: tuple[StoredChunk, ...]
 
     def part(self, order: MemoryOrder, start: int, stop: int) -> torch.Tensor:
-        """Reads elements [start, stop), counted in `order`: (stop - start,) on the CPU.
-
-        If the file has another order, the whole tensor is briefly in memory.
-        """
+        """Reads elements [start, stop) in `order`, (stop - start,); the whole tensor if the file has another."""
         if not order.agrees(self.order):
             whole = self.order.view(self.part(self.order, 0, prod(self.order.shape)))
             return order.flatten(whole)[start:stop]
@@ -352,10 +349,7 @@ def finish(partial: Path, path: Path, facts: dict[str, Any], files: dict[str, in
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on the disk: its facts and its flat tensors by name (contents.py).
-
-    `files`: names of its files, which have the save's number
-    """
+    """A checkpoint on the disk: its files, facts, and flat tensors by name (contents.py)."""
 
     path: Path
     files: tuple[str, ...]
@@ -365,9 +359,7 @@ class Checkpoint:
 
 @without_collector()
 def read_checkpoint(path: Path, tensors: int) -> Checkpoint:
-    """Reads the index and the headers of a checkpoint, for a model of so many tensors. Raises ValueError if there is
-    none, or if it is damaged.
-    """
+    """Reads index and headers, for a model of so many tensors. Raises ValueError for none, or a damaged one."""
     index = path / INDEX
     if not index.is_file():
         raise ValueError(f"{path}: it is not a checkpoint: it has no {INDEX}")
@@ -387,9 +379,7 @@ def read_checkpoint(path: Path, tensors: int) -> Checkpoint:
 
 @contextmanager
 def wanting_facts(path: Path) -> Iterator[None]:
-    """Raises ValueError if the facts that are used inside are missing or of another type: any program may have
-    written them.
-    """
+    """Raises ValueError if facts are missing or of another type: any program may have written them."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:

@@ -22,9 +22,7 @@ scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatt
 
 
 class OwnersWork:
-    """One collective per owner, in flight together, or complete if they are not asynchronous. `own`: this rank's slice;
-    its sum is copied to `into`.
-    """
+    """One collective per owner. `own`: this rank's slice, whose sum is copied to `into`."""
 
     def __init__(
         self, works: Iterable[Waitable | None], async_op: bool, own: torch.Tensor | None = None,

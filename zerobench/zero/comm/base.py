@@ -171,9 +171,7 @@ class Comm:
         """Drops the state of earlier exchanges, because other weights are loaded."""
 
     def put_aside(self) -> Callable[[], None]:
-        """Copies the state of earlier exchanges, which other weights replace for a while. Returns the function that
-        restores it.
-        """
+        """Copies the state of earlier exchanges, before a swap of weights. Returns the function that restores it."""
         return self.forget
 
     def meet(self, what: str) -> None:

@@ -85,9 +85,7 @@ class GlooComm(GroupComm):
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
     ) -> Handle:
-        """Queues the sends of the other slices and the sum of this rank's; a thread runs the reductions, one at a time,
-        in launch order.
-        """
+        """Queues the reduction; a thread runs one at a time, in launch order."""
         with labels.collective("reduce_scatter", unit) as operation:
             slices = pieces_of(full, self.size, sizes, REDUCE_PIECE_BYTES)
             own = slices[self.rank]
@@ -316,9 +314,7 @@ class PairwiseReduction:
 
 
 def pieces_of(full: torch.Tensor, ranks: int, sizes: Sizes, most_bytes: int) -> list[Pieces]:
-    """Splits each rank's slice of `full` into the pieces in which it is sent, of at most `most_bytes` each; an empty
-    slice has none.
-    """
+    """Splits each rank's slice of `full` into pieces of at most `most_bytes`; an empty slice has none."""
     max_numel = max(1, most_bytes // full.element_size())
     return [part.split(max_numel) if part.numel() else () for part in slices_of(full, ranks, sizes)]
 

@@ -55,10 +55,7 @@ def kinds() -> dict[tuple[str, str], type[GroupComm]]:
 
 
 def connect(group: dist.ProcessGroup | None, device: torch.device) -> Comm:
-    """Returns the Comm of `group`, by default of torch's default group; without one, the Comm of a world of one rank.
-
-    Raises ValueError for an unsupported backend.
-    """
+    """Returns the Comm of `group`, by default torch's; of one rank without any. Raises ValueError for its backend."""
     if group is None:
         if not dist.is_initialized():
             return Comm()

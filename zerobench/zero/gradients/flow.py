@@ -115,11 +115,6 @@ class StandIn(torch.Tensor):
             raise RuntimeError(f"{first.parameter_name}: {GRAD_SCALER}; {HOW}")
         raise RuntimeError(f"{first.parameter_name}: its gradient is in the engine's shards, not in .grad; {HOW}")
 
-    def take_added(self) -> torch.Tensor | None:
-        """Returns the gradient that autograd has added, and forgets it."""
-        added, self._added = self._added, None
-        return added
-
     def __tensor_flatten__(self) -> tuple[list[str], str]:
         """Returns no inner tensors, so that instruments that count memory find none."""
         return [], self.parameter_name
@@ -223,9 +218,7 @@ class PlainBackward:
         return self._end is not None
 
     def begin(self) -> None:
-        """Begins a backward, if the running graph task gives parameters their gradients. Raises RuntimeError for one
-        that the engine cannot follow.
-        """
+        """Begins a backward that gives parameters gradients. Raises RuntimeError for one that cannot be followed."""
         previous, self._last_seen = self._last_seen, graph_task()
         if previous == self._last_seen or not will_accumulate(self._engine.trainable):
             return
@@ -379,7 +372,8 @@ class GradientFlow:
             return
         gradient = leaf.grad
         if isinstance(gradient, StandIn):
-            gradient = gradient.take_added()
+            stand_in, gradient = gradient, gradient._added
+            stand_in._added = None
         else:
             leaf.grad = None
         if not self._in_engine_backward:

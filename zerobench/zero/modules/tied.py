@@ -43,20 +43,15 @@ class TiedName:
         parameters = self._module._parameters
         is_present = parameters.get(self._name) is self._parameter  # False if functional_call has replaced it
         if is_present and self._parameter.requires_grad and torch.is_grad_enabled():
-            parameters[self._name] = self._alias = alias_of(self._parameter, self._take)
+            alias: nn.Parameter = _Use.apply(self._parameter, self._take)
+            alias.__class__ = type(self._parameter)
+            alias.__dict__ = self._parameter.__dict__
+            parameters[self._name] = self._alias = alias
 
     def _take_back(self, *_: Any) -> None:
         alias, self._alias = self._alias, None
         if alias is not None and self._module._parameters.get(self._name) is alias:
             self._module._parameters[self._name] = self._parameter
-
-
-def alias_of(parameter: nn.Parameter, take: Take) -> nn.Parameter:
-    """Returns another tensor of the parameter's class, attributes, memory and version counter, for one use."""
-    alias: nn.Parameter = _Use.apply(parameter, take)
-    alias.__class__ = type(parameter)
-    alias.__dict__ = parameter.__dict__
-    return alias
 
 
 class _Use(torch.autograd.Function):

@@ -75,9 +75,7 @@ def blocks(root: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Returns the blocks, and all modules with a true attribute `is_unit`, such as a tile of a Linear, in the order of
-    the model's modules.
-    """
+    """Returns the blocks, and the modules with a true `is_unit`, such as a tile of a Linear, in order."""
     names = {module: name for name, module in blocks(root)}
     names |= {module: name for name, module in root.named_modules() if getattr(module, "is_unit", False)}
     return [(names[module], module) for module in root.modules() if module in names]
@@ -175,9 +173,7 @@ def inside_backward() -> bool:
 
 
 def saved_by_others() -> bool:
-    """Returns True if other saved-tensor hooks receive the tensors that autograd saves now.
-    (torch-private, tested.)
-    """
+    """Returns True if other saved-tensor hooks are active. (torch-private, tested.)"""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 

@@ -36,9 +36,7 @@ STREAMS: dict[str, Any] = {"cuda": torch.cuda}
 
 
 class CopyStreams:
-    """Copies between a device and host memory. On CUDA each direction has its own stream: a copy is queued behind all
-    work on the current stream, and waited for before its result is used.
-    """
+    """Copies to and from host memory, on CUDA behind the current stream's work, in a stream per direction."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = STREAMS.get(device.type)
@@ -66,9 +64,7 @@ class CopyStreams:
         return stream.record_event()
 
     def release(self, end: Any, give_back: Callable[[], None]) -> None:
-        """Gives memory back that is read until the event `end`, at the latest at the next such call: compute need not
-        wait for this copy, but at most for the one before it.
-        """
+        """Gives memory back after the event `end`, at the next call: compute waits only for the copy before."""
         self.release_all()
         self._being_read.append((end, give_back))
 

@@ -104,9 +104,7 @@ class Scratch:
 
 
 def hold(lock: Path) -> int:
-    """Makes a file that names this machine and is locked until its descriptor, which is returned, is closed: by the
-    kernel (flock), in every case that ends the process.
-    """
+    """Makes a file that names this machine, locked (flock) until the returned descriptor is closed."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -405,7 +403,8 @@ class Channel:
         """Returns memory for the system call in place of `piece`, and how many bytes at its end are in the bounce."""
         if not self.direct:
             return [piece], 0
-        whole = 0 if address_of(piece) % ALIGN_BYTES else len(piece) // ALIGN_BYTES * ALIGN_BYTES
+        address = ctypes.addressof(ctypes.c_char.from_buffer(piece)) if len(piece) else 0
+        whole = 0 if address % ALIGN_BYTES else len(piece) // ALIGN_BYTES * ALIGN_BYTES
         loose = len(piece) - whole
         parts = [piece[:whole]] if whole else []
         if loose:
@@ -454,11 +453,6 @@ class Channel:
             f" {free} are free",
             errno.ENOSPC,
         )
-
-
-def address_of(piece: memoryview) -> int:
-    """Returns the address of a piece's memory."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(piece)) if len(piece) else 0
 
 
 def _rest_of(parts: Sequence[memoryview], done: int) -> list[memoryview]:

@@ -345,9 +345,7 @@ class FileGradients(GradientSink):
 
 
 class FilePlacement(TieredPlacement):
-    """Files for the states that a policy moves off the device: one file and one pool. `is_in_memory`: all states are in
-    memory, for a checkpoint.
-    """
+    """Files for states: one file and one pool. `is_in_memory`: all are in memory, for a checkpoint."""
 
     optimizer: optim.Optimizer
     is_in_memory = False

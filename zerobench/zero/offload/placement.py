@@ -216,9 +216,7 @@ class ShardRange:
 
     @property
     def may_be_written(self) -> bool:
-        """True if the parameters may have been written to since `note_parameters`. Without tiers the writes are found
-        by comparing parameters with the master.
-        """
+        """True if the parameters may have been written to since `note_parameters`; always without tiers."""
         if self.is_parameters:
             return False
         if self._left is None:
@@ -227,9 +225,7 @@ class ShardRange:
 
     @contextmanager
     def visit(self, tile: Sequence[PlacedSegment]) -> Iterator[None]:
-        """Makes masters, states and gradients of a tile of this range available for an update inside; then its
-        parameters are set to the rounded masters.
-        """
+        """Makes a tile's masters, states and gradients available inside; then rounds the masters."""
         if (parts := self._parts.get(id(tile))) is None:
             parts = self._parts[id(tile)] = []
             for shard_range, segments in groupby(tile, lambda segment: segment.shard_range):

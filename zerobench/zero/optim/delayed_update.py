@@ -61,9 +61,7 @@ class Pending:
     error: BaseException | None = None
 
     def run(self, wait: Callable[[], None]) -> None:
-        """Updates the masters after `wait`, which waits for all that the last update sent up; an error is kept, and
-        raised when the update is waited for.
-        """
+        """Updates the masters after `wait`; an error is kept, and raised when the update is waited for."""
         try:
             with torch.no_grad():
                 wait()

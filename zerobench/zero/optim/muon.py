@@ -38,11 +38,7 @@ WORDS = (*DIMENSIONS, *REST[1:])
 
 
 class MuonWithAdamW(optim.Optimizer):
-    """torch.optim.Muon for the groups with `owned=True`, torch.optim.AdamW for those with `owned=False`.
-
-    A group's other options are passed to its optimizer. States: `momentum_buffer` of a matrix; `step`, `exp_avg` and
-    `exp_avg_sq` of the rest. Raises ValueError for a group without `owned`.
-    """
+    """torch.optim.Muon for groups with `owned=True`, AdamW for `owned=False`; ValueError for a group without it."""
 
     parts: ClassVar[dict[bool, Any]] = {True: optim.Muon, False: optim.AdamW}
     """Value of a group's key OWNED -> the optimizer of the group."""

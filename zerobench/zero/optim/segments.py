@@ -99,9 +99,7 @@ class OptimizerSegment(Share):
 
 
 def dimensions(optimizer: optim.Optimizer, parameter: nn.Parameter) -> int:
-    """Returns the number of dimensions of a parameter's segments: the parameter's, at least 1; 1 for optimizers of
-    torch, which ignore it.
-    """
+    """Returns the dimensions of a parameter's segments: its own, at least 1; 1 for torch's optimizers."""
     return 1 if type(optimizer) in ELEMENTWISE else max(1, parameter.dim())
 
 
@@ -156,9 +154,7 @@ def check_optimizer(
 
 
 def check_states(optimizer: optim.Optimizer, comm: Comm) -> None:
-    """Raises ValueError, on all ranks, if their states of an optimizer that has stepped differ; otherwise collective
-    only for such an optimizer.
-    """
+    """Raises ValueError, on all ranks, if their states of an optimizer that has stepped differ."""
     states = [optimizer.state.get(p) or {} for group in optimizer.param_groups for p in group["params"]]
     if comm.size == 1 or not any(state and float(state.get("step", 1)) != 0 for state in states):
         return
@@ -247,9 +243,7 @@ STEP = (
 
 
 def step_by(optimizer: optim.Optimizer, engine: Any) -> None:
-    """Makes `optimizer.step()` do `engine.step()`, which calls the optimizer's own; a scheduler's wrapper stays known
-    as one, by its attributes.
-    """
+    """Makes `optimizer.step()` do `engine.step()`, which calls its own; a scheduler's attributes stay."""
     own = optimizer.step
 
     @wraps(own)
@@ -351,9 +345,7 @@ def cost_of(shape: Sequence[int]) -> int:
 
 
 def assign(costs: Sequence[int], ranks: int) -> list[int]:
-    """Returns the owner of each matrix: the costliest first, each to the rank with the least load so far. Ties go to
-    the lowest rank, and to the first matrix.
-    """
+    """Returns each matrix's owner: the costliest first, to the rank with the least load (ties: the lowest)."""
     loads, owner = [0] * ranks, [0] * len(costs)
     for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
         owner[number] = rank = loads.index(min(loads))
@@ -367,9 +359,7 @@ def owned_by(optimizer: optim.Optimizer) -> set[nn.Parameter]:
 
 
 def owners_of(held: set[nn.Parameter], trainable: Iterable[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
-    """Returns the owner of every trainable parameter in `held`. Raises ValueError for one that is neither a matrix nor
-    a stack of matrices, which one rank owns together.
-    """
+    """Returns the owners of `held`. Raises ValueError for one that is no matrix, nor a stack of matrices."""
     owned = [p for p in trainable if p in held and p.numel()]
     for parameter in owned:
         if parameter.dim() not in (2, 3):

@@ -188,10 +188,7 @@ def update_of(optimizer: optim.Optimizer) -> Callable[[Sequence[Share]], None]:
 
 
 class TileBuffers:
-    """Gradients on their way to the optimizer: one buffer of the largest tile's size per tier and dtype.
-
-    A buffer is a permanent tensor with permanent views, and has memory only during an update.
-    """
+    """Gradients for the optimizer: per tier and dtype one permanent buffer, with memory only during an update."""
 
     def __init__(self, tiles: Sequence[Sequence[Share]]) -> None:
         self._max_numel = max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0)
@@ -201,9 +198,7 @@ class TileBuffers:
 
     @contextmanager
     def present(self) -> Iterator[None]:
-        """Gives memory to the buffers that exist already (`ready` creates the others), and frees all of it at the
-        end.
-        """
+        """Gives memory to the buffers inside; `ready` creates those that do not exist yet."""
         for (tier, _), buffer in self._buffers.items():
             Heap().restore(labels.label(buffer, labels.GRADIENTS, "tile", tier=tier))
         try:
@@ -213,9 +208,7 @@ class TileBuffers:
                 Heap().release(buffer)
 
     def ready(self, tile: Sequence[Share]) -> list[torch.Tensor | None]:
-        """Returns the gradients of a tile's shares, in their masters' tier and dtype. Those that are copied or cast
-        overwrite the previous tile's.
-        """
+        """Returns a tile's gradients in its masters' tier and dtype; copies overwrite the previous tile's."""
         self._offsets.clear()
         gradients = [share.gradient() for share in tile]
         casts, sources = list[torch.Tensor](), list[torch.Tensor]()

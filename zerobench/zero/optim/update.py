@@ -288,9 +288,7 @@ class Update:
             raise RuntimeError(STEP)
 
     def _add_param_group(self, group: dict[str, Any]) -> None:
-        """torch's `add_param_group` for parameters of the model that are in no group yet; frozen ones are trained once
-        they are not frozen any more.
-        """
+        """Adds a group of the model's parameters that are in none yet; frozen ones wait until they are not."""
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else list(given)
         trained = {self._index[p] for p in given if p in self._index}

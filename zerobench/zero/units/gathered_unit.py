@@ -188,9 +188,7 @@ class GatheredUnit(Unit):
         return (self.is_whole or self.gather is not None) and not (self.stays or self.held)
 
     def reshard(self) -> None:
-        """unsharded -> sharded, after the shard is updated from this rank's slice, to which a forward may have written,
-        equally on every rank.
-        """
+        """unsharded -> sharded, after the shard was updated from what a forward has written to this slice."""
         if self._may_go:
             self.unshard()
             self.keep_written()

@@ -79,9 +79,7 @@ class Unit(UnitTensors):
         self.follow(loaded)
 
     def put_aside(self) -> Callable[[], None]:
-        """Copies the ranges of this rank's shard that no separate master restores to host memory. Returns the function
-        that puts them back.
-        """
+        """Copies what no master restores of this shard to the host. Returns the function that puts it back."""
         copies = {}
         for start, stop in self.placement.ranges_without_masters(self):
             copy = torch.empty(stop - start, dtype=self.dtypes.shard)
