@@ -54,10 +54,9 @@ class Batches:
 
 
 class OwnBatches:
-    """Batches of one rank from a user's builder: a function of step and micro-batch, or an iterable.
-
-    Tensors in a batch, at any depth of tuples, lists and dicts, are moved to `device`; floating-point ones become
-    `dtype`. Raises TypeError for anything else.
+    """Batches of one rank from a user's builder: a function of step and micro-batch, or an iterable. Tensors in a
+    batch, at any depth of tuples, lists and dicts, are moved to `device`; floating-point ones become `dtype`. Raises
+    TypeError for anything else.
     """
 
     def __init__(self, name: str, source: Any, device: torch.device, dtype: torch.dtype) -> None:

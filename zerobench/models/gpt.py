@@ -20,10 +20,9 @@ from .linears import InputsCut, OutputsCut, TensorAxis, add_adapters, base_of, i
 
 
 class Block(nn.Module):
-    """Attention, then a four times wider MLP, each on the normalized residual stream.
-
-    With `tiles` above 1 each matrix of the MLP is cut into that many, along its outputs; with `mlp_chunks` above 1 the
-    MLP runs on that many parts of the sequence, and again on each in backward.
+    """Attention, then a four times wider MLP, each on the normalized residual stream. With `tiles` above 1 each matrix
+    of the MLP is cut into that many, along its outputs; with `mlp_chunks` above 1 the MLP runs on that many parts of
+    the sequence, and again on each in backward.
     """
 
     def __init__(self, hidden: int, heads: int, tiles: int = 1, mlp_chunks: int = 1) -> None:

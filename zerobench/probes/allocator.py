@@ -159,10 +159,9 @@ def install_hook() -> AllocatorHook | None:
 
 
 def hook_library() -> Path | None:
-    """Returns the compiled hook, from the cache or new; None without a compiler or if compiling fails. The
-    compiler is the one that `CXX` names, or else the first one found.
-
-    Several processes may compile concurrently: each writes a temporary file and renames it.
+    """Returns the compiled hook, from the cache or new; None without a compiler or if compiling fails. The compiler is
+    the one that `CXX` names, or else the first one found. Several processes may compile concurrently: each writes a
+    temporary file and renames it.
     """
     named = os.environ.get("CXX")
     compiler = next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)

@@ -62,9 +62,8 @@ class SourceLines:
         self._of_node: dict[int, str] = {}
 
     def see_operator(self) -> None:
-        """Records the line of the dispatched operator, if autograd has made a node for it.
-
-        The node is made before its operator is dispatched, so the first operator after it belongs to it.
+        """Records the line of the dispatched operator, if autograd has made a node for it. The node is made before its
+        operator is dispatched, so the first operator after it belongs to it.
         """
         if torch.is_grad_enabled() and (number := torch._C._autograd._get_sequence_nr() - 1) not in self._of_node:
             self._of_node[number] = self.here()
@@ -95,9 +94,8 @@ class SourceLines:
 
 @cache
 def shown_path(filename: str) -> str | None:
-    """Returns a file's path for display, or None for files of torch, the standard library and the instruments.
-
-    Below the working directory it is relative to that, in an installed package to the folder of packages.
+    """Returns a file's path for display, or None for files of torch, the standard library and the instruments. Below
+    the working directory it is relative to that, in an installed package to the folder of packages.
     """
     if filename.startswith("<") and not filename.startswith(("<ipython", "<stdin")):
         return None

@@ -185,9 +185,8 @@ class MasterDdpEngine(DdpEngine):
         return self._scaling.clip(max_norm, norm_type)
 
     def step(self) -> None:
-        """Makes one update of the masters, and from them of the parameters; consumes the gradients.
-
-        With loss scaling it is skipped if gradients overflowed: they are equal on all ranks, and so is the decision.
+        """Makes one update of the masters, and from them of the parameters; consumes the gradients. With loss scaling
+        it is skipped if gradients overflowed: they are equal on all ranks, and so is the decision.
         """
         with self._scaling.judging(self.optimizer) as skips:
             if not skips:

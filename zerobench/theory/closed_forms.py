@@ -57,7 +57,6 @@ class Term:
 @dataclass(frozen=True)
 class Formula:
     """A closed form. `equation`: in ψ, N, K and the like; `numbers`: their values; `value`: in bytes or elements.
-
     `beyond`: the terms in flight; with them the value is the replay's prediction, to the byte.
     """
 
@@ -97,7 +96,6 @@ def from_json(text: str) -> dict[str, Formula]:
 @dataclass(frozen=True)
 class State:
     """One kind of model state. `size`: bytes over all parameters; `frozen`: the part that belongs to frozen parameters.
-
     `ranks`: number that it is divided among; None: each rank has all of it. `stays`: the fraction left on the device.
     """
 

@@ -29,7 +29,6 @@ class ParameterSpan:
 @dataclass(frozen=True)
 class FlatBuffer:
     """Parameters of one element size laid end to end, cut every `unit_numel` elements into units shared by N ranks.
-
     `tail`: elements kept free at the end. `align`: shards end at multiples of this many elements.
     """
 

@@ -22,10 +22,9 @@ ZERO, MEGATRON_CORE = "ZeRO, arXiv 1910.02054", "Megatron-core, dist_optimizer.m
 
 @dataclass(frozen=True)
 class StrategyTheory:
-    """A strategy's row in figure 1 of ZeRO (arXiv 1910.02054): which model states the ranks partition.
-
-    Partitioned parameters are in module units (P_os+g+p); else partitioned optimizer states are in buckets of
-    parameters; else everything is replicated.
+    """A strategy's row in figure 1 of ZeRO (arXiv 1910.02054): which model states the ranks partition. Partitioned
+    parameters are in module units (P_os+g+p); else partitioned optimizer states are in buckets of parameters; else
+    everything is replicated.
     """
 
     parameters: bool = False

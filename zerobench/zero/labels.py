@@ -171,9 +171,8 @@ def current_tier() -> str | None:
 
 @contextmanager
 def collective(name: str, unit: str = "") -> Iterator[int]:
-    """Names the logical collective (and its unit) that the physical operations inside make up.
-
-    The name "control" marks traffic outside the volume: flags, buffers, start-up. Yields the operation's number.
+    """Names the logical collective (and its unit) that the physical operations inside make up. The name "control" marks
+    traffic outside the volume: flags, buffers, start-up. Yields the operation's number.
     """
     global _operations
     _operations += 1

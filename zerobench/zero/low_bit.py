@@ -177,10 +177,9 @@ class AdamWBf16(LowBitAdamW):
 
 
 def round_stochastically(values: torch.Tensor, salt: int) -> torch.Tensor:
-    """Rounds fp32 values to one of their two bf16 neighbors, with a probability that makes the mean exact.
-
-    The random bits are a hash of the value's own bits and `salt`, independent of the value's position. Equal values are
-    rounded alike, and differently with another salt.
+    """Rounds fp32 values to one of their two bf16 neighbors, with a probability that makes the mean exact. The random
+    bits are a hash of the value's own bits and `salt`, independent of the value's position. Equal values are rounded
+    alike, and differently with another salt.
     """
     bits = values.view(torch.int32)
     noise = _hash(bits ^ _signed(salt * 0x9E3779B1))

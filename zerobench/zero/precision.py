@@ -196,10 +196,9 @@ class GradientScaling:
 
     @contextmanager
     def judging(self, optimizer: optim.Optimizer) -> Iterator[bool]:
-        """Wraps an optimizer's step: sets the coefficient for it, and changes the loss scale afterwards.
-
-        Yields True if the step must be skipped. An optimizer that reads `found_inf` on the device always runs: it
-        changes nothing if gradients overflowed, and the host does not wait for the device.
+        """Wraps an optimizer's step: sets the coefficient for it, and changes the loss scale afterwards. Yields True if
+        the step must be skipped. An optimizer that reads `found_inf` on the device always runs: it changes nothing if
+        gradients overflowed, and the host does not wait for the device.
         """
         policy = self.scaler.policy
         if policy is None:
@@ -265,10 +264,12 @@ class Share:
     `tier`       the tier of `tensor`
     `gradient`   (numel,) reduced gradient in its own dtype; None if the parameter took no part in the step
     `crosses`    True if the gradient is in another tier, and is copied before the cast
+    `unit_name`  the unit that it belongs to; empty if there is none
     """
 
     tier = labels.DEVICE
     crosses = False
+    unit_name = ""
 
     def __init__(self, master: torch.Tensor) -> None:
         self.tensor: nn.Parameter = Counted(master.data)
@@ -281,11 +282,6 @@ class Share:
     def rounded(self) -> torch.Tensor | None:
         """The (numel,) view of the parameters that are the rounded master; None if there are none."""
         return None
-
-    @property
-    def unit_name(self) -> str:
-        """The unit that it belongs to; empty if there is none."""
-        return ""
 
 
 class UpdatedShare(NamedTuple):

@@ -26,9 +26,8 @@ from .units.unit import Unit
 
 
 class ShardedBucket(GradientBucket):
-    """Full gradients until they are reduced, and a shard of their mean from the reduction to the update.
-
-    With a `sink` the mean of the shard's first elements goes there, and `shard` has the others.
+    """Full gradients until they are reduced, and a shard of their mean from the reduction to the update. With a `sink`
+    the mean of the shard's first elements goes there, and `shard` has the others.
     """
 
     def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None) -> None:

@@ -225,10 +225,9 @@ class ActivationPartition:
 
 
 class Offloader:
-    """Offloads the tensors that autograd saves for units to the host, in storages of at least `least_bytes`.
-
-    `streams`: by device type, created on first use. `partition`: keeps only this rank's part of a tensor. `moves`:
-    False if the parts stay on the device.
+    """Offloads the tensors that autograd saves for units to the host, in storages of at least `least_bytes`. `streams`:
+    by device type, created on first use. `partition`: keeps only this rank's part of a tensor. `moves`: False if the
+    parts stay on the device.
     """
 
     def __init__(

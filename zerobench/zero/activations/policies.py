@@ -140,10 +140,8 @@ class Recomputed(Wrapped):
 
 
 class OffloadedForward(Wrapped):
-    """A forward whose saved tensors go to `keeper`, unless other saved-tensor hooks are active.
-
-    Recomputation around a unit has such hooks: it matches saved tensors by position, so removing some would mismatch
-    the rest.
+    """A forward whose saved tensors go to `keeper`, unless other saved-tensor hooks are active. Recomputation around a
+    unit has such hooks: it matches saved tensors by position, so removing some would mismatch the rest.
     """
 
     def __init__(self, forward: Forward, keeper: Keeper, unit: nn.Module, name: str, is_last: bool) -> None:
@@ -166,9 +164,8 @@ def recompute(unit: nn.Module, selective: bool = False) -> None:
 
 
 def apply(model: nn.Module, policy: ActivationPolicy, mesh: DeviceMesh | None = None) -> None:
-    """Puts the model's units under `policy`, before a strategy wraps the model. `mesh`: the ranks that share it.
-
-    Raises ValueError for a model without units.
+    """Puts the model's units under `policy`, before a strategy wraps the model. `mesh`: the ranks that share it. Raises
+    ValueError for a model without units.
     """
     if not policy.recompute and not policy.partition and policy.keep not in KEEPERS:
         return

@@ -66,9 +66,8 @@ from .storage import (
 
 def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) -> Chunks:
     """Returns this rank's part of the state: the live tensors, or with `copy` CPU copies, so that training can go on.
-    `exclude_frozen`: without frozen parameters.
-
-    Only the first of several replicas has a part; the others return an empty dict.
+    `exclude_frozen`: without frozen parameters. Only the first of several replicas has a part; the others return an
+    empty dict.
     """
     flats: Chunks = {}
     if engine.comm.replica > 0:
@@ -407,9 +406,7 @@ def names_of_one(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterator[st
 
 def problems_of_step(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields why a step after the load would raise, or would not continue that of the checkpoint: with the options of
-    the groups, and of a pending update.
-
-    A user's own optimizer is not tried: its step may have effects elsewhere.
+    the groups, and of a pending update. A user's own optimizer is not tried: its step may have effects elsewhere.
     """
     if type(engine.optimizer) in ELEMENTWISE:
         pending = facts["extra"].get("pending") or {}

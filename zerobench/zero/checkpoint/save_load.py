@@ -97,9 +97,8 @@ class Ranks:
         self.rank, self.size = (0, 1) if self.group is None else (dist.get_rank(self.group), comm.averaged_ranks)
 
     def agree(self, what: Callable[[], T], files: Callable[[T], Sequence[str]] = lambda value: ()) -> T:
-        """Runs `what` on each rank. If it raises on one, all raise its message, as RuntimeError or ValueError.
-
-        `files`: names of the files that a rank's value was read from. If the ranks' names differ, all raise ValueError.
+        """Runs `what` on each rank. If it raises on one, all raise its message, as RuntimeError or ValueError. `files`:
+        names of the files that a rank's value was read from. If the ranks' names differ, all raise ValueError.
         """
         error_type, text, value, names = "", "", None, []
         try:
@@ -197,7 +196,6 @@ def save(
 
 def _write(ranks: Ranks, path: Path, tensors: Chunks, facts: dict[str, Any]) -> None:
     """Writes the files over the ranks: see storage.py. Each step ends with an exchange, so that all learn of a failure.
-
     Raises RuntimeError, with the same message on all ranks.
     """
     is_first, folder = ranks.rank == 0, ""

@@ -221,9 +221,8 @@ def _stored_tensor(path: Path, name: str, entry: Any, head: int, size: int) -> S
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
-    """Returns the head of a file for `tensors` (length and header), and each tensor's byte offset in the file.
-
-    Only shapes and dtypes are read; the offsets are in the file's order. Raises ValueError for a dtype that the format
+    """Returns the head of a file for `tensors` (length and header), and each tensor's byte offset in the file. Only
+    shapes and dtypes are read; the offsets are in the file's order. Raises ValueError for a dtype that the format
     lacks.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}

@@ -219,7 +219,6 @@ class _Arrival(NamedTuple):
 
 class PairwiseReduction:
     """One reduce-scatter in flight: `run` sends, receives and sums in a thread; `wait` blocks until it is done.
-
     `to_go`: (peer, piece) of the other slices. `is_sent`: set once all sends are launched.
     """
 

@@ -183,7 +183,6 @@ def connect_groups(
     group: dist.ProcessGroup | None, device: torch.device, node_size: int | None, shard_group: int | None
 ) -> Comm:
     """Returns the Comm over `group`, in nodes of `node_size` ranks or shard groups of `shard_group`, if not all ranks.
-
     Collective. Raises ValueError if the ranks cannot be divided in this way.
     """
     all_ranks = connect(group, device)

@@ -265,9 +265,8 @@ def whereabouts(thread: int) -> str:
 
 
 def break_connections(group: dist.ProcessGroup) -> None:
-    """Makes all pending communication of `group` raise, on this rank and on the others.
-
-    gloo closes all connections of a context when one wait in it times out; it has no other way to end a wait.
+    """Makes all pending communication of `group` raise, on this rank and on the others. gloo closes all connections of
+    a context when one wait in it times out; it has no other way to end a wait.
     """
     backends = str(dist.get_backend_config(group))
     if "nccl" in backends:
@@ -408,7 +407,6 @@ class WatchedComm(WrappedComm):
 
 def watched(comm: Comm, whole: dist.ProcessGroup | None = None) -> Comm:
     """Returns `comm` under the watch of `whole`, a process group that contains its ranks; default: its own group.
-
     Returns `comm` itself in a world of one rank, and in a simulated world, in which no rank can wait.
     """
     group = comm.group

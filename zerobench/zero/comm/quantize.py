@@ -105,7 +105,6 @@ def _blocks(
     block: int, first: torch.Tensor, second: torch.Tensor, scales: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Returns views of two (rows, numel) tensors as (rows, blocks, elements), and of their scales, (rows, blocks, 1).
-
     First the whole blocks, CHUNKS elements at a time, then the shorter block at the end.
     """
     rows, numel = first.shape

@@ -33,10 +33,8 @@ TAG = 7000
 
 class SimulatedGloo(GlooComm):
     """The pairwise exchange of gloo at constant cost: one of several equal pieces is sent, and accounted once per piece
-    and other rank.
-
-    Nothing is received or summed, so that a world of 1,024 ranks costs no more than one of 8, and a shard of 1 GB no
-    more than one of 1 MB.
+    and other rank. Nothing is received or summed, so that a world of 1,024 ranks costs no more than one of 8, and a
+    shard of 1 GB no more than one of 1 MB.
     """
 
     def reduce_scatter(

@@ -116,7 +116,7 @@ class ZeroppComm(WrappedComm):
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         """Gathers quantized slices; every rank decodes all slices, its own too, so that all have equal parameters."""
         if not self._policy.quantize_weights or full.dtype not in DTYPES:
-            return super().all_gather(full, unit)
+            return self._below.all_gather(full, unit)
         slices = full.view(self.size, -1)
         payloads = new_payloads(self._weights, slices, unit)
         self._weights.encode(slices[self.rank : self.rank + 1], payloads[self.rank : self.rank + 1])
@@ -127,7 +127,7 @@ class ZeroppComm(WrappedComm):
         self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
     ) -> Handle:
         if not self._policy.quantize_gradients or full.dtype not in DTYPES:
-            return super().reduce_scatter(full, unit, into)
+            return self._below.reduce_scatter(full, unit, into)
         own = full.view(self.size, -1)[self.rank] if into is None else into
         reduction = QuantizedReduction(self._reductions, full, own, unit)
         return self._hops.launch(*[reduction.send] * len(self._reductions), finish=reduction.finish)
@@ -293,7 +293,6 @@ def connect_zeropp(
     policy: Zeropp | None,
 ) -> Comm:  # fmt: skip
     """Returns the Comm over `group`, in nodes or shard groups (comm/hierarchical.py), under a policy. Collective.
-
     Raises ValueError for options that exclude each other.
     """
     below = connect_groups(group, device, node_size, shard_group)

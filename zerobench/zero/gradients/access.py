@@ -63,8 +63,8 @@ class GradientMixin(ShardedEngine):
         """
         self.gradients.check_reduced("clip_grad_norm_")
         with torch.no_grad():
-            norm: torch.Tensor = self.update.clip(float(max_norm), float(norm_type), error_if_nonfinite)
-        return norm
+            self.update.agree("clip_grad_norm_")
+            return self.update.scaling.clip(float(max_norm), float(norm_type), error_if_nonfinite)
 
     def gradient_segments(self) -> Iterator[GradientSegment]:
         """Yields this rank's segments of all existing gradients, to be read and changed in place; collective.

@@ -134,9 +134,8 @@ def tensors_left_in(modules: list[nn.Module]) -> list[torch.Tensor]:
 
 
 def check_visible(name: str, output: Any) -> None:
-    """Raises ValueError for the output of unit `name` if it may hide tensors that require a gradient.
-
-    This is the case if it contains no tensors, or objects of unknown types. Tensors without a gradient are accepted.
+    """Raises ValueError for the output of unit `name` if it may hide tensors that require a gradient. This is the case
+    if it contains no tensors, or objects of unknown types. Tensors without a gradient are accepted.
     """
     leaves = pytree.tree_leaves(output)
     plain = (torch.Tensor, type(None), str, bytes, int, float, complex, torch.dtype, torch.device)

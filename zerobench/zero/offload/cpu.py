@@ -158,9 +158,8 @@ ON_THEIR_WAY_UP = "on their way up"
 
 
 class Upload:
-    """Copies parameters up: rounded in host memory, in one of two pinned buffers, and copied from there.
-
-    `copies`: False if the parameter shards are in host memory too, so that nothing is copied up.
+    """Copies parameters up: rounded in host memory, in one of two pinned buffers, and copied from there. `copies`:
+    False if the parameter shards are in host memory too, so that nothing is copied up.
     """
 
     BUFFERS, BUFFER_NUMEL = 2, 2**20

@@ -85,7 +85,6 @@ LOCK = "lock"
 
 class Scratch:
     """A new folder in `parent`, removed with its content when it is garbage-collected or its interpreter ends.
-
     Leftovers of ended processes in `parent` are removed first. Raises DiskError if no folder can be created there.
     """
 
@@ -348,9 +347,7 @@ class Pool:
 
 class Channel:
     """A new file at `path` for at most `depth` concurrent pieces of at most `piece_bytes`. `direct`: whether direct I/O
-    is wanted; the attribute: whether it is used.
-
-    Raises DiskError if the file cannot be created.
+    is wanted; the attribute: whether it is used. Raises DiskError if the file cannot be created.
     """
 
     def __init__(self, path: Path, direct: bool, piece_bytes: int, depth: int) -> None:
@@ -504,10 +501,8 @@ class Region:
         self._written: set[int] = set()  # numbers of blocks
 
     def read(self, tensor: torch.Tensor, at: int = 0) -> IoHandle:
-        """Launches reading all of `tensor` from byte `at` of the region.
-
-        `tensor`: contiguous, in host memory, any dtype and shape. It begins with a block, and ends with one or with the
-        region. The handle raises DiskError.
+        """Launches reading all of `tensor` from byte `at` of the region. `tensor`: contiguous, in host memory, any
+        dtype and shape. It begins with a block, and ends with one or with the region. The handle raises DiskError.
         """
         return self._launch(self._read, tensor, at)
 
@@ -537,10 +532,9 @@ class Region:
 
 
 class FileStore:
-    """A file in `folder`, removed when it is garbage-collected or when the interpreter ends.
-
-    Up to `depth` requests of `block_bytes` are at the disk concurrently, past the page cache if `direct` is wanted and
-    possible. Raises DiskError if the file cannot be created.
+    """A file in `folder`, removed when it is garbage-collected or when the interpreter ends. Up to `depth` requests of
+    `block_bytes` are at the disk concurrently, past the page cache if `direct` is wanted and possible. Raises DiskError
+    if the file cannot be created.
     """
 
     def __init__(

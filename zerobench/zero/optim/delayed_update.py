@@ -37,16 +37,11 @@ class PendingShare(Share):
     """A segment with the gradient for its next update, in host memory."""
 
     def __init__(self, segment: OptimizerSegment, gradient: torch.Tensor | None) -> None:
-        self.tensor, self.tier = segment.tensor, segment.tier
-        self.segment = segment
-        self._gradient = gradient
+        self.tensor, self.tier, self.unit_name = segment.tensor, segment.tier, segment.unit_name
+        self.segment, self._gradient = segment, gradient
 
     def gradient(self) -> torch.Tensor | None:
         return self._gradient
-
-    @property
-    def unit_name(self) -> str:
-        return self.segment.unit_name
 
 
 @dataclass

@@ -77,7 +77,7 @@ class OptimizerSegment(Share):
         is_owned = shard_range.unit.layout.sizes is not None
         super().__init__(order.view(flat) if is_owned else flat.view(*[1] * (ndim - 1), segment.numel))
         self.shard_range, self.unit, self.bucket = shard_range, shard_range.unit, bucket
-        self.span = segment
+        self.span, self.unit_name = segment, shard_range.unit.name
         self.tier, self.gradient_tier = shard_range.tier, bucket.tier_of(segment.offset)
         self.crosses = self.tier != self.gradient_tier
         self.used = False
@@ -92,10 +92,6 @@ class OptimizerSegment(Share):
     def rounded(self) -> torch.Tensor | None:
         shard_range, numel = self.shard_range, self.span.numel
         return None if shard_range.is_parameters else self.unit.parameter_shard.narrow(0, self.span.offset, numel)
-
-    @property
-    def unit_name(self) -> str:
-        return self.unit.name
 
 
 def dimensions(optimizer: optim.Optimizer, parameter: nn.Parameter) -> int:
@@ -126,10 +122,8 @@ def check_optimizer(
     optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool,
     ignored: Collection[nn.Parameter] = (),
 ) -> None:  # fmt: skip
-    """Raises ValueError for an optimizer that cannot be sharded.
-
-    `trainable`: the module's unique trainable parameters and their names. `elementwise`: the caller asserts that an
-    optimizer from outside torch is elementwise.
+    """Raises ValueError for an optimizer that cannot be sharded. `trainable`: the module's unique trainable parameters
+    and their names. `elementwise`: the caller asserts that an optimizer from outside torch is elementwise.
     """
     kind = type(optimizer)
     why, owned = why_not_sharded(kind.__name__), [group.get(OWNED) for group in optimizer.param_groups]

@@ -315,7 +315,6 @@ def follow_facts(optimizer: optim.Optimizer, before: Facts, after: Facts) -> Non
 
 class FactsOfParts:
     """An update in parts, each of which starts with the same facts; changes by any part are in effect at the end.
-
     torch's own optimizers change no facts, and are skipped.
     """
 

@@ -115,7 +115,6 @@ class Update:
 
     def agree(self, what: str = "step") -> None:
         """Finds the parameters with a gradient on any rank; parameters unused on all keep grad None, as under DDP.
-
         `what`: the operation that this rank is about to do, which must be the same on every rank.
         """
         if self._agreed:
@@ -148,11 +147,6 @@ class Update:
             )
         self._agreed = False
         self.scaling.forget()
-
-    def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
-        """Returns the norm of all unscaled gradients, 0-dim fp32; `run` will scale them to at most `max_norm`."""
-        self.agree("clip_grad_norm_")
-        return self.scaling.clip(max_norm, norm_type, error_if_nonfinite)
 
     def run(self) -> bool:
         """Updates the masters; returns False if the host knows that gradients overflowed and every rank skips."""

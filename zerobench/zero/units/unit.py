@@ -73,7 +73,6 @@ class Unit(UnitTensors):
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         """Updates this rank's shard and masters after the full parameters were written to, equally on every rank.
-
         `loaded`: numbers of parameters whose masters are replaced even if their rounded values are equal.
         """
         self.follow(loaded)
