@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..probes.labeling import parts_of
 from ..probes.ledger import Ledger
 from ..probes.traffic import Operation, TrafficMeter, is_of_step
-from ..zero.precision import sum_of_powers
+from ..zero.precision import dtype_name, sum_of_powers
 from . import held_tensors
 from .held_tensors import UpdatedPart
 from .phases import WatchHook, replaced
@@ -279,7 +279,7 @@ class TrainingObserver:
         if torch.is_grad_enabled():  # an evaluation may compute in another dtype
             weight = getattr(module, "weight", None) if type(module).__name__ in UNITS else None
             size = weight.numel() if isinstance(weight, torch.Tensor) else 0
-            self.seen.computes.setdefault(shown_dtype(output.dtype), {})[name] = size
+            self.seen.computes.setdefault(dtype_name(output.dtype), {})[name] = size
 
     @contextmanager
     def _scheduling(self, scheduler: Any, *_args: Any, **_named: Any) -> Iterator[None]:
@@ -441,7 +441,7 @@ class TrainingObserver:
             self._compare(part, 0)
         self._parts[id(part.key)] = part
         seen.is_copy = self._engine is None and part.key not in self._names
-        seen.in_model, seen.master = shown_dtype(part.in_model), shown_dtype(part.tensor.dtype)
+        seen.in_model, seen.master = dtype_name(part.in_model), dtype_name(part.tensor.dtype)
         seen.lines.setdefault("masters", self._line_of(part.tensor))
         seen.optimizer, seen.is_torchs = type(optimizer).__name__, type(optimizer).__module__.startswith("torch.optim")
         for group in optimizer.param_groups:
@@ -450,7 +450,7 @@ class TrainingObserver:
                 seen.rates.append(abs(float(lr)))
                 break
         if gradient is not None:
-            seen.gradient = shown_dtype(gradient)
+            seen.gradient = dtype_name(gradient)
             seen.lines |= {"gradients": source} if source else {}
             seen.gradients += part.name not in self._got
             if self._engine is not None:
@@ -511,7 +511,7 @@ class TrainingObserver:
                     continue
                 moments = {n: v for n, v in state.items() if isinstance(v, torch.Tensor) and v.dim() and n != "step"}
                 seen, local = self.seen.parts[part.name], [next(parts_of(value)) for value in moments.values()]
-                seen.moments |= {n: shown_dtype(v.dtype) for n, v in moments.items()}
+                seen.moments |= {n: dtype_name(v.dtype) for n, v in moments.items()}
                 if local:
                     seen.lines["moments"] = self._line_of(local[0])
                 sizes[part.name] += max((tensor.numel() for tensor in local), default=0)
@@ -598,11 +598,6 @@ def _reach(tensor: torch.Tensor, gradient: torch.Tensor, optimizer: optim.Optimi
 def scaled(squares: Squares, factor: float) -> Squares:
     """Returns the squares of gradients that are multiplied by `factor`."""
     return {name: [total * factor**2, number] for name, (total, number) in squares.items()}
-
-
-def shown_dtype(dtype: torch.dtype) -> str:
-    """Returns a dtype as text, as in tables of traffic: "bfloat16"."""
-    return str(dtype).removeprefix("torch.")
 
 
 def ulps_between(own: torch.Tensor, other: torch.Tensor) -> int:

@@ -305,6 +305,11 @@ def shaped_as(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     return flat if tensor.dim() == 1 else flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns a dtype's short name: `float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
 def flat_of(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the (numel,) view of a dense tensor in the order of its memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))

@@ -332,7 +332,7 @@ class Stage3(Stage2):
         preceding = self._order.behind(use - len(units) + 1, self.options.prefetch)
         preceding = [unit for unit in preceding if not self._root.comes_for_itself(unit)]
         learns = any(unit.trainable for unit in units)
-        self._ahead.enter(units, preceding, must_wait=self.gradients.reducing and learns)
+        self._ahead.enter(units, preceding, must_wait=bool(self.gradients.in_flight) and learns)
 
     def _before_root_backward(self, forward: int, gradient: torch.Tensor) -> None:
         self._check_age(forward, gradient)

@@ -49,7 +49,7 @@ from ..layout import MemoryOrder
 from ..low_bit import block_numel, block_of
 from ..optim.segments import ELEMENTWISE, OptimizerSegment
 from ..optim.step_by_tiles import optimizer_over, raw_step
-from ..precision import flat_of
+from ..precision import dtype_name, flat_of
 from .storage import (
     DTYPES,
     FLOATS,
@@ -132,7 +132,7 @@ def _state_parts(engine: ShardedEngine, segment: OptimizerSegment, state: Mappin
     for key, value in state.items():
         block = block_of(engine.optimizer, key)
         if block > 1:
-            blocks = row_major([-(-prod(order.shape) // block)])
+            blocks = row_major(-(-prod(order.shape) // block))
             yield Part(f"optimizer.{name}.{key}", parameter, blocks, start // block, value)
         elif isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
             yield Part(f"optimizer.{name}.{key}", parameter, order, start, flat_of(value))
@@ -280,11 +280,6 @@ def decode(value: Any) -> Any:
         except (RuntimeError, ValueError) as error:  # torch's words for what is no number, or a too large one
             raise TypeError(str(error)) from None
     return value
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Returns a dtype's short name: `float32` for torch.float32."""
-    return str(dtype).removeprefix("torch.")
 
 
 def states_of(name: str, segment: OptimizerSegment, optimizer: optim.Optimizer) -> dict[str, Any]:
@@ -511,7 +506,7 @@ class CheckpointLoad:
                 order = engine.orders[engine.trainable[number]]
                 self._read(f"pending.{engine.names[number]}", order, segment.span.start, self._pending[segment])
         for name, buffer in buffers_of(engine.module).items():
-            self._read(f"buffer.{name}", row_major(buffer.shape), 0, buffer.detach())
+            self._read(f"buffer.{name}", row_major(*buffer.shape), 0, buffer.detach())
 
     def _read(self, key: str, order: MemoryOrder, start: int, target: torch.Tensor) -> None:
         """Fills `target` with elements of the tensor `key` from `start` on, counted in `order`."""

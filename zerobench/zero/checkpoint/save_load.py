@@ -348,7 +348,7 @@ def load_weights(engine: ShardedEngine, path: str | os.PathLike[str], strict: bo
                 part.tensor.copy_(chosen[part.parameter].part(part.order, part.start, stop))
         for buffer in engine.module.buffers():
             if buffer in chosen and buffer.numel():
-                values = chosen[buffer].part(storage.row_major(buffer.shape), 0, buffer.numel())
+                values = chosen[buffer].part(storage.row_major(*buffer.shape), 0, buffer.numel())
                 contents.put(buffer, values.view(buffer.shape))
 
     with torch.no_grad(), labels.collective("control"):

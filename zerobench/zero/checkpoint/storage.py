@@ -137,13 +137,9 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def row_major(shape: Iterable[int]) -> MemoryOrder:
+@lru_cache  # the tensors of a file have few shapes
+def row_major(*shape: int) -> MemoryOrder:
     """Returns the order of a contiguous tensor."""
-    return _row_major(tuple(shape))
-
-
-@lru_cache
-def _row_major(shape: tuple[int, ...]) -> MemoryOrder:  # the tensors of a file have few shapes
     return MemoryOrder.from_dims(shape, range(len(shape)))
 
 
@@ -217,7 +213,7 @@ def _stored_tensor(path: Path, name: str, entry: Any, head: int, size: int) -> S
         right = False
     if not right or end - begin != (numel := prod(shape)) * dtype.itemsize or head + end > size:
         raise ValueError(f"{path}: it is damaged: its entry of {name} is {entry!r:.120}, in {size} bytes")
-    return StoredTensor(_row_major(tuple(shape)), dtype, (StoredChunk(0, numel, path, head + begin),))
+    return StoredTensor(row_major(*shape), dtype, (StoredChunk(0, numel, path, head + begin),))
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
@@ -430,14 +426,14 @@ def _flats_of(facts: Mapping[str, Any]) -> dict[str, tuple[MemoryOrder, torch.dt
     """Returns the flat tensors that the facts allow: their order, and the dtype of their owner."""
     flats = {}
     for name, entry in facts["buffers"].items():
-        flats[f"buffer.{name}"] = row_major(entry["shape"]), DTYPES[entry["dtype"]]
+        flats[f"buffer.{name}"] = row_major(*entry["shape"]), DTYPES[entry["dtype"]]
     for name, entry in facts["parameters"].items():
         order, dtype = saved_order(facts, name), DTYPES[entry["dtype"]]
         kinds = ("master", "pending") if entry["trainable"] else ("frozen",)
         flats |= {f"{kind}.{name}": (order, dtype) for kind in kinds}
         for key, state in facts["optimizer"]["states"].get(name, {}).items():
             if is_elements(state):
-                blocks = row_major([-(-prod(order.shape) // state.get("block", 1))])
+                blocks = row_major(-(-prod(order.shape) // state.get("block", 1)))
                 flats[f"optimizer.{name}.{key}"] = blocks if is_blocks(state) else order, DTYPES[state["elements"]]
     return flats
 
@@ -447,7 +443,7 @@ def saved_order(facts: Mapping[str, Any], name: str) -> MemoryOrder:
     shape = facts["parameters"][name]["shape"]
     dims = facts["parameters"][name].get("order")
     if dims is None:
-        return row_major(shape)
+        return row_major(*shape)
     if sorted(dims) != list(range(len(shape))):
         raise ValueError(f"{name}: its order is {dims!r:.60} in the checkpoint, which is none of its dimensions")
     return MemoryOrder.from_dims(shape, dims)

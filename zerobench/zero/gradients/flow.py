@@ -62,23 +62,6 @@ HOW = (
     " engine.gradient_segments() (docs/how-to/gradients.md)"
 )
 
-GRAD_SCALER = "a GradScaler finds no gradients here; give initialize() loss_scaling=zerobench.zero.LossScaling()"
-
-SCALED = (
-    "call engine.backward(loss), not loss.backward(): the engine scales losses (loss_scaling=), and this one is not"
-    " scaled"
-)
-
-SECOND_ORDER = (
-    "loss.backward(create_graph=True): the engine's gradients have no graph; use torch.autograd.grad(create_graph=True)"
-    " for a penalty, and then loss.backward()"
-)
-
-OTHERS = (
-    "engine.backward of another engine came to this one's parameters: call loss.backward(), which trains both, or"
-    " freeze this one's model by requires_grad_(False)"
-)
-
 
 class StandIn(torch.Tensor):
     """A stand-in for the gradient of `parameter_name`. `zeroed`: names of gradients that were set to zero. `_added`: a
@@ -112,7 +95,10 @@ class StandIn(torch.Tensor):
             first._added = args[1]
             return args[0]
         if name == "_amp_foreach_non_finite_check_and_unscale_":
-            raise RuntimeError(f"{first.parameter_name}: {GRAD_SCALER}; {HOW}")
+            raise RuntimeError(
+                f"{first.parameter_name}: a GradScaler finds no gradients here; give initialize()"
+                f" loss_scaling=zerobench.zero.LossScaling(); {HOW}"
+            )
         raise RuntimeError(f"{first.parameter_name}: its gradient is in the engine's shards, not in .grad; {HOW}")
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:
@@ -223,11 +209,20 @@ class PlainBackward:
         if previous == self._last_seen or not will_accumulate(self._engine.trainable):
             return
         if self.engine_backwards:
-            raise RuntimeError(OTHERS)
+            raise RuntimeError(
+                "engine.backward of another engine came to this one's parameters: call loss.backward(), which trains"
+                " both, or freeze this one's model by requires_grad_(False)"
+            )
         if self._engine.update.scaling.scaler.policy is not None:
-            raise RuntimeError(SCALED)
+            raise RuntimeError(
+                "call engine.backward(loss), not loss.backward(): the engine scales losses (loss_scaling=), and this"
+                " one is not scaled"
+            )
         if torch.is_grad_enabled():
-            raise RuntimeError(SECOND_ORDER)
+            raise RuntimeError(
+                "loss.backward(create_graph=True): the engine's gradients have no graph; use"
+                " torch.autograd.grad(create_graph=True) for a penalty, and then loss.backward()"
+            )
         self._engine.begin_backward()
         end = partial(self._finish)
         self._end = weakref.ref(end, self._abandon)
@@ -294,8 +289,8 @@ class GradientFlow:
 
     def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
-        # (bucket, its handle, where its mean lands)
-        self._in_flight: deque[tuple[GradientBucket, Handle, torch.Tensor]] = deque()
+        # reductions: (bucket, its handle, where its mean lands)
+        self.in_flight: deque[tuple[GradientBucket, Handle, torch.Tensor]] = deque()
         self.stand_ins = StandIns(engine, self.drop)
         self.plain = PlainBackward(engine)
         self._in_engine_backward = False  # `engine.backward` runs
@@ -433,7 +428,7 @@ class GradientFlow:
                 last.wait_all()
             GradientFlow._last_sender = weakref.ref(self)
             # before this one takes memory
-            while not bucket.reduces_in_place and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:
+            while not bucket.reduces_in_place and len(self.in_flight) >= REDUCTIONS_IN_FLIGHT:
                 self._wait_oldest()
             # a bucket without gradients is sent as zeros: all ranks send the same buckets
             full, into = bucket.prepare()
@@ -443,22 +438,17 @@ class GradientFlow:
             else:
                 handle = comm.reduce_scatter(full, unit.name, into, unit.layout.sizes)
             bucket.is_in_flight = True
-            self._in_flight.append((bucket, handle, unit.own_slice(full) if into is None else into))
-
-    @property
-    def reducing(self) -> bool:
-        """True while a reduction is in flight."""
-        return bool(self._in_flight)
+            self.in_flight.append((bucket, handle, unit.own_slice(full) if into is None else into))
 
     def wait_all(self) -> None:
         """Waits for all reductions, and for copies of means to other tiers."""
-        while self._in_flight:
+        while self.in_flight:
             self._wait_oldest()
         self._engine.placement.release_copied()
 
     def _wait_oldest(self) -> None:
         """Waits in launch order, which is equal on all ranks."""
-        bucket, handle, mean = self._in_flight.popleft()
+        bucket, handle, mean = self.in_flight.popleft()
         handle.wait()
         if bucket.divisor_after != 1:
             mean.div_(bucket.divisor_after)

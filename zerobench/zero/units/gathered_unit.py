@@ -34,23 +34,10 @@ from .unit import Unit
 FREED = "storage of size 0"
 """torch's message for a view that reads a unit's storage while the storage is empty."""
 
-CAPTURED = "mutate a captured Tensor"
-"""torch's message for a gather inside of a transform, which may only write to tensors that it created itself."""
-
-TRANSFORMED = (
-    "zero3 cannot gather it inside of a transform of torch.func (jvp, grad, vjp, ...); call the transform on"
-    " engine.module inside `with engine.full_parameters()`, on every rank, or use zero2"
-)
-
 IN_PARTS = (
     "where zero3 holds a part of it only; in a forward, name a module that contains every use in units=, or let"
     " persistence_numel keep it whole; in another method, register that by engine.register_forward_method; elsewhere,"
     " read it inside `with engine.full_parameters()`"
-)
-
-LOST = (
-    "a forward wrote to its parameters by .data, or in another way that autograd does not count, and that is lost where"
-    " {} them; write inside `with engine.full_parameters()`"
 )
 
 UNHEARD = (
@@ -147,9 +134,13 @@ class GatheredUnit(Unit):
                 self.placement.fetch(self, self.own_slice(full))
             except RuntimeError as error:
                 full.untyped_storage().resize_(0)
-                if CAPTURED in str(error):
-                    raise RuntimeError(f"{self.name}: {TRANSFORMED}") from error
-                raise
+                if "mutate a captured Tensor" not in str(error):  # a transform may write only to tensors of its own
+                    raise
+                raise RuntimeError(
+                    f"{self.name}: zero3 cannot gather it inside of a transform of torch.func (jvp, grad, vjp, ...);"
+                    " call the transform on engine.module inside `with engine.full_parameters()`, on every rank, or"
+                    " use zero2"
+                ) from error
             self.comm.launches.add("gather", self.name)
             self.gather = self.source.launch(full, self.name)
             self.is_from_source = True
@@ -251,7 +242,10 @@ class GatheredUnit(Unit):
         """The error message about such a write."""
         why = "offload keeps" if self._is_exact else "ZeRO++ rounds"
         way = ", or in place under torch.no_grad() (`p.clamp_()`)" if self._is_exact else ""
-        return f"{self.name}: {LOST.format(why)}{way}"
+        return (
+            f"{self.name}: a forward wrote to its parameters by .data, or in another way that autograd does not count,"
+            f" and that is lost where {why} them; write inside `with engine.full_parameters()`{way}"
+        )
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         if self.is_from_source and not self._is_exact:
