@@ -21,14 +21,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..records import CertificateRow
 from ..sweep.parity import TOLERANCES
-from .certificate import DIFFERENT, SAME, UNKNOWN, UNUSUAL
-from .job_seen import NARROW, JobSeen
+from .certificate import DIFFERENT, NARROW, SAME, UNKNOWN, UNUSUAL, JobSeen
 from .judging import shown_names, verdict_of
 from .observed import UPDATES, Deviation, ulps_between
 
@@ -55,8 +55,7 @@ EQUAL = "equal to the bit"
 AGREES = "gradients at the update and parameters after it agree, so that a later factor makes up for it"
 
 
-def _row(subject: str, finding: str, expected: str, why: str, verdict: str) -> CertificateRow:
-    return CertificateRow("reference", subject, finding, expected, why, verdict)
+_row = partial(CertificateRow, "reference")
 
 
 def compare_with_reference(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
@@ -283,7 +282,6 @@ def effect_of_option(job: JobSeen, other: JobSeen) -> CertificateRow:
     }
     changed = [name for name, read in values.items() if read(job) != read(other)]
     subject = f"effect of the option, against {other.name or other.strategy}"
-    if changed:
-        return CertificateRow("knob", subject, f"it changed {', '.join(changed)}", "a change", "it is declared", SAME)
     finding = "this option changed nothing: equal dtypes, bytes, collectives and losses"
-    return CertificateRow("knob", subject, finding, "a change", "it is declared", DIFFERENT)
+    finding = f"it changed {', '.join(changed)}" if changed else finding
+    return CertificateRow("knob", subject, finding, "a change", "it is declared", verdict_of(bool(changed)))

@@ -170,12 +170,6 @@ class FirstUpdates:
     values: list[dict[str, torch.Tensor]] = field(default_factory=list)
     noise: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def keep(self, number: int, name: str, tensor: torch.Tensor) -> None:
-        """Keeps a copy of a parameter after update `number`."""
-        while len(self.values) <= number:
-            self.values.append({})
-        self.values[number][name] = _copied(tensor)
-
     def keep_noise(self, name: str, gradient: torch.Tensor) -> None:
         """Notes the noise in a gradient."""
         size = gradient.detach().float().abs()
@@ -538,12 +532,12 @@ class TrainingObserver:
 
     def _compare(self, part: UpdatedPart, number: int) -> None:
         if self._keeps:
-            self.values.keep(number, part.name, part.tensor)
+            self.values.values += [{} for _ in range(len(self.values.values), number + 1)]
+            self.values.values[number][part.name] = _copied(part.tensor)
         reference = None if self._reference is None else self._reference.of_part(part, number)
         if reference is None:
             return
-        while len(self.seen.deviations) <= number:
-            self.seen.deviations.append({})
+        self.seen.deviations += [{} for _ in range(len(self.seen.deviations), number + 1)]
         first, now, noise = reference
         own, rounded = part.tensor.detach().cpu().reshape(-1), first.to(part.in_model)
         if number == 0:

@@ -34,14 +34,13 @@ from ..probes.snapshot import write as write_snapshot
 from ..records import CertificateRow
 from ..results.tables import Results
 from . import held_tensors, rows
-from .certificate import FIRST, UNKNOWN, Certificate, ExpectedTraining
+from .certificate import FIRST, UNKNOWN, Certificate, ExpectedTraining, JobSeen
 from .comparing import compare_with_reference, effect_of_option
-from .exchange import WatchedWorld, WatchError
 from .held_tensors import HeldTensors, is_ours
-from .job_seen import JobSeen
 from .judging import judge
 from .observed import FirstUpdates, RankSeen, TrainingObserver
 from .phases import Phases, inside_compiled, is_engine, on_step
+from .rows import WatchedWorld, WatchError
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
 

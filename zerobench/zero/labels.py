@@ -7,9 +7,9 @@ nothing. Probes register as observers. Without an observer every call costs one 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -49,10 +49,7 @@ class Updated(Protocol):
 
     tensor: torch.nn.Parameter
     tier: str
-
-    @property
-    def unit_name(self) -> str:
-        """The unit's name, or empty."""
+    unit_name: str
 
 
 class Observer:
@@ -108,34 +105,19 @@ def label(tensor: torch.Tensor, category: str, name: str = "", tier: str | None 
     return tensor
 
 
-def file(path: str, name: str, category: str, size: int) -> None:
-    """Reports to observers that the file at `path` holds `size` bytes of `category` under `name`."""
-    for observer in _observers:
-        observer.on_file(path, name, category, size)
+def _reporting(event: str) -> Callable[..., None]:
+    """Returns a function that reports an event to all observers, with the arguments of their method."""
+
+    def report(*facts: Any) -> None:
+        for observer in _observers:
+            getattr(observer, event)(*facts)
+
+    return report
 
 
-def transfer(kind: str, size: int, name: str = "") -> None:
-    """Reports to observers that `size` bytes were READ from a file or written (WRITE) to one. From any thread."""
-    for observer in _observers:
-        observer.on_transfer(kind, size, name)
-
-
-def unit(kind: str, name: str, size: int) -> None:
-    """Reports to observers that a unit's full parameters of `size` bytes are present (GATHERED), or freed (FREED)."""
-    for observer in _observers:
-        observer.on_unit(kind, name, size)
-
-
-def waited(operation: int) -> None:
-    """Reports to observers that a wait for the operation that `collective` gave this number has returned."""
-    for observer in _observers:
-        observer.on_wait(operation)
-
-
-def updates(parts: Sequence[Updated]) -> None:
-    """Reports to observers that an optimizer is about to update `parts`, which have gradients."""
-    for observer in _observers:
-        observer.on_update(parts)
+file, transfer, unit = _reporting("on_file"), _reporting("on_transfer"), _reporting("on_unit")
+waited, updates = _reporting("on_wait"), _reporting("on_update")
+"""Reports of the observers' events of these names; `transfer` from any thread."""
 
 
 def observed() -> bool:

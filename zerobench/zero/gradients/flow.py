@@ -49,8 +49,7 @@ from ..bucket import GradientBucket
 from ..comm.base import Handle
 from ..engine import ShardedEngine
 from ..layout import Piece
-from ..modules.tied import TiedName, names_of_tied
-from ..modules.wrapping import NO_TASK, graph_task, inside_backward, tensors_that_require_grad
+from ..modules.wrapping import NO_TASK, TiedName, graph_task, inside_backward, names_of_tied, tensors_that_require_grad
 from ..parameters.access import as_they_are
 from ..units.unit import Unit
 
