@@ -203,7 +203,6 @@ class GradientBucket:
 
     def open(self, sends: bool) -> None:
         """released, or reduced -> open. `sends`: gradients are reduced in this backward, not kept by no_sync."""
-        raise NotImplementedError
 
     def prepare(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """open -> ready to send; if no gradient has come since it was released or reduced, it opens first and sends
@@ -214,7 +213,6 @@ class GradientBucket:
 
     def store(self, mean: torch.Tensor) -> None:
         """in flight -> reduced. `mean`: (shard_numel,), the tensor that `prepare` chose."""
-        raise NotImplementedError
 
     def release(self) -> None:
         """-> released: the optimizer has used the gradients, or they are dropped."""

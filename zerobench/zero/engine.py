@@ -43,15 +43,12 @@ class ShardedEngine:
 
     def adopt(self) -> None:
         """Builds `self.units` from the parameters and fills them with rank 0's values."""
-        raise NotImplementedError
 
     def adopt_unfrozen(self, numbers: Sequence[int]) -> None:
         """Adds units to the end of `self.units` for the trainable parameters of these numbers, which were frozen."""
-        raise NotImplementedError
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         """Keeps this rank's part of `values`, the whole values of `parameter`, in any dtype and on any device."""
-        raise NotImplementedError
 
     def read(self, parameter: nn.Parameter) -> torch.Tensor:
         """Returns a copy of the whole values of `parameter`; collective."""
@@ -67,15 +64,12 @@ class ShardedEngine:
 
     def check_own_weights(self, what: str) -> None:
         """Raises RuntimeError inside `temporary_weights`."""
-        raise NotImplementedError
 
     def begin_backward(self) -> None:
         """Called before the first gradient of a backward."""
-        raise NotImplementedError
 
     def finish_backward(self) -> None:
         """Called when autograd has computed all gradients: reduces those that are left."""
-        raise NotImplementedError
 
     def abandon_backward(self) -> None:
         """Called when an exception has ended a backward."""
@@ -109,15 +103,12 @@ class ShardedEngine:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients that `step` has not consumed. `set_to_none` exists for compatibility with torch."""
-        raise NotImplementedError
 
     def after_load(self) -> None:
         """Refreshes the parameters after segments were overwritten."""
-        raise NotImplementedError
 
     def send_parameters(self) -> None:
         """Refreshes the parameters of all ranks after parameter shards were overwritten."""
-        raise NotImplementedError
 
     def close_forwards(self) -> None:
         """Frees gathered parameters, whatever was written to them; earlier forwards have no backward any more."""
@@ -143,7 +134,6 @@ class ShardedEngine:
 
     def load_extra_state(self, extra: dict[str, Any]) -> None:
         """Restores the result of `extra_state`."""
-        raise NotImplementedError
 
     def names_in(self, unit: str) -> list[str]:
         """Names the trainable parameters of the unit of that name, for messages about its collectives."""

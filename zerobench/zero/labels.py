@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -81,6 +81,8 @@ class Observer:
 GATHERED, FREED = "unit_gathered", "unit_freed"
 """Kinds of unit events."""
 
+T = TypeVar("T")
+
 _observers: list[Observer] = []
 _collectives: list[tuple[str, str, int]] = []
 _operations = 0
@@ -137,13 +139,17 @@ def followed() -> Iterator[None]:
 
 
 @contextmanager
-def on_tier(tier: str) -> Iterator[None]:
-    """Attributes tensors made inside, in this thread, to `tier` unless labeled otherwise: an update's temporaries."""
-    _tiers.append(tier)
+def _pushed(stack: list[T], entry: T) -> Iterator[T]:
+    stack.append(entry)
     try:
-        yield
+        yield entry
     finally:
-        _tiers.pop()
+        stack.pop()
+
+
+def on_tier(tier: str) -> AbstractContextManager[object]:
+    """Attributes tensors made inside, in this thread, to `tier` unless labeled otherwise: an update's temporaries."""
+    return _pushed(_tiers, tier)
 
 
 def current_tier() -> str | None:
@@ -158,21 +164,13 @@ def collective(name: str, unit: str = "") -> Iterator[int]:
     """
     global _operations
     _operations += 1
-    _collectives.append((name, unit, _operations))
-    try:
-        yield _operations
-    finally:
-        _collectives.pop()
+    with _pushed(_collectives, (name, unit, _operations)) as (_, _, operation):
+        yield operation
 
 
-@contextmanager
-def standing_for(peers: Sequence[int], each: int = 1) -> Iterator[None]:
+def standing_for(peers: Sequence[int], each: int = 1) -> AbstractContextManager[object]:
     """Accounts a send inside as `each` sends to each of `peers`, ranks of its group: for a simulated world."""
-    _sends.append((peers, each))
-    try:
-        yield
-    finally:
-        _sends.pop()
+    return _pushed(_sends, (peers, each))
 
 
 def current_sends() -> tuple[Sequence[int], int]:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import GroupComm, Handle, Sizes, slice_of
+from .base import GroupComm, Handle, Into, Sizes, slice_of
 from .streams import CommStream, Waitable
 
 # torch 2.13 renames these two; 2.11 knows the old names only.
@@ -65,9 +65,7 @@ class StagedComm(GroupComm):
     scatter_into: Callable[..., Any] = staticmethod(scatter_into)
     gather_into: Callable[..., Any] = staticmethod(gather_into)
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         into = slice_of(full, self.rank, self.size, sizes) if into is None else into
         carry = partial(self.scatter_into, into, full, group=self.group)
         if sizes is not None:

@@ -31,6 +31,9 @@ from .streams import CommStream, Threads, Waitable
 
 T = TypeVar("T")
 
+Into = torch.Tensor | None
+"""The destination of a sum; None: this rank's slice of the full buffer."""
+
 Sizes = Sequence[int] | None
 """Elements of each rank's slice of a full buffer, if they differ (layout.py [Note: owned]); None: all are equal."""
 
@@ -130,9 +133,7 @@ class Comm:
     on_streams = False
     """True if collectives run on their own CUDA streams, concurrently with the compute stream: comm/streams.py."""
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         """Sums `full` over the ranks into this rank's slice, or `into` another tensor of its shape and dtype."""
         return Handle([])
 

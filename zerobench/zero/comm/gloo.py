@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import GroupComm, Handle, Sizes, slices_of
+from .base import GroupComm, Handle, Into, Sizes, slices_of
 from .streams import Waitable
 
 GATHER_PIECE_BYTES = 16 * 2**20
@@ -82,9 +82,7 @@ class GlooComm(GroupComm):
         self._thread: threading.Thread | None = None
         _drain_thread()
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         """Queues the reduction; a thread runs one at a time, in launch order."""
         with labels.collective("reduce_scatter", unit) as operation:
             slices = pieces_of(full, self.size, sizes, REDUCE_PIECE_BYTES)

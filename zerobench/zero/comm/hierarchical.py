@@ -37,7 +37,7 @@ import torch.distributed as dist
 
 from . import simulated
 from .backends import NcclComm, StagedComm
-from .base import FAKE, Comm, GroupComm, Handle, Sizes, WrappedComm, backend_for
+from .base import FAKE, Comm, GroupComm, Handle, Into, Sizes, WrappedComm, backend_for
 from .gloo import GlooComm
 from .out_of_step import watch_of, watched
 
@@ -129,9 +129,7 @@ class Hierarchical(WrappedComm):
         self.hops = Hops()
         self.rank = nodes.within.rank * nodes.between.size + nodes.between.rank
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         """Reduces within the node, then between nodes; the block's other slices then hold the node's sums."""
         within, between, block = self.nodes.within, self.nodes.between, self._block(full)
         return self._launch(
@@ -160,9 +158,7 @@ class ShardGroup(WrappedComm):
         self._hops = Hops()
         self.rank, self.size, self.replica = shards.rank, shards.size, replicas.rank
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         numel = full.numel() // self.size
         own = full.narrow(0, self.rank * numel, numel) if into is None else into
         hops: tuple[Hop, Hop] = (

@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import FAKE, FAULT, Comm, Handle, Launches, NamedEngine, Sizes, WrappedComm
+from .base import FAKE, FAULT, Comm, Handle, Into, Launches, NamedEngine, Sizes, WrappedComm
 
 RULE = (
     "every rank must make the same calls of the engine, run the same modules in the same order and have as many"
@@ -344,9 +344,7 @@ class WatchedComm(WrappedComm):
 
     # a launch can block too, not only its wait
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         with self._wait("reduction", unit, full) as wait:
             handle = self._below.reduce_scatter(full, unit, into, sizes)
         handle.watch = wait

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from .. import labels
 from .backends import NcclComm
-from .base import GroupComm, Handle, Sizes, slice_of, slices_of
+from .base import GroupComm, Handle, Into, Sizes, slice_of, slices_of
 from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, GlooComm
 from .streams import Waitable
 
@@ -37,9 +37,7 @@ class SimulatedGloo(GlooComm):
     shard of 1 GB no more than one of 1 MB.
     """
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         own = slice_of(full, self.rank, self.size, sizes)
         pieces = Pieces.of(own, REDUCE_PIECE_BYTES)
         slots = full.new_empty(min(SLOTS, len(pieces) * (self.size - 1)), pieces.largest)

@@ -43,7 +43,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import Comm, Handle, Sizes, Source, WrappedComm
+from .base import Comm, Handle, Into, Sizes, Source, WrappedComm
 from .hierarchical import Hierarchical, Hops, Nodes, connect_groups, nodes_of
 from .quantize import DTYPES, LEVELS, Codec
 
@@ -123,9 +123,7 @@ class ZeroppComm(WrappedComm):
         gather = self._below.all_gather(payloads.view(-1), unit)
         return Handle([gather], partial(_decode_all, self._weights, payloads, slices))
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         if not self._policy.quantize_gradients or full.dtype not in DTYPES:
             return self._below.reduce_scatter(full, unit, into)
         own = full.view(self.size, -1)[self.rank] if into is None else into
