@@ -30,13 +30,9 @@ class RankRecord(PassRecords):
 
 
 def steps_of(
-    rank: int,
-    mode: str,
-    warmup: int,
-    results: Sequence[StepResult],
-    times: Sequence[Mapping[str, float]],
+    rank: int, mode: str, warmup: int, results: Sequence[StepResult], times: Sequence[Mapping[str, float]],
     saves: Saves | None = None,
-) -> list[StepRow]:
+) -> list[StepRow]:  # fmt: skip
     """Returns a row per step. `times`: seconds of each phase, per step; empty in a pass without times."""
     rows = [
         StepRow(

@@ -72,14 +72,9 @@ __all__ = [
 
 @in_normal_mode
 def initialize(
-    model: nn.Module,
-    optimizer: optim.Optimizer,
-    strategy: str = "zero2",
-    *,
-    group: dist.ProcessGroup | None = None,
-    mode: str = "own",
-    **options: Any,
-) -> Strategy:
+    model: nn.Module, optimizer: optim.Optimizer, strategy: str = "zero2", *, group: dist.ProcessGroup | None = None,
+    mode: str = "own", **options: Any,
+) -> Strategy:  # fmt: skip
     """Puts `model` and `optimizer` under a ZeRO stage and returns the engine. Collective over the group.
 
     `optimizer`: an elementwise torch.optim optimizer over `model.parameters()`, MuonWithAdamW, or one whose groups say

@@ -226,7 +226,8 @@ class Writes:
 
     def check_addresses(self) -> None:
         """Raises RuntimeError if a parameter is not in the engine's memory."""
-        if self._size() != self._seen_size or any(parts.get(name) is not part for parts, name, part in self._sites):
+        size = sum(len(module._parameters) + len(module._modules) for module in self._modules)
+        if size != self._seen_size or any(parts.get(name) is not part for parts, name, part in self._sites):
             self._look_at_module()
         with as_they_are():
             addresses = [parameter.data_ptr() for parameter in self.homes]
@@ -249,7 +250,7 @@ class Writes:
         self._modules = list(self._engine.module.modules())
         both: list[dict[str, Any]] = [parts for m in self._modules for parts in (m._parameters, m._modules)]
         self._sites = [(parts, name, part) for parts in both for name, part in parts.items() if part is not None]
-        self._seen_size = self._size()
+        self._seen_size = sum(map(len, both))
         present = {*self._engine.module.parameters()}
         for parameter, name in self._names.items():
             if parameter not in present:
@@ -263,9 +264,6 @@ class Writes:
                     f"{name}: it was added to the module after initialize(), so that its gradient would not be reduced,"
                     " nor would it be trained; add it before, or freeze it by requires_grad_(False)"
                 )
-
-    def _size(self) -> int:
-        return sum(len(module._parameters) + len(module._modules) for module in self._modules)
 
     # -- inside full_parameters() -------------------------------------------------------------------------
 

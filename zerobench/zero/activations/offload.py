@@ -231,12 +231,9 @@ class Offloader:
     """
 
     def __init__(
-        self,
-        least_bytes: int,
-        streams: dict[str, StreamPair] | None = None,
-        partition: ActivationPartition | None = None,
-        moves: bool = True,
-    ) -> None:
+        self, least_bytes: int, streams: dict[str, StreamPair] | None = None,
+        partition: ActivationPartition | None = None, moves: bool = True,
+    ) -> None:  # fmt: skip
         self._least, self._partition, self._moves = least_bytes, partition, moves
         self._streams = streams or {}
         self._last: UnitForward | None = None

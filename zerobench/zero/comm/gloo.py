@@ -221,14 +221,9 @@ class PairwiseReduction:
     """
 
     def __init__(
-        self,
-        comm: GlooComm,
-        to_go: list[tuple[int, torch.Tensor]],
-        own: Pieces,
-        sums: Pieces,
-        slots: torch.Tensor,
+        self, comm: GlooComm, to_go: list[tuple[int, torch.Tensor]], own: Pieces, sums: Pieces, slots: torch.Tensor,
         tag: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._group, self._tag = comm.group, tag
         self._lower, self._higher = range(comm.rank), range(comm.rank + 1, comm.size)
         self._own, self._sums = own, sums

@@ -36,6 +36,7 @@ where a block's bound is half a step (comm/quantize.py), m/14 with m the block's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -105,13 +106,10 @@ class ZeroppComm(WrappedComm):
             source.invalidate()
 
     def put_aside(self) -> Callable[[], None]:
-        restore = [source.put_aside() for source in self._kept]
-
-        def restore_all() -> None:
-            for each in restore:
-                each()
-
-        return restore_all
+        stack = ExitStack()
+        for source in self._kept:
+            stack.callback(source.put_aside())
+        return stack.close
 
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         """Gathers quantized slices; every rank decodes all slices, its own too, so that all have equal parameters."""

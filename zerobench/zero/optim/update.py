@@ -26,7 +26,7 @@ from torch import nn, optim
 from .. import labels
 from ..comm.base import FAULT, Comm
 from ..layout import MemoryOrder, Segment
-from ..offload.placement import Placement, ShardRange
+from ..offload.placement import Placement
 from ..precision import GradientScaling, LossScaling, is_fused, norm_over_ranks, shaped_as, sum_of_powers, tiles_of
 from ..units.unit import Unit, align_numel
 from .one_pass import OnePass
@@ -87,12 +87,23 @@ class Update:
         new = []
         for unit in units:
             for shard_range in self._placement.ranges[unit]:
-                for segment in _segments_of(shard_range, self.comm.rank, max_numel):
-                    parameter = self.trainable[segment.parameter]
-                    ndim, order = dimensions(self.optimizer, parameter), self._orders[parameter]
-                    new.append(OptimizerSegment(shard_range, segment, unit.gradients, ndim, order))
+                for segment in unit.layout.segments(self.comm.rank, max_numel):
+                    # cut at the range's ends
+                    first = max(segment.offset, shard_range.start)
+                    last = min(segment.offset + segment.numel, shard_range.stop)
+                    if first < last:
+                        start = segment.start + first - segment.offset
+                        part = Segment(segment.parameter, start, start + last - first, first)
+                        parameter = self.trainable[segment.parameter]
+                        ndim, order = dimensions(self.optimizer, parameter), self._orders[parameter]
+                        new.append(OptimizerSegment(shard_range, part, unit.gradients, ndim, order))
         self.segments += new
-        self.tiles += _tiles(new, max_numel)
+        groups: dict[Any, list[OptimizerSegment]] = {}  # a tile's segments are of one tier, or of one range of its own
+        for optimized in new:
+            groups.setdefault(optimized.shard_range.group, []).append(optimized)
+        for key, group in groups.items():
+            is_cut = max_numel is not None and key is not group[0].shard_range
+            self.tiles += tiles_of(group, max_numel) if is_cut and max_numel else [group]
         self.buffers = TileBuffers(self.tiles)
         wanted = self._tile_bytes == ONE_PASS and casts  # without casts torch's own fused kernel is one pass
         self.one_pass = OnePass.of(self.optimizer, self.segments, self._device) if wanted else None
@@ -301,25 +312,3 @@ class Update:
 
     def _ids_in_groups(self) -> list[int]:
         return [id(tensor) for group in self.optimizer.param_groups for tensor in group["params"]]
-
-
-def _segments_of(shard_range: ShardRange, rank: int, max_numel: int | None) -> Iterator[Segment]:
-    """Yields the segments of a unit's shard, cut at the range's ends, with at most `max_numel` elements."""
-    for segment in shard_range.unit.layout.segments(rank, max_numel):
-        first = max(segment.offset, shard_range.start)
-        last = min(segment.offset + segment.numel, shard_range.stop)
-        if first < last:
-            start = segment.start + first - segment.offset
-            yield Segment(segment.parameter, start, start + last - first, first)
-
-
-def _tiles(segments: list[OptimizerSegment], max_numel: int | None) -> list[list[OptimizerSegment]]:
-    """Returns the segments that are updated together: those of one tier, or of one range that is its own group."""
-    groups: dict[Any, list[OptimizerSegment]] = {}
-    for segment in segments:
-        groups.setdefault(segment.shard_range.group, []).append(segment)
-    return [
-        tile
-        for name, group in groups.items()
-        for tile in (tiles_of(group, max_numel) if max_numel and name is not group[0].shard_range else [group])
-    ]

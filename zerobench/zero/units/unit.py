@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 
 import torch
 from torch import optim
@@ -79,17 +80,13 @@ class Unit(UnitTensors):
 
     def put_aside(self) -> Callable[[], None]:
         """Copies what no master restores of this shard to the host. Returns the function that puts it back."""
-        copies = {}
+        stack = ExitStack()
         for start, stop in self.placement.ranges_without_masters(self):
             copy = torch.empty(stop - start, dtype=self.dtypes.shard)
-            copies[start] = labels.label(copy, self.shard_category, self.name, tier=labels.HOST)
+            labels.label(copy, self.shard_category, self.name, tier=labels.HOST)
             self.placement.read(self, start, copy)
-
-        def put_back() -> None:
-            for start, copy in copies.items():
-                self.placement.put(self, start, copy)
-
-        return put_back
+            stack.callback(self.placement.put, self, start, copy)
+        return stack.close
 
     def follow(self, loaded: Collection[int]) -> None:
         """Updates the masters after this rank's parameter shard was written to."""
