@@ -235,19 +235,6 @@ def _segment_of(order: MemoryOrder, start: int, stop: int, whole: torch.Tensor) 
     return order.flatten(whole)[start:stop]
 
 
-def gradients_of_engine(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the names and reduced gradients of an engine's segments, multiplied by the loss scale."""
-
-    def names() -> Iterator[str]:
-        for updated in (segment for tile in engine.update.tiles for segment in tile):
-            is_used = updated.span.parameter in engine.update.used
-            if is_used if updated.bucket.is_local else updated.bucket.is_reduced:
-                yield plain_name(engine.names[updated.span.parameter])
-
-    for gradient, name in zip(engine.reduced_gradients(), names(), strict=True):
-        yield name, gradient
-
-
 def held_by(optimizer: optim.Optimizer) -> list[torch.Tensor]:
     """Returns the tensors in an optimizer's parameter groups."""
     return [p for group in optimizer.param_groups for p in group["params"]]

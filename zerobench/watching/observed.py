@@ -317,23 +317,25 @@ class TrainingObserver:
     @_guarded
     def on_engine_step(self) -> None:
         """Called when the step of one of our engines begins, before it clips in the step itself."""
-        if self._engine is None or self._engine_seen:
+        engine = self._engine
+        if engine is None or self._engine_seen:
             return
         self._engine_seen = True
         dtypes: dict[str, torch.dtype] = {}
 
         def gradients() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, gradient in held_tensors.gradients_of_engine(self._engine):
+            for segment, gradient in engine.reduced_segments():
+                name = held_tensors.plain_name(engine.names[segment.span.parameter])
                 dtypes[name] = gradient.dtype
                 yield name, gradient
 
         with _unseen():
-            self._step.scale = self._engine.loss_scale
+            self._step.scale = engine.loss_scale
             squares = self._squares(gradients())
-            self._step.at_update = scaled(squares, float(self._engine.update.scaling.pending))
+            self._step.at_update = scaled(squares, float(engine.update.scaling.pending))
             self._step.before = scaled(squares, 1 / self._step.scale)
-            for part in held_tensors.parts_of_engine(self._engine):
-                self._observe(part, self._engine.optimizer, dtypes.get(part.name), "")
+            for part in held_tensors.parts_of_engine(engine):
+                self._observe(part, engine.optimizer, dtypes.get(part.name), "")
 
     @_guarded
     def on_update(self, optimizer: optim.Optimizer, closure: str = "") -> None:

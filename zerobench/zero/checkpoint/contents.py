@@ -73,24 +73,25 @@ def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) 
     if engine.comm.replica > 0:
         return flats
 
-    def add(name: str, start: int, chunk: torch.Tensor) -> None:
-        if chunk.numel():
-            flats.setdefault(name, {})[start] = flat_of(chunk).to("cpu", copy=True) if copy else flat_of(chunk)
+    def add(part: Part) -> None:
+        if part.tensor.numel():
+            chunk = flat_of(part.tensor)
+            flats.setdefault(part.name, {})[part.start] = chunk.to("cpu", copy=True) if copy else chunk
 
     saved_by = {f"frozen.{name}": number % engine.comm.size for number, name in enumerate(whole_frozen(engine))}
     for part in parts_of(engine):
         if exclude_frozen and part.name.startswith("frozen."):
             continue
         if saved_by.get(part.name, engine.comm.rank) == engine.comm.rank:
-            add(part.name, part.start, part.tensor)
+            add(part)
     for segment in engine.segments:
         for part in _state_parts(engine, segment, engine.optimizer.state.get(segment.tensor, {})):
-            add(part.name, part.start, part.tensor)
+            add(part)
     for segment, gradient in engine.update.pending_gradients():
-        add(f"pending.{engine.names[segment.span.parameter]}", segment.span.start, gradient)
+        add(_part(engine, segment, "pending", gradient))
     if engine.comm.rank == 0:
         for name, buffer in buffers_of(engine.module).items():
-            add(f"buffer.{name}", 0, buffer.reshape(-1).contiguous())
+            add(Part(f"buffer.{name}", buffer, row_major(*buffer.shape), 0, buffer.reshape(-1).contiguous()))
     return flats
 
 
@@ -98,18 +99,23 @@ class Part(NamedTuple):
     """This rank's part of a flat tensor (see the note): elements of a parameter from `start` on, in `order`."""
 
     name: str
-    parameter: nn.Parameter
+    parameter: torch.Tensor
     order: MemoryOrder
     start: int
     tensor: torch.Tensor
 
 
+def _part(engine: ShardedEngine, segment: OptimizerSegment, kind: str, tensor: torch.Tensor, key: str = "") -> Part:
+    """Returns `tensor`, which has an element for each of a segment's, as a part of the flat tensor of this kind."""
+    number, parameter = segment.span.parameter, engine.trainable[segment.span.parameter]
+    name = f"{kind}.{engine.names[number]}{key}"
+    return Part(name, parameter, engine.orders[parameter], segment.span.start, tensor)
+
+
 def parts_of(engine: ShardedEngine) -> Iterator[Part]:
     """Yields this rank's parts of all parameters: masters, frozen ones that the stage shards, frozen whole ones."""
     for segment in engine.segments:
-        name, parameter = engine.names[segment.span.parameter], engine.trainable[segment.span.parameter]
-        order, start = engine.orders[parameter], segment.span.start
-        yield Part(f"master.{name}", parameter, order, start, flat_of(segment.tensor))
+        yield _part(engine, segment, "master", flat_of(segment.tensor))
     names = {p: name for name, p in engine.module.named_parameters()}
     frozen = set(engine.frozen)
     for unit in engine.gathered_units():
@@ -127,15 +133,14 @@ def parts_of(engine: ShardedEngine) -> Iterator[Part]:
 
 def _state_parts(engine: ShardedEngine, segment: OptimizerSegment, state: Mapping[str, Any]) -> Iterator[Part]:
     """Yields the parts of a segment's states that have an element for each of the parameter, or for each block."""
-    name, parameter = engine.names[segment.span.parameter], engine.trainable[segment.span.parameter]
-    order, start = engine.orders[parameter], segment.span.start
     for key, value in state.items():
         block = block_of(engine.optimizer, key)
         if block > 1:
-            blocks = row_major(-(-prod(order.shape) // block))
-            yield Part(f"optimizer.{name}.{key}", parameter, blocks, start // block, value)
+            part = _part(engine, segment, "optimizer", value, f".{key}")
+            blocks = row_major(-(-prod(part.order.shape) // block))
+            yield part._replace(order=blocks, start=part.start // block)
         elif isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
-            yield Part(f"optimizer.{name}.{key}", parameter, order, start, flat_of(value))
+            yield _part(engine, segment, "optimizer", flat_of(value), f".{key}")
 
 
 def tensors_in(module: nn.Module) -> int:
@@ -497,21 +502,19 @@ class CheckpointLoad:
         """Reads this rank's tensors."""
         engine = self._engine
         for part in parts_of(engine):
-            self._read(part.name, part.order, part.start, part.tensor)
+            self._read(part)
         for segment, state in zip(self._segments, self._states, strict=True):
             for part in _state_parts(engine, segment, state):
-                self._read(part.name, part.order, part.start, part.tensor)
+                self._read(part)
             if segment in self._pending:
-                number = segment.span.parameter
-                order = engine.orders[engine.trainable[number]]
-                self._read(f"pending.{engine.names[number]}", order, segment.span.start, self._pending[segment])
+                self._read(_part(engine, segment, "pending", self._pending[segment]))
         for name, buffer in buffers_of(engine.module).items():
-            self._read(f"buffer.{name}", row_major(*buffer.shape), 0, buffer.detach())
+            self._read(Part(f"buffer.{name}", buffer, row_major(*buffer.shape), 0, buffer.detach()))
 
-    def _read(self, key: str, order: MemoryOrder, start: int, target: torch.Tensor) -> None:
-        """Fills `target` with elements of the tensor `key` from `start` on, counted in `order`."""
-        if target.numel() and key in self._saved.tensors:
-            put(target, self._saved.tensors[key].part(order, start, start + target.numel()).view(target.shape))
+    def _read(self, part: Part) -> None:
+        target, stored = part.tensor, self._saved.tensors.get(part.name)
+        if target.numel() and stored is not None:
+            put(target, stored.part(part.order, part.start, part.start + target.numel()).view(target.shape))
 
     def finish(self) -> dict[str, Any]:
         """Restores the rest of the state, refreshes the parameters from the masters, and returns the user's state."""

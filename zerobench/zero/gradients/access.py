@@ -21,6 +21,7 @@ from torch import nn
 from ..engine import ShardedEngine
 from ..layout import MemoryOrder
 from ..modules.wrapping import in_normal_mode
+from ..optim.segments import OptimizerSegment
 from ..precision import norm_over_ranks, sum_of_powers
 from .flow import GradientFlow
 
@@ -124,6 +125,10 @@ class GradientMixin(ShardedEngine):
 
         Ranks of one shard group yield different parts; replicas yield the same (`gradient_holders`).
         """
+        return (gradient for _, gradient in self.reduced_segments())
+
+    def reduced_segments(self) -> Iterator[tuple[OptimizerSegment, torch.Tensor]]:
+        """Yields the optimizer's segments with `reduced_gradients`."""
         for bucket in self.gradients.buckets:
             bucket.wait_for_copies()
         used = self.update.used
@@ -142,7 +147,7 @@ class GradientMixin(ShardedEngine):
                     for segment in present:
                         gradient = segment.gradient()
                         assert gradient is not None
-                        yield gradient
+                        yield segment, gradient
             finally:
                 for segment, was_used in zip(present, before, strict=True):
                     segment.used = was_used

@@ -122,8 +122,10 @@ class GatheredUnit(Unit):
             part = flat[start - piece.offset : stop - piece.offset].to(self.dtypes.parameters)  # not finer than those
             self.placement.put(self, start - first, part)
 
-    def launch_unshard(self) -> None:
-        """sharded -> gathering: fills this rank's slice and launches the all-gather of the others."""
+    def launch_unshard(self, exactly: bool = False) -> None:
+        """sharded -> gathering: fills this rank's slice and launches the all-gather of the others. `exactly`: with the
+        bits of the shards, even if training gathers quantized values.
+        """
         if self.is_whole or self.gather is not None:
             return
         full = self.full_parameters
@@ -142,22 +144,17 @@ class GatheredUnit(Unit):
                     " use zero2"
                 ) from error
             self.comm.launches.add("gather", self.name)
-            self.gather = self.source.launch(full, self.name)
-            self.is_from_source = True
+            if exactly:
+                self.gather = self.comm.exact.all_gather(full, self.name, self.layout.sizes)
+            else:
+                self.gather, self.is_from_source = self.source.launch(full, self.name), True
 
     def unshard_exactly(self) -> None:
-        """-> unsharded, with the exact bits of the shards, even if training gathers quantized values."""
-        if self._is_exact:
-            self.unshard()
-            return
-        self.reshard()
-        if not self.is_whole:
-            full = self.full_parameters
-            full.untyped_storage().resize_(full.numel() * full.element_size())
-            self.placement.fetch(self, self.own_slice(full))
-            self.comm.launches.add("gather", self.name)
-            self.gather = self.comm.exact.all_gather(full, self.name, self.layout.sizes)
-            self.unshard()
+        """-> unsharded, with the exact bits of the shards."""
+        if not self._is_exact:
+            self.reshard()
+            self.launch_unshard(exactly=True)
+        self.unshard()
 
     def unshard(self) -> None:
         """-> unsharded: the parameters are views of the full buffer."""
