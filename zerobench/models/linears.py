@@ -154,6 +154,5 @@ class InputsCut(nn.Module):
 
 
 def _part(whole: torch.Tensor, axis: TensorAxis, dim: int, parts: int = 1) -> nn.Parameter:
-    """Returns this rank's part of each of the `parts` of `whole` along `dim`, in its own memory."""
     own = whole.detach().unflatten(dim, (parts, axis.ranks, -1)).select(dim + 1, axis.index)
     return nn.Parameter(own.flatten(dim, dim + 1).clone(memory_format=torch.contiguous_format))

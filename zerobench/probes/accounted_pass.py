@@ -144,7 +144,6 @@ class AccountedPass(Probe):
         self.meter.operations.clear()
 
     def _record_step(self) -> None:
-        """Adds a measured step, which has just ended, to the records."""
         self.ledger.end("step")
         self.allocator.end("step")
         size = sum(self.ledger.kept.values())

@@ -327,7 +327,6 @@ class _EventWriter:
             yield from self._settle(stored, event.at, event.source)
 
     def _growth(self, stored: StorageRecord) -> int:
-        """Returns the bytes that a storage has gained since its last row."""
         return self._replay.now(stored)[0] - self._shown.get(stored, (0, ""))[0]
 
     def _settle(self, stored: StorageRecord, at: float, source: str) -> Iterator[EventRow]:

@@ -207,7 +207,6 @@ class MasterDdpEngine(DdpEngine):
 
     @contextmanager
     def _rounded(self, tile: Sequence[ParameterShare]) -> Iterator[None]:
-        """Rounds the masters of a tile to its parameters at the end."""
         yield
         for share in tile:
             if (rounded := share.rounded) is not None:

@@ -108,7 +108,6 @@ class FlatBuffer:
 
 @lru_cache(maxsize=4096)  # a large model has few patterns, each of them once a layer
 def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, int, int, int, int]]:
-    """Segments of a pattern, as FlatBuffer.held returns them."""
     segments = []
     for number, (start, numel) in enumerate(pattern.units):
         low, high = (start + bound for bound in pattern.bounds(rank, numel))

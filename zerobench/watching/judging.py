@@ -156,7 +156,6 @@ def _dtypes(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None)
 
 
 def _expected_dtype(kind: str, value: str, declared: str, reference: str, seen: PartSeen) -> tuple[str, str, str]:
-    """Returns expectation, reason and verdict."""
     if declared:
         return declared, DECLARED, verdict_of(value == declared)
     if kind in ("masters", "moments") and reference:
@@ -398,7 +397,6 @@ def _values(job: JobSeen) -> CertificateRow:
 
 
 def _averages(off: list[list[str]]) -> bool:
-    """Returns True if values that differed are equal again after a later step."""
     return any(before and not after for before, after in pairwise(off))
 
 
@@ -455,7 +453,6 @@ def _reductions(job: JobSeen, expected: ExpectedTraining) -> CertificateRow:
 
 
 def _rates(job: JobSeen) -> Iterator[CertificateRow]:
-    """Yields the check that a parameter has one learning rate on all ranks."""
     rates = [{name: seen.rates for name, seen in rank.parts.items() if seen.elements} for rank in job.ranks]
     first = {name: own for rank in reversed(rates) for name, own in rank.items()}
     off = [name for name, own in first.items() if any(rank.get(name, own) != own for rank in rates)]

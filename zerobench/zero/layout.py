@@ -88,7 +88,6 @@ class Layout:
 
     @property
     def _end(self) -> int:
-        """The end of the last parameter: only padding follows."""
         return self.pieces[-1].offset + self.pieces[-1].numel if self.pieces else 0
 
     def bounds(self, rank: int) -> tuple[int, int]:

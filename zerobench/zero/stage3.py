@@ -203,7 +203,6 @@ class Stage3(Stage2):
 
     @property
     def _why_absent(self) -> str:
-        """The reason why backward reads parameters that are not gathered."""
         return SECOND_ORDER if self._is_second_order else f"came {UNHEARD}"
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
@@ -344,7 +343,6 @@ class Stage3(Stage2):
         self._ahead.enter(self._root.units, last, must_wait=self._root.is_last)
 
     def _come_to_root(self) -> None:
-        """Called when backward comes to a module of the root, which is gathered."""
         self.gradients.begin_plain()
         self._ahead.launch()
 
@@ -355,7 +353,6 @@ class Stage3(Stage2):
             register_multi_grad_hook(tensors, partial(self._before_standalone_backward, [*units]), mode="any")
 
     def _before_standalone_backward(self, units: list[GatheredUnit], _gradient: torch.Tensor) -> None:
-        """Called when backward comes to a standalone call of `units`."""
         freed = next((unit.name for unit in units if not (unit.stays or unit.held)), None)
         if torch.is_grad_enabled() and freed is not None:
             raise RuntimeError(f"{freed}: backward {SECOND_ORDER}")
@@ -438,7 +435,6 @@ class Stage3(Stage2):
         self._end_backward()
 
     def _end_backward(self, closes_all: bool = False) -> None:
-        """Closes the forwards that the backward has reached, or all."""
         self._done.clear()
         self._ahead.forget()
         self._standalone = []

@@ -324,7 +324,6 @@ class Writes:
                     )
 
     def _most(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the elementwise maximum over the ranks."""
         comm = self._engine.comm
         with torch.inference_mode(False):  # a communicator keeps the last value that it sent
             sent = values.to(comm.flags_device or values.device, copy=True)

@@ -88,7 +88,6 @@ class Replay:
             self.in_flight[category, term] = self.in_flight.get((category, term), 0) + size
 
     def _in_flight(self, *categories: str) -> dict[str, int]:
-        """The terms of `categories` at present."""
         terms: dict[str, int] = {}
         for (category, term), size in self.in_flight.items():
             if size and category in categories:
@@ -261,12 +260,10 @@ class Reductions:
         self._free_copied()
 
     def _free_copied(self) -> None:
-        """Frees the unit that was copied to host memory last."""
         for category, term in (("communication", OPEN), ("gradients", OPEN), ("communication", WIRE)):
             self.replay.drop(category, (TO_HOST, term))
 
     def _receive(self, unit: UnitGradients, which: slice) -> None:
-        """Allocates the buffers of a reduction, one after the other."""
         own = unit.own if unit.is_owned else None
         for size in self.groups.reduction_bytes(unit.numel, unit.wire_bytes, own)[which]:
             self.replay.hold("communication", (RECEIVED, unit.name), size)

@@ -95,7 +95,6 @@ class Shards:
         return max(self.ranks, key=lambda r: self._host_bytes(r, used) + size * self._tile_numel(r))
 
     def _host_bytes(self, rank: int, used: set[int]) -> int:
-        """Bytes of the optimizer's states that stay in host memory."""
         return self.kept_bytes(rank, True, used, counts_only=self.tiers.medium == "nvme")
 
     @property
@@ -122,7 +121,6 @@ class Shards:
                 yield numel
 
     def _shard_numels(self, buffer: FlatBuffer) -> list[int]:
-        """Returns the elements of the rank's shard of each unit."""
         return [buffer.shard_numel(self.owner) if buffer.sizes else n // self.world_size for _, n in buffer.units]
 
     def _master_bytes(self, on_host: bool) -> int:

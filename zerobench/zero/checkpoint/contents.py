@@ -369,7 +369,6 @@ def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mappin
 
 
 def _of_options(what: str, saved: Sequence[Any], own: Sequence[Any]) -> Iterator[str]:
-    """Yields the differences between options of groups."""
     if len(saved) != len(own):
         yield f"{what}: {len(saved)} parameter groups in the checkpoint, {len(own)} here"
     for number, (saved_group, own_group) in enumerate(zip(saved, own, strict=False)):

@@ -236,7 +236,6 @@ def load(engine: ShardedEngine, path: str | os.PathLike[str], strict: bool) -> d
 
 
 def _check(engine: ShardedEngine, folder: Path, strict: bool) -> contents.CheckpointLoad:
-    """Prepares a load. Raises ValueError if the checkpoint is damaged, or for another model or optimizer."""
     saved = read_checkpoint(folder, contents.tensors_in(engine.module))
     with storage.wanting_facts(folder):
         unmatched = [*contents.names_of_one(engine, saved.facts)]

@@ -273,7 +273,6 @@ class StateMixin(ShardedEngine):
 
 
 def _whole_state(engine: ShardedEngine, number: int) -> dict[str, Any]:
-    """Returns the optimizer's whole state of a parameter, equal on all ranks; collective."""
     name, parameter, optimizer = engine.names[number], engine.trainable[number], engine.optimizer
     segments = [segment for segment in engine.segments if segment.span.parameter == number]
     engine.comm.meet(f"full_optimizer_state, {name}")
@@ -305,7 +304,6 @@ def _own_tensors(engine: ShardedEngine) -> dict[str, torch.Tensor]:
 
 
 def _orders(engine: ShardedEngine) -> dict[str, tuple[int, ...]]:
-    """Returns the dimensions, slowest first, of each parameter that is not row-major."""
     orders = {name: engine.orders[p] for name, p in engine.module.named_parameters() if p in engine.orders}
     return {name: order.dims for name, order in orders.items() if not order.is_row_major}
 

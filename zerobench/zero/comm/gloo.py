@@ -80,6 +80,7 @@ class GlooComm(GroupComm):
         super().__init__(group)
         self._queue: SimpleQueue[PairwiseReduction | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
         _drain_thread()
 
     def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
@@ -87,10 +88,9 @@ class GlooComm(GroupComm):
         with labels.collective("reduce_scatter", unit) as operation:
             slices = pieces_of(full, self.size, sizes, REDUCE_PIECE_BYTES)
             own = slices[self.rank]
-            others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
             rounds = range(max(map(len, slices)))
-            to_go = [(peer, slices[peer][i]) for i in rounds for peer in others if i < len(slices[peer])]
-            slots = full.new_empty(min(SLOTS, len(own) * len(others)), own[0].numel() if own else 0)
+            to_go = [(peer, slices[peer][i]) for i in rounds for peer in self._others if i < len(slices[peer])]
+            slots = full.new_empty(min(SLOTS, len(own) * len(self._others)), own[0].numel() if own else 0)
             labels.label(slots, labels.COMMUNICATION, f"{unit} received")
             sums = own if into is None else pieces_of(into, 1, None, REDUCE_PIECE_BYTES)[0]
             reduction = PairwiseReduction(self, to_go, own, sums, slots, tag_of("reduction", unit, full.nbytes))
@@ -109,11 +109,10 @@ class GlooComm(GroupComm):
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         with labels.collective("all_gather", unit) as operation:
             slices = pieces_of(full, self.size, sizes, GATHER_PIECE_BYTES)
-            others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
             tag = tag_of("gather", unit, full.nbytes)
             # receives first: gloo would buffer and copy a piece that arrives before its receive is posted
-            works = [receive(piece, peer, self.group, tag) for peer in others for piece in slices[peer]]
-            works += [send(piece, peer, self.group, tag) for piece in slices[self.rank] for peer in others]
+            works = [receive(piece, peer, self.group, tag) for peer in self._others for piece in slices[peer]]
+            works += [send(piece, peer, self.group, tag) for piece in slices[self.rank] for peer in self._others]
         return Handle([PairwiseWorks(works)], operation=operation)
 
     def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
@@ -123,10 +122,9 @@ class GlooComm(GroupComm):
 
     def meet(self, what: str) -> None:
         tag, nothing = tag_of("meeting", what, self.size), torch.empty(0)  # an empty message from each rank to each
-        others = [peer for peer in range(self.size) if peer != self.rank]
         with labels.collective("control"):
-            works = [receive(nothing, peer, self.group, tag) for peer in others]
-            works += [send(nothing, peer, self.group, tag) for peer in others]
+            works = [receive(nothing, peer, self.group, tag) for peer in self._others]
+            works += [send(nothing, peer, self.group, tag) for peer in self._others]
             for work in works:
                 work.wait()
 
@@ -138,10 +136,11 @@ class GlooComm(GroupComm):
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
         going, coming = (pieces_of(full, self.size, None, REDUCE_PIECE_BYTES) for full in (to, here))
-        others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
         tag = tag_of("exchange", unit, to.nbytes)
-        works = [receive(piece, peer, self.group, tag) for peer in others for piece in coming[peer]]
-        works += [send(going[peer][i], peer, self.group, tag) for i in range(len(going[self.rank])) for peer in others]
+        works = [receive(piece, peer, self.group, tag) for peer in self._others for piece in coming[peer]]
+        works += [
+            send(going[peer][i], peer, self.group, tag) for i in range(len(going[self.rank])) for peer in self._others
+        ]
         return [PairwiseWorks(works)]
 
 

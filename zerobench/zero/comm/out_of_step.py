@@ -230,7 +230,6 @@ class HangWatch:
         return positions or [own]
 
     def _message(self) -> str | None:
-        """Returns the message that the ranks have agreed on, or None."""
         return self._ask(lambda store: store.get("message").decode() if store.check(["message"]) else None)
 
     def _agree_and_break(self, message: str) -> str:

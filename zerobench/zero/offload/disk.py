@@ -453,7 +453,6 @@ class Channel:
 
 
 def _rest_of(parts: Sequence[memoryview], done: int) -> list[memoryview]:
-    """Returns the rest of `parts` after their first `done` bytes."""
     left = []
     for part in parts:
         if done < len(part):

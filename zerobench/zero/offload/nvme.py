@@ -296,7 +296,6 @@ class FileRange(ShardRange):
                 paged.write_back(self.chunk)
 
     def _point_to(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Makes the optimizer's tensors views of the chunk's `tensors`: master and states, by name."""
         for share in self.segments:
             offset, numel, shape = share.span.offset - self.start, share.span.numel, share.tensor.shape
             share.tensor.data = tensors[MASTER].narrow(0, offset, numel).view(shape)

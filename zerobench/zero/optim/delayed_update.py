@@ -131,7 +131,6 @@ class DelayedUpdate(Update):
         self.is_running = False
 
     def _postpone(self) -> None:
-        """Makes the current gradients pending."""
         assert isinstance(self._placement, HostPlacement)
         tiles = [[PendingShare(s, s.gradient()) for s in tile] for tile in self.tiles]
         self._placement.put_gradients_aside()

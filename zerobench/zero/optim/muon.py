@@ -52,7 +52,6 @@ class MuonWithAdamW(optim.Optimizer):
         super().__init__(made, {"differentiable": False})
 
     def _checked(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Returns the group with the defaults of its optimizer, which checks it."""
         kind, params = self.parts[group[OWNED]], list(group["params"])
         shown = [p.detach().flatten(0, 1) if kind is optim.Muon and _is_stack(p) else p for p in params]
         made: dict[str, Any] = kind([group | {"params": shown}]).param_groups[0]

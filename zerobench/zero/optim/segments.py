@@ -210,7 +210,6 @@ def _cut_state(
     optimizer: optim.Optimizer, state: dict[str, Any], parameter: nn.Parameter, order: MemoryOrder,
     segment: OptimizerSegment,
 ) -> dict[str, Any]:  # fmt: skip
-    """Returns the segment's part of the `state` of a whole parameter, copied."""
     own, start, stop = segment.tensor, segment.span.start, segment.span.stop
 
     def cut(name: str, value: Any) -> Any:

@@ -296,7 +296,6 @@ def restore_facts(optimizer: optim.Optimizer, facts: Facts) -> None:
 
 
 def _changed(before: Facts, after: Facts) -> Facts:
-    """Returns the entries of `after` that are new or different."""
     return {key: fact for key, fact in after.items() if key not in before or not fact.equals(before[key])}
 
 

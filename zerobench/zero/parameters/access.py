@@ -269,7 +269,6 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _weights(chunk: int, device: torch.device) -> torch.Tensor:
-    """Returns (chunk,) odd numbers, one for each position in a chunk."""
     numbers = torch.arange(1, chunk + 1, dtype=torch.int64, device=device).mul_(_MULTIPLIER)
     return numbers.bitwise_xor_(numbers >> 31).mul_(_MULTIPLIER).bitwise_or_(1)
 

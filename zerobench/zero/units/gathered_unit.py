@@ -172,7 +172,6 @@ class GatheredUnit(Unit):
 
     @property
     def _may_go(self) -> bool:
-        """True if it is gathered, or about to be, and nobody wants it to stay."""
         return (self.is_whole or self.gather is not None) and not (self.stays or self.held)
 
     def reshard(self) -> None:
