@@ -164,8 +164,11 @@ def collective(name: str, unit: str = "") -> Iterator[int]:
     """
     global _operations
     _operations += 1
-    with _pushed(_collectives, (name, unit, _operations)) as (_, _, operation):
-        yield operation
+    _collectives.append((name, unit, _operations))
+    try:
+        yield _operations
+    finally:
+        _collectives.pop()
 
 
 def standing_for(peers: Sequence[int], each: int = 1) -> AbstractContextManager[object]:

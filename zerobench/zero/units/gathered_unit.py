@@ -147,7 +147,8 @@ class GatheredUnit(Unit):
             if exactly:
                 self.gather = self.comm.exact.all_gather(full, self.name, self.layout.sizes)
             else:
-                self.gather, self.is_from_source = self.source.launch(full, self.name), True
+                self.gather = self.source.launch(full, self.name)
+                self.is_from_source = True
 
     def unshard_exactly(self) -> None:
         """-> unsharded, with the exact bits of the shards."""
