@@ -8,9 +8,8 @@ masters       tensors that an optimizer updates and that are not parameters of t
 states        an optimizer's tensors, by parameter
 the rest      every other live tensor: "made before the watch", so that no byte is missed
 
-A watch counts every tensor that is alive when it begins, so that no byte of its loop is missed. In a process that has
-done other work, this would make its figures depend on that work. Within `leave_out`, the tensors that are alive at its
-beginning are counted only if the loop uses them: as parameters, states, inputs or results of an operator.
+In a process that has done other work, figures would depend on that work: the tensors that are alive at the beginning of
+`leave_out` are counted only if the loop uses them, as parameters, states, inputs or results of an operator.
 
 A rank's part of a parameter is a named tensor and the same part of a whole tensor, whatever the engine:
 

@@ -22,16 +22,10 @@ A forward checks addresses and versions, a step versions: about 0.3 µs of host 
 compared if masters and parameters are separate: each rank its own part. On a GPU, which the host must not wait for, the
 kernel of the update compares them (parameters/access.py).
 
-torch's `module.load_state_dict`, of the whole module or of a part, on a module that is under an engine:
-
-before    waits for gathers in flight; a sharded parameter gets memory for all of its elements
-copied    torch compares names and shapes, and copies
-after     keeps this rank's part and frees the memory; masters are updated at the next forward or step
-
-`module.state_dict()` of sharded parameters raises an error, since it would contain NaN.
-
+torch's `module.load_state_dict`, of the whole module or of a part: a sharded parameter gets memory for all of its
+elements, into which torch copies; then this rank's part is kept, and masters are updated at the next forward or step.
 There is no collective: every rank loads equal values. `assign=True` copies too, since the parameters' memory is fixed.
-Optimizer states are unchanged.
+`module.state_dict()` of sharded parameters raises an error, since it would contain NaN.
 """
 
 from __future__ import annotations

@@ -21,13 +21,9 @@ unit's parameters before backward reaches the unit, and so before its recomputat
 inner wrapper acts first: the tensors that checkpointing saves (the inputs) are the ones that are offloaded. A copy of
 the module has plain forwards.
 
-Selective recomputation decides per operator whether its outputs are kept, or computed again in backward.
-
-kept          outputs of attention kernels, and of every second matrix product: expensive to recompute
-recomputed    all others: norms, activation functions, products between; they cost bandwidth more than arithmetic
-
-(torchtitan's activation checkpointing by operators, `selective_ac_option = "op"`; Korthikanti et al., arXiv 2205.05198,
-section 5, recompute only attention's core, which fused kernels already do.)
+Selective recomputation keeps the outputs of operators that are expensive to recompute; norms, activation functions and
+the products between cost bandwidth more than arithmetic (torchtitan's `selective_ac_option = "op"`; Korthikanti et al.,
+arXiv 2205.05198, section 5, recompute only attention's core, which fused kernels already do).
 """
 
 from __future__ import annotations

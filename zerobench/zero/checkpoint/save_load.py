@@ -7,18 +7,15 @@ flight.
 `export_safetensors` writes the plain module's state as one safetensors file, on rank 0, unit by unit.
 
 [Note: only weights]
-`load_weights` loads weights, such as pretrained ones, into an existing engine. Each rank reads its own elements, in the
-file's dtype, into its masters and its parts of frozen parameters; then parameters are refreshed from the masters, as
-after `load`. Optimizer states, options and loss scale are unchanged; a delayed update (optim/delayed_update.py) is
-dropped, since it belongs to the replaced weights. Weights on disk, from any program, are tensors by name, read range by
-range:
+`load_weights` fills masters and frozen parameters, each rank its own elements, in the file's dtype. A delayed update
+(optim/delayed_update.py) is dropped, since it belongs to the replaced weights. Weights on disk, from any program, are
+tensors by name, read range by range:
 
     model.safetensors                 one file
     model.safetensors.index.json      an index of several files next to it, as transformers writes them
     a folder                          of either, or our own checkpoint: its masters, frozen parameters and buffers
 
-Nothing is unpickled or executed; files of torch.save are refused. A file that is damaged or of another format is a
-ValueError with a message that names the path.
+Nothing is unpickled or executed; files of torch.save are refused.
 """
 
 from __future__ import annotations

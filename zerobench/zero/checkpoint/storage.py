@@ -22,10 +22,8 @@ So the last good checkpoint is always complete, and the next save deletes the re
 another process, or perhaps another machine, is still writing them (`.<folder>.partial-<number>.lock`).
 
 [Note: why the package is not used]
-Reading: the package maps a file into private, writable memory, so a file larger than RAM and swap cannot be opened, and
-a file that is cut short or a failing disk ends the process by SIGBUS, without an error on the other ranks.
-Writing: the package's `save_file` needs all tensors at once, on the CPU, while here one tensor at a time is copied from
-the GPU, so a save needs no host memory for a whole shard, and an export none for a whole model.
+It maps a file into memory, so that a file larger than RAM and swap cannot be opened, and one that is cut short ends the
+process by SIGBUS, without an error on the other ranks; and it writes only tensors that are all on the CPU at once.
 
 [Note: a safetensors file]
     8 bytes   little-endian: the length of the header

@@ -6,11 +6,9 @@
 
 A step's update is a pipeline over chunks: chunk k + 1 is read, chunk k is updated, chunk k - 1 is written. Parameters
 of stage 3 are read for the gather after the next, in the order of the last step; gradients are written as they are
-reduced. Every rank reads and writes its own 1/N (bandwidth-centric partitioning, section 5.1).
-
-Host memory contains the pool, `buffers` of `block_bytes`; a chunk's gradients in fp32, if they are stored in half
-precision; and 1 Mi parameters twice on their way up. Nothing else grows with the model except the optimizer's step
-counts: 4 bytes for each parameter's part of a chunk.
+reduced. Every rank reads and writes its own 1/N (bandwidth-centric partitioning, section 5.1). Host memory contains the
+pool, a chunk's gradients in fp32, if they are stored in half precision, and 1 Mi parameters twice on their way up; only
+the optimizer's step counts grow with the model.
 
 [Note: a chunk of a paged tensor]
     in the file     it has no buffer

@@ -1,9 +1,7 @@
 """Adam and AdamW on a GPU: one kernel updates all of a rank's shards, and reads and writes each value once.
 
-Per element it reads the gradient in its own dtype, the master and both moments; multiplies the gradient by a factor
-that is on the device (unscaling, clipping); and writes master, moments and the rounded parameter. With `flags` it reads
-the parameter too, and sets its segment's flag if that is not the rounded master: something else has written to it.
-
+Per element it reads the gradient in its own dtype, times a factor on the device (unscaling, clipping), the master and
+both moments, and writes master, moments and the rounded parameter; with `flags` it compares the old parameter, too.
 The kernel is in Triton (adam_kernel.py). At the first use on a device it is compared with torch's own; if it is
 missing, fails or differs, a warning says so, and updates are made in tiles (step_by_tiles.py).
 """

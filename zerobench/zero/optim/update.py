@@ -8,8 +8,6 @@
 None of these steps waits for a GPU: flags are sent between the hosts if the process group can (backend
 "cpu:gloo,cuda:nccl"; with only "nccl" the host waits once per step), norms stay on the device, and so does the
 information that gradients overflowed if the optimizer accepts it there (precision.GradientScaling).
-
-The optimizer holds segments (optim/segments.py), each a view of parameter ∩ shard, in tiles (precision.py).
 """
 
 from __future__ import annotations
