@@ -41,16 +41,7 @@ from torch import nn
 
 from .engine import ShardedEngine
 from .modules.wrapping import Hook
-from .parameters.access import (
-    OVERWRITTEN,
-    UnseenWrites,
-    Versions,
-    as_they_are,
-    fingerprint,
-    is_placeholder,
-    placeholder,
-    restore_placeholders,
-)
+from .parameters import access
 from .units.gathered_unit import GatheredUnit
 from .units.unit import Unit
 
@@ -102,8 +93,8 @@ class Writes:
         self._stored: dict[Unit, None] = {}  # units with parameters written while sharded
         self._units = [unit for unit, _ in engine.parameters_by_unit()]
         for unit, parameters in engine.parameters_by_unit():
-            unit.versions = Versions(parameters)
-        self._segments = Versions([segment.tensor for segment in engine.segments])
+            unit.versions = access.Versions(parameters)
+        self._segments = access.Versions([segment.tensor for segment in engine.segments])
         # the units with masters beside the parameters, by which writes to these are found
         ranges = {unit: placement.ranges.get(unit, []) for unit in self._units}
         self._compared = [unit for unit in self._units if not all(part.is_parameters for part in ranges[unit])]
@@ -117,7 +108,7 @@ class Writes:
             and any(s.rounded is not None for s in engine.segments)
         ):
             numbers = [segment.span.parameter for segment in engine.segments]
-            placement.unseen = UnseenWrites(numbers, engine.names, engine.trainable[0].device)
+            placement.unseen = access.UnseenWrites(numbers, engine.names, engine.trainable[0].device)
             one_pass.flags = placement.unseen.flags
         self.note()
 
@@ -155,7 +146,7 @@ class Writes:
         self.forget_lost()
         if number < len(self._gathered):
             raise RuntimeError(self._gathered[number].lost_write)
-        raise RuntimeError(f"{self._engine.names[number - len(self._gathered)]}: {OVERWRITTEN}")
+        raise RuntimeError(f"{self._engine.names[number - len(self._gathered)]}: {access.OVERWRITTEN}")
 
     def forget_lost(self) -> None:
         """Forgets writes that updates have replaced."""
@@ -173,7 +164,7 @@ class Writes:
             if written := unit.versions.written():
                 name = self._names[written[0]]
                 if not unit.is_whole:
-                    restore_placeholders()
+                    access.restore_placeholders()
                     raise RuntimeError(f"{name}: {WRITTEN}")
                 self._engine.update.check_writable(name)
                 unit.keep_parameters(self._loaded)
@@ -223,14 +214,14 @@ class Writes:
         size = sum(len(module._parameters) + len(module._modules) for module in self._modules)
         if size != self._seen_size or any(parts.get(name) is not part for parts, name, part in self._sites):
             self._look_at_module()
-        with as_they_are():
+        with access.as_they_are():
             addresses = [parameter.data_ptr() for parameter in self.homes]
         if addresses == self._checked_addresses:
             return
         for parameter, home in self.homes.items():
-            with as_they_are():
+            with access.as_they_are():
                 is_home = parameter.data_ptr() == home.data_ptr()
-            if is_home or is_placeholder(parameter):
+            if is_home or access.is_placeholder(parameter):
                 continue
             why = f"its .data was replaced (`p.data = ...`, vector_to_parameters) and would not be trained; {HOW}"
             if (parameter.dtype, parameter.device) != (home.dtype, home.device):
@@ -264,7 +255,7 @@ class Writes:
     @contextmanager
     def keeping(self, unit: Unit) -> Iterator[None]:
         """Keeps values that are written inside to the whole `unit`, unless `compare` found ranks that differ."""
-        before = fingerprint(unit.full_parameters)  # of all parts, so that all ranks decide alike
+        before = access.fingerprint(unit.full_parameters)  # of all parts, so that all ranks decide alike
         self.are_kept += 1
         try:
             yield
@@ -272,7 +263,7 @@ class Writes:
             self.are_kept -= 1
             self._bring_home(unit)
             after, written = self._after.pop(unit, None), unit.versions.written()
-            after = fingerprint(unit.full_parameters) if after is None else after  # after an exception inside
+            after = access.fingerprint(unit.full_parameters) if after is None else after  # after an exception inside
             if (written or bool(before != after)) and not self._differ:
                 self._engine.update.check_writable(unit.name)
                 unit.keep_parameters(self._loaded)
@@ -293,7 +284,7 @@ class Writes:
             return
         for unit in units:
             self._bring_home(unit)
-            self._after[unit] = fingerprint(unit.full_parameters)
+            self._after[unit] = access.fingerprint(unit.full_parameters)
         prints = torch.stack([self._after[unit] for unit in units])
         most = self._most(torch.stack([prints, ~prints]))  # ~ reverses the order: the most, and the least
         for unit in [unit for unit, differs in zip(units, (most[0] != ~most[1]).tolist(), strict=True) if differs]:
@@ -302,7 +293,7 @@ class Writes:
             for number, piece in enumerate(unit.layout.pieces):
                 content = unit.full_parameters.narrow(0, piece.offset, piece.numel).clone().view(torch.uint8)
                 padded = nn.functional.pad(content, (0, -content.numel() % 8))  # to whole 64-bit numbers
-                table[dist.get_rank(group), number] = fingerprint(padded)
+                table[dist.get_rank(group), number] = access.fingerprint(padded)
             columns = self._most(table.to(unit.device)).T.tolist()
             for parameter, column in zip(self._engine.parameters_of(unit), columns, strict=True):
                 alike: dict[int, list[str]] = {}
@@ -339,7 +330,7 @@ def take_loads(engine: ShardedEngine, writes: Writes) -> None:
 def _check_whole(held: Collection[nn.Parameter], module: nn.Module, prefix: str, keep_vars: bool) -> None:
     """Raises RuntimeError if `module.state_dict()` would contain NaN."""
     for name, parameter in module.named_parameters(recurse=False):
-        if not keep_vars and parameter in held and is_placeholder(parameter):
+        if not keep_vars and parameter in held and access.is_placeholder(parameter):
             raise RuntimeError(
                 f"state_dict: {prefix}{name} is in parts, one on each rank; on every rank, call"
                 " engine.full_state_dict(), or this inside `with engine.full_parameters()`"
@@ -365,8 +356,8 @@ class Load:
         metadata["assign_to_params_buffers"] = False
         for parameter in module.parameters(recurse=False):
             self._versions[parameter] = parameter._version
-            if parameter in self._unit_of and is_placeholder(parameter):
-                parameter.data = placeholder(parameter).clone()
+            if parameter in self._unit_of and access.is_placeholder(parameter):
+                parameter.data = access.placeholder(parameter).clone()
                 self._lent.add(parameter)
 
     def after(self, _module: nn.Module, *_: Any) -> None:
@@ -374,10 +365,10 @@ class Load:
         versions, lent = self._versions, self._lent
         self._versions, self._lent = {}, set()
         for parameter, version in versions.items():
-            with as_they_are():
+            with access.as_they_are():
                 values = parameter.data
                 if parameter in lent:
-                    parameter.data = placeholder(parameter)
+                    parameter.data = access.placeholder(parameter)
             if parameter._version != version:
                 self._writes.loaded(parameter)
                 if parameter in lent:

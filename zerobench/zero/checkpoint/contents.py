@@ -50,26 +50,15 @@ from ..low_bit import block_numel, block_of
 from ..optim.segments import ELEMENTWISE, OptimizerSegment
 from ..optim.step_by_tiles import optimizer_over, raw_step
 from ..precision import dtype_name, flat_of
-from .storage import (
-    DTYPES,
-    FLOATS,
-    MOST_USER_BYTES,
-    Checkpoint,
-    Chunks,
-    StoredTensor,
-    is_blocks,
-    is_elements,
-    row_major,
-    saved_order,
-)
+from . import storage
 
 
-def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) -> Chunks:
+def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) -> storage.Chunks:
     """Returns this rank's part of the state: the live tensors, or with `copy` CPU copies, so that training can go on.
     `exclude_frozen`: without frozen parameters. Only the first of several replicas has a part; the others return an
     empty dict.
     """
-    flats: Chunks = {}
+    flats: storage.Chunks = {}
     if engine.comm.replica > 0:
         return flats
 
@@ -91,7 +80,7 @@ def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) 
         add(_part(engine, segment, "pending", gradient))
     if engine.comm.rank == 0:
         for name, buffer in buffers_of(engine.module).items():
-            add(Part(f"buffer.{name}", buffer, row_major(*buffer.shape), 0, buffer.reshape(-1).contiguous()))
+            add(Part(f"buffer.{name}", buffer, storage.row_major(*buffer.shape), 0, buffer.reshape(-1).contiguous()))
     return flats
 
 
@@ -137,7 +126,7 @@ def _state_parts(engine: ShardedEngine, segment: OptimizerSegment, state: Mappin
         block = block_of(engine.optimizer, key)
         if block > 1:
             part = _part(engine, segment, "optimizer", value, f".{key}")
-            blocks = row_major(-(-prod(part.order.shape) // block))
+            blocks = storage.row_major(-(-prod(part.order.shape) // block))
             yield part._replace(order=blocks, start=part.start // block)
         elif isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
             yield _part(engine, segment, "optimizer", flat_of(value), f".{key}")
@@ -185,11 +174,11 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any], exclude_frozen: boo
         _add(states, name, states_of(name, segment, engine.optimizer), "its state")
     trainable = set(engine.trainable)
     # a copy: the caller may change its lists and dicts while a thread writes them
-    text = json.dumps(check_json(dict(user), "user_state"))
-    if len(text) > MOST_USER_BYTES:
+    text, most = json.dumps(check_json(dict(user), "user_state")), storage.MOST_USER_BYTES
+    if len(text) > most:
         raise ValueError(
-            f"user_state: it has {len(text):,} bytes as JSON; an index holds at most {MOST_USER_BYTES:,}; write it into"
-            " a file of its own"
+            f"user_state: it has {len(text):,} bytes as JSON; an index holds at most {most:,}; write it into a file of"
+            " its own"
         )
     return {
         "stage": engine.stage,
@@ -281,7 +270,7 @@ def decode(value: Any) -> Any:
         if "tuple" in value:
             return tuple(decode(item) for item in value["tuple"])
         try:
-            return torch.tensor(value["tensor"], dtype=DTYPES[value["dtype"]]).reshape(())
+            return torch.tensor(value["tensor"], dtype=storage.DTYPES[value["dtype"]]).reshape(())
         except (RuntimeError, ValueError) as error:  # torch's words for what is no number, or a too large one
             raise TypeError(str(error)) from None
     return value
@@ -309,7 +298,9 @@ def _kind(tensor: torch.Tensor) -> dict[str, Any]:
 # -- before a load -------------------------------------------------------------------------------------------------
 
 
-def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+def differences(
+    engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mapping[str, storage.StoredTensor]
+) -> Iterator[str]:
     """Yields why `engine` cannot load what it has in common with a checkpoint, the most specific first."""
     current = facts_of(engine, {})
     # 1 parameters and buffers: shape, training, dtype
@@ -317,13 +308,13 @@ def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mappin
         for name, saved in facts[kind].items():
             if (own := current[kind].get(name)) is None:
                 continue
-            dtypes = {DTYPES[saved["dtype"]], DTYPES[own["dtype"]]}
+            dtypes = {storage.DTYPES[saved["dtype"]], storage.DTYPES[own["dtype"]]}
             if saved["shape"] != own["shape"]:
                 yield f"{name}: its shape is {saved['shape']} in the checkpoint, {own['shape']} here"
             elif saved.get("trainable") != own.get("trainable"):
                 there, here = ("trainable" if entry["trainable"] else "frozen" for entry in (saved, own))
                 yield f"{name}: it is {there} in the checkpoint, {here} here"
-            elif len(dtypes) > 1 and not dtypes <= FLOATS:
+            elif len(dtypes) > 1 and not dtypes <= storage.FLOATS:
                 yield f"{name}: its dtype is {saved['dtype']} in the checkpoint, {own['dtype']} here"
     # 2 the optimizer: class and options
     saved, own = facts["optimizer"], current["optimizer"]
@@ -354,12 +345,12 @@ def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mappin
         name = engine.names[segment.span.parameter]
         if name not in common:
             continue
-        agrees = engine.orders[engine.trainable[segment.span.parameter]].agrees(saved_order(facts, name))
+        agrees = engine.orders[engine.trainable[segment.span.parameter]].agrees(storage.saved_order(facts, name))
         for key, state in saved["states"].get(name, {}).items():
-            if is_blocks(state) and state["block"] != (block := block_numel(engine.optimizer)):
+            if storage.is_blocks(state) and state["block"] != (block := block_numel(engine.optimizer)):
                 blocks = f"{state['block']} elements in the checkpoint, of {block} here"
                 yield f"{name}: its state {key} has blocks of {blocks}"
-            if is_blocks(state) and not agrees:
+            if storage.is_blocks(state) and not agrees:
                 order = "elements in the parameter's memory order, which is another one here"
                 yield f"{name}: its state {key} has blocks of {order}"
         master = tensors.get(f"master.{name}")
@@ -427,7 +418,9 @@ def _problems_with(engine: ShardedEngine, states: Mapping[str, Any], options: Se
             key: decode(value) for key, value in options[number].items() if key not in IMPLEMENTATION
         }
         saved = {
-            key: torch.zeros(1, dtype=DTYPES[value["elements"]]) if is_elements(value) else decode(value)
+            key: torch.zeros(1, dtype=storage.DTYPES[value["elements"]])
+            if storage.is_elements(value)
+            else decode(value)
             for key, value in state.items()
         }
         try:
@@ -440,7 +433,7 @@ def _problems_with(engine: ShardedEngine, states: Mapping[str, Any], options: Se
             yield f"optimizer: a step with the options and states of {name} in the checkpoint raises {error!r:.200}"
         for key, value in saved.items():
             here = fresh.get(key)
-            if is_elements(state[key]) and isinstance(here, torch.Tensor) and here.dtype != value.dtype:
+            if storage.is_elements(state[key]) and isinstance(here, torch.Tensor) and here.dtype != value.dtype:
                 there = dtype_name(value.dtype)
                 yield f"{name}: its state {key} is {there} in the checkpoint, {dtype_name(here.dtype)} here"
 
@@ -464,7 +457,7 @@ def _step(
 class CheckpointLoad:
     """The load of a checkpoint into an engine: this rank's tensors, which are read, and then everything else."""
 
-    def __init__(self, engine: ShardedEngine, saved: Checkpoint) -> None:
+    def __init__(self, engine: ShardedEngine, saved: storage.Checkpoint) -> None:
         """Allocates the tensors that the engine does not have yet."""
         self._engine, self._saved, self.files = engine, saved, saved.files
         listed = saved.facts["parameters"]  # others keep their values and states
@@ -481,10 +474,10 @@ class CheckpointLoad:
         old = self._engine.optimizer.state.get(segment.tensor, {})
         new: dict[str, Any] = {}
         for key, value in self._saved.facts["optimizer"]["states"].get(name, {}).items():
-            if not is_elements(value):
+            if not storage.is_elements(value):
                 new[key] = decode(value)
                 continue
-            new[key], dtype = old.get(key), DTYPES[value["elements"]]
+            new[key], dtype = old.get(key), storage.DTYPES[value["elements"]]
             block = value.get("block", 1)
             shape = segment.tensor.shape if block == 1 else (-(-segment.tensor.numel() // block),)
             if not isinstance(new[key], torch.Tensor) or new[key].shape != shape or new[key].dtype != dtype:
@@ -508,7 +501,7 @@ class CheckpointLoad:
             if segment in self._pending:
                 self._read(_part(engine, segment, "pending", self._pending[segment]))
         for name, buffer in buffers_of(engine.module).items():
-            self._read(Part(f"buffer.{name}", buffer, row_major(*buffer.shape), 0, buffer.detach()))
+            self._read(Part(f"buffer.{name}", buffer, storage.row_major(*buffer.shape), 0, buffer.detach()))
 
     def _read(self, part: Part) -> None:
         target, stored = part.tensor, self._saved.tensors.get(part.name)
