@@ -101,7 +101,7 @@ class Options:
     `device`             device of a model that was built on the meta device; default: the CPU
     `initial_dtype`      the dtype in which its values are drawn, before the cast to the parameters' own
     `initial_device`     the device on which they are drawn; default: the CPU, so that they do not depend on the device
-    `arena`              temporary gradients use slots that are allocated once: arena.py
+    `arena`              temporary gradients use slots that are allocated once: bucket.py
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
     `elementwise`        declares an optimizer from outside torch elementwise; it may use p.ndim, but not sizes: it
                          gets segments, which have their parameter's number of dimensions, all except the last of size 1

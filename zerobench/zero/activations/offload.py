@@ -19,7 +19,7 @@ Saved tensors must not be written to. Autograd cannot check that behind hooks, s
 device memory of a storage is freed, and when backward reads a tensor that was kept.
 
 [Note: slots]
-Inputs of recomputed units are stored in slots (arena.py): tensors that autograd saves are copied there, without
+Inputs of recomputed units are stored in slots (bucket.py): tensors that autograd saves are copied there, without
 allocations.
 
 [Note: parts]

@@ -85,7 +85,7 @@ class StateMixin(ShardedEngine):
 
     @in_normal_mode
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of this rank's shards, buffers and optimizer state, for this N and stage only."""
+        """A copy of this rank's shards, buffers, frozen parameters and optimizer state, for this N and stage only."""
         self.check_own_weights("state_dict")
         self.writes.check(collective=False)
         with self.placement.in_memory(write_back=False):
