@@ -108,7 +108,7 @@ def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(batch) if isinstance(batch, tuple | list) else (batch,), {}
 
 
-def call_of(batch: Any) -> str:
+def shown_call(batch: Any) -> str:
     """Describes a call with this batch: "forward(float32 (8, 3, 32, 32), int64 (8,))"."""
     inputs, named = arguments_of(batch)
 

@@ -29,7 +29,7 @@ class RankRecord(PassRecords):
     """Number of ranks that have the same part of the gradients, and add the same amount to their norm."""
 
 
-def steps_of(
+def step_records(
     rank: int, mode: str, warmup: int, results: Sequence[StepResult], times: Sequence[Mapping[str, float]],
     saves: Saves | None = None,
 ) -> list[StepRow]:  # fmt: skip

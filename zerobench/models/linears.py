@@ -64,7 +64,7 @@ def initialize_adapter(module: nn.Module) -> None:
         nn.init.zeros_(module.lora_b)
 
 
-def base_of(linear: nn.Module) -> nn.Module:
+def base_linear(linear: nn.Module) -> nn.Module:
     """Returns the frozen part of a LoRALinear; for another module, the module itself."""
     return linear.base if isinstance(linear, LoRALinear) else linear
 

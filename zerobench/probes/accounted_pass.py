@@ -29,7 +29,7 @@ from .model_listener import ModelListener
 from .operator_stream import OperatorStream
 from .outside_dispatch import NewtonSchulz, threads_relayed
 from .probe import PassRecords, Probe
-from .source_lines import keepers_of
+from .source_lines import find_keepers
 from .traffic import SUMMED, Operation, TrafficMeter, backends_watched, is_of_step
 
 
@@ -231,7 +231,7 @@ class AccountedPass(Probe):
         if isinstance(self.ledger, ShapesOnly):
             states = [*rows_by_line(rank, "states", step.alive_states)]
         else:
-            keepers = keepers_of(self.ledger.record_of, {stored for by, stored, _ in self._grown if by > 0})
+            keepers = find_keepers(self.ledger.record_of, {stored for by, stored, _ in self._grown if by > 0})
         return [*rows_by_line(rank, "peak", step.alive), *rows_by_line(rank, "growth", self._grown, keepers), *states]
 
     def traffic_rows(self, rank: int) -> list[TrafficRow]:

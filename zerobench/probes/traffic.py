@@ -225,7 +225,7 @@ class TrafficMeter(GraphMode, labels.Observer):
         ranks = dist.get_process_group_ranks(group)
         stride = min((following - here for here, following in pairwise(ranks)), default=1)
         for outside, times in self._shares_between(group, args[2] if name == "send" else None).items():
-            self._count(name, rule, args, group.size(), outside, times, group.group_name, stride, self._axis_of(ranks))
+            self._count(name, rule, args, group.size(), outside, times, group.group_name, stride, self._axis(ranks))
 
     def _count(
         self, name: str, rule: OperatorRule | None, args: tuple[Any, ...], n: int, outside: float = 0.0, times: int = 1,
@@ -290,9 +290,9 @@ class TrafficMeter(GraphMode, labels.Observer):
 
     def within_model(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Returns True for a collective among ranks that share a model."""
-        return self._axis_of(dist.get_process_group_ranks(self._group(func, args))) == TENSOR_AXIS
+        return self._axis(dist.get_process_group_ranks(self._group(func, args))) == TENSOR_AXIS
 
-    def _axis_of(self, ranks: list[int]) -> str:
+    def _axis(self, ranks: list[int]) -> str:
         inside = len(ranks) > 1 and ranks[0] // self.model_ranks == ranks[-1] // self.model_ranks
         return TENSOR_AXIS if inside else DATA_AXIS
 

@@ -158,7 +158,7 @@ def _lay_out_owned(shapes: Sequence[ParameterShape], indices: Sequence[int], wor
 _owners = lru_cache(maxsize=16)(owners_of)
 
 
-def buckets_of(shapes: Sequence[ParameterShape], world_size: int, bucket_bytes: int) -> list[FlatBuffer]:
+def bucket_buffers(shapes: Sequence[ParameterShape], world_size: int, bucket_bytes: int) -> list[FlatBuffer]:
     """Returns the buckets of all kinds in the order in which they are sent, that of each bucket's last gradient."""
     kinds = by_kind(shapes, trainable(shapes)[::-1])
     buffers = [buffer for kind in kinds for buffer in lay_out_buckets(shapes, kind, world_size, bucket_bytes)]

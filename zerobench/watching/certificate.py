@@ -89,7 +89,7 @@ class ExpectedTraining:
     reference: Certificate | str | Path | None = None
     unlike: Certificate | str | Path | None = None
 
-    def optimizer_of(self, name: str) -> str:
+    def optimizer_class(self, name: str) -> str:
         """Returns the expected class of the optimizer of a parameter; empty if none is declared."""
         patterns = {"*": self.optimizer} if isinstance(self.optimizer, str) else self.optimizer
         return next((kind for pattern, kind in patterns.items() if fnmatch(name, pattern)), "")

@@ -199,7 +199,7 @@ def _values(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Ite
         yield _row("parameters", "not compared", "", why, UNKNOWN)
         return
     initial = {name: deviation for name, deviation in job.deviations(0).items() if deviation.off}
-    finding, why = worst_of(initial) if initial else EQUAL, "the same seed; rounded if the model is narrower"
+    finding, why = shown_worst(initial) if initial else EQUAL, "the same seed; rounded if the model is narrower"
     yield _row("initial values", finding, EQUAL, why, verdict_of(not initial))
 
     dtypes = [{seen.in_model for seen in side.parts.values()} for side in (job, reference)]
@@ -240,11 +240,11 @@ def _update_row(
     why = f"within {bounds.share:g} of the movement plus the eps of the masters, for {bounds.dtype}"
     if left_out:
         why += f"; not compared, as their gradients are rounding alone: {shown_names(left_out, 0)}"
-    finding = worst_of({name: compared[name] for name in over} or compared)
+    finding = shown_worst({name: compared[name] for name in over} or compared)
     return _row(subject, finding, "the reference's", why, verdict_of(not over))
 
 
-def worst_of(deviations: dict[str, Deviation]) -> str:
+def shown_worst(deviations: dict[str, Deviation]) -> str:
     """Returns the largest deviations with the names of their parameters as text."""
 
     def share(name: str) -> float:

@@ -76,7 +76,7 @@ def called_model(model: Any) -> nn.Module:
     )
 
 
-def strategy_of(model: Any, optimizers: list[Any]) -> str:
+def strategy_name(model: Any, optimizers: list[Any]) -> str:
     """Names the strategy that the objects of a loop belong to, as in the table of strategies if it is there."""
     objects = (model, *optimizers)
     names = {type(held).__name__ for held in objects}
@@ -210,7 +210,7 @@ def plain_name(name: str) -> str:
     return name
 
 
-def numel_of(parameter: nn.Parameter) -> int:
+def full_numel(parameter: nn.Parameter) -> int:
     """Returns the elements of the whole parameter; DeepSpeed keeps an empty one and its size."""
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
@@ -225,12 +225,12 @@ def parts_of_engine(engine: Any) -> Iterator[UpdatedPart]:
     for updated in (segment for tile in engine.update.tiles for segment in tile):
         segment, parameter = updated.span, engine.trainable[updated.span.parameter]
         if updated.tensor.untyped_storage().nbytes():
-            cut = partial(_segment_of, engine.orders[parameter], segment.start, segment.stop)
+            cut = partial(_segment, engine.orders[parameter], segment.start, segment.stop)
             name = plain_name(engine.names[segment.parameter])
             yield UpdatedPart(name, updated.tensor, updated.tensor, parameter.dtype, cut)
 
 
-def _segment_of(order: MemoryOrder, start: int, stop: int, whole: torch.Tensor) -> torch.Tensor:
+def _segment(order: MemoryOrder, start: int, stop: int, whole: torch.Tensor) -> torch.Tensor:
     return order.flatten(whole)[start:stop]
 
 

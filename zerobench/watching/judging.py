@@ -171,7 +171,7 @@ def _expected_dtype(kind: str, value: str, declared: str, reference: str, seen: 
 def _optimizers(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -> Iterator[CertificateRow]:
     findings: dict[str, Finding] = {}
     for name, seen in job.parts.items():
-        declared, why = expected.optimizer_of(name), DECLARED
+        declared, why = expected.optimizer_class(name), DECLARED
         if not declared and reference is not None and name in reference.parts:
             declared, why = reference.parts[name].optimizer, "the reference has it"
         verdict = verdict_of(seen.optimizer == declared) if declared else UNKNOWN

@@ -237,7 +237,7 @@ class TrainingObserver:
         self._optimizers: list[optim.Optimizer] = []
         self._modules: dict[nn.Module, str] = {}
         self.values = FirstUpdates()
-        sizes = {name: held_tensors.numel_of(p) for p, name in self._names.items()}
+        sizes = {name: held_tensors.full_numel(p) for p, name in self._names.items()}
         self.seen = RankSeen(sizes=sizes, frozen=[n for p, n in self._all.items() if not p.requires_grad])
 
     @contextmanager
@@ -360,7 +360,7 @@ class TrainingObserver:
                     gradient = None if part.key.grad is None else next(parts_of(part.key.grad))
                     if self._keeps and gradient is not None and self._number <= UPDATES:
                         self.values.keep_noise(part.name, gradient)
-                    line = "" if gradient is None else self._line_of(gradient)
+                    line = "" if gradient is None else self._source(gradient)
                     self._observe(part, optimizer, None if gradient is None else gradient.dtype, line)
                     seen = self.seen.parts[part.name]
                     square = squares.get(part.name, [0.0])[0]
@@ -438,7 +438,7 @@ class TrainingObserver:
         self._parts[id(part.key)] = part
         seen.is_copy = self._engine is None and part.key not in self._names
         seen.in_model, seen.master = dtype_name(part.in_model), dtype_name(part.tensor.dtype)
-        seen.lines.setdefault("masters", self._line_of(part.tensor))
+        seen.lines.setdefault("masters", self._source(part.tensor))
         seen.optimizer, seen.is_torchs = type(optimizer).__name__, type(optimizer).__module__.startswith("torch.optim")
         for group in optimizer.param_groups:
             lr = group.get("lr")  # some optimizers of the user's own have none, or not a number
@@ -509,12 +509,12 @@ class TrainingObserver:
                 seen, local = self.seen.parts[part.name], [next(parts_of(value)) for value in moments.values()]
                 seen.moments |= {n: dtype_name(v.dtype) for n, v in moments.items()}
                 if local:
-                    seen.lines["moments"] = self._line_of(local[0])
+                    seen.lines["moments"] = self._source(local[0])
                 sizes[part.name] += max((tensor.numel() for tensor in local), default=0)
         for name, size in sizes.items():
             self.seen.parts[name].moment_elements = size
 
-    def _line_of(self, tensor: torch.Tensor) -> str:
+    def _source(self, tensor: torch.Tensor) -> str:
         record = self._ledger.record_of(tensor)
         return "" if record is None else record.source
 

@@ -28,7 +28,7 @@ from ..config.cell import WATCHED, CellConfig
 from ..host.serialize import rebuild
 from ..host.temporary import temporary_folder
 from ..probes.probe import PassRecords, StepResult
-from ..rank_record import RankRecord, steps_of
+from ..rank_record import RankRecord, step_records
 from ..results import provenance
 from ..results.folders import claim_folder, write_run
 from ..results.tables import Results, load
@@ -36,7 +36,7 @@ from ..sweep.aggregate import blank_row, join
 from ..theory.shapes import ROOT, ParameterShape, Schedule
 from . import held_tensors
 from .certificate import Certificate
-from .held_tensors import numel_of
+from .held_tensors import full_numel
 
 PROBLEM = "problem"
 """Key of the error message that a rank posts instead of its record."""
@@ -166,9 +166,9 @@ class About:
         implementation = next((option for option in ("fused", "foreach") if defaults.get(option)), "auto")
         precision = PRECISIONS.get(first.dtype, str(first.dtype).removeprefix("torch."))
         return cls(
-            name or type(model).__name__, held_tensors.strategy_of(outer, optimizers), optimizer, implementation,
+            name or type(model).__name__, held_tensors.strategy_name(outer, optimizers), optimizer, implementation,
             precision, first.device.type,
-            [ParameterShape(numel_of(p), p.element_size(), p.requires_grad, ROOT) for p in model.parameters()],
+            [ParameterShape(full_numel(p), p.element_size(), p.requires_grad, ROOT) for p in model.parameters()],
             sum(buffer.nbytes for buffer in model.buffers()), warmup,
         )  # fmt: skip
 
@@ -222,7 +222,7 @@ def write(
     records = [
         RankRecord(
             **vars(rebuild(PassRecords, record)), rank=rank, mode="accounted", buffer_bytes=about.buffer_bytes,
-            steps=steps_of(rank, "accounted", about.warmup, results, []), schedule=schedule,
+            steps=step_records(rank, "accounted", about.warmup, results, []), schedule=schedule,
         )
         for rank, record in enumerate(plain, 0 if error is None else world.rank)
         if record

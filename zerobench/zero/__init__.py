@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn, optim
 
-from .comm.out_of_step import launches_of
+from .comm.out_of_step import compared_launches
 from .comm.zeropp import Zeropp, connect_zeropp
 from .modules.guards import check_gradients, check_ignored, check_memory, check_module, check_units, mark
 from .modules.wrapping import in_normal_mode
@@ -93,7 +93,7 @@ def initialize(
     moves_frozen = strategy == "zero3"
     device, chosen = _checked(model, optimizer, strategy, mode, spelled_out(options), moves_frozen)
     comm = connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp)
-    comm.launches = launches_of(comm)
+    comm.launches = compared_launches(comm)
     check_states(optimizer, comm)
     kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
     engine = kinds[strategy](model, optimizer, comm, chosen)

@@ -144,7 +144,7 @@ class Options:
         psi_bytes = sum(p.numel() * p.element_size() for p in trainable)
         return replace(self, bucket_bytes=automatic_bucket_bytes(psi_bytes, ranks))
 
-    def dtypes_of(self, parameter: torch.dtype, ranks: int) -> Dtypes:
+    def dtypes_for(self, parameter: torch.dtype, ranks: int) -> Dtypes:
         """Returns the dtypes of a unit with parameters of this dtype; one rank has no wire."""
         return Dtypes.of(parameter, self.gradient_dtype, self.wire_dtype if ranks > 1 else None)
 

@@ -310,7 +310,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def flat_of(tensor: torch.Tensor) -> torch.Tensor:
+def flattened(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the (numel,) view of a dense tensor in the order of its memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
@@ -323,7 +323,7 @@ def is_fused(optimizer: optim.Optimizer) -> bool:
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
-def tiles_of(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
+def cut_in_tiles(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
     """Groups shares that are updated together: up to `tile_numel` elements per tile, unless a single one has more."""
     tiles: list[list[S]] = []
     room = 0
@@ -362,7 +362,7 @@ def norm_over_ranks(
     """Returns the norm from this rank's `sum_of_powers`; NaN if any is. `add`, `maximum`: over ranks, in place."""
     if norm_type != math.inf:
         add(total)
-        return norm_of(total, norm_type)
+        return root_of_powers(total, norm_type)
     # backends' maxima drop NaN, so it is sent as infinity, and infinity as the largest number
     largest = torch.finfo(total.dtype).max
     sent = total.nan_to_num(nan=math.inf, posinf=largest)
@@ -370,7 +370,7 @@ def norm_over_ranks(
     return sent.masked_fill(sent == math.inf, math.nan).masked_fill(sent == largest, math.inf)
 
 
-def norm_of(total: torch.Tensor, norm_type: float) -> torch.Tensor:
+def root_of_powers(total: torch.Tensor, norm_type: float) -> torch.Tensor:
     """Returns the norm from the sum (or maximum) over all ranks."""
     return total if norm_type == math.inf else total.pow(1 / norm_type)
 

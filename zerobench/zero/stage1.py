@@ -231,7 +231,7 @@ class Stage1(Strategy):
         runs.sort(key=lambda run: -min(piece.parameter for layout in run[0] for piece in layout.pieces))
         for layouts, like in runs:
             flat = like.new_zeros(sum(layout.padded_numel for layout in layouts))
-            dtypes = self.options.dtypes_of(like.dtype, self.comm.averaged_ranks)
+            dtypes = self.options.dtypes_for(like.dtype, self.comm.averaged_ranks)
             start = 0
             for layout in layouts:
                 unit = Unit(f"bucket {len(self.units)}", layout, self.comm, dtypes, self.placement)

@@ -122,7 +122,7 @@ class Stage3(Stage2):
             dtype = stored_dtype(members[0])
             numels = [(index.get(p, -1), p.numel() * p.element_size() // dtype.itemsize) for p in members]
             layout = one_unit(numels, self.comm.size, align_numel(self.optimizer, dtype.itemsize), TAIL_NUMEL, owners)
-            dtypes = self.options.dtypes_of(dtype, self.comm.averaged_ranks)
+            dtypes = self.options.dtypes_for(dtype, self.comm.averaged_ranks)
             keeps_masters = self.options.shards == MASTERS and not (stays or self.placement.is_tiered)
             if keeps_masters and not index.keys().isdisjoint(members):
                 dtypes = replace(dtypes, shard=dtypes.master)
@@ -239,11 +239,11 @@ class Stage3(Stage2):
     def _follow_read(self, read: list[nn.Parameter], result: Any) -> Any:
         """Hooks backward to gather the units of `read`. A view is copied: it would be read before its own hook runs."""
         units = list(dict.fromkeys(self._unit_of[p] for p in read))
-        held = {_storage_of(unit.full_parameters) for unit in units}
+        held = {_address(unit.full_parameters) for unit in units}
 
         def apart(value: Any) -> Any:
             is_computed = isinstance(value, torch.Tensor) and value.grad_fn is not None
-            return value.clone() if is_computed and _storage_of(value) in held else value
+            return value.clone() if is_computed and _address(value) in held else value
 
         if torch.is_grad_enabled():
             result = pytree.tree_map(apart, result)
@@ -461,7 +461,7 @@ class Stage3(Stage2):
         raise RuntimeError(f"{name}: it is read outside of the forward of {unit.name}, {IN_PARTS}{way}")
 
 
-def _storage_of(tensor: torch.Tensor) -> int:
+def _address(tensor: torch.Tensor) -> int:
     try:
         return tensor.untyped_storage().data_ptr()
     except NotImplementedError:  # inside of a transform of torch.func, which ends while the parameters are whole

@@ -73,7 +73,7 @@ class Strategy(GradientMixin, StateMixin):
         self.units: list[Unit] = []
         self.steps = 0
         self.running = 0  # forwards of the model that are running, and methods in their place
-        self.orders = {p: order for p, order in meta_init.orders_of(module).items() if p in named}
+        self.orders = {p: order for p, order in meta_init.memory_orders(module).items() if p in named}
         self.owners = owners_of(owned_by(optimizer), self.trainable, comm.size)
         self._heap = Arena() if options.arena else Heap()
         self.placement = placement_for(options.offload, options.device_of(module))

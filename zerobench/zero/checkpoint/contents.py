@@ -46,14 +46,14 @@ from torch import nn, optim
 from .. import labels
 from ..engine import ShardedEngine
 from ..layout import MemoryOrder
-from ..low_bit import block_numel, block_of
+from ..low_bit import block_numel, state_block
 from ..optim.segments import ELEMENTWISE, OptimizerSegment
 from ..optim.step_by_tiles import optimizer_over, raw_step
-from ..precision import dtype_name, flat_of
+from ..precision import dtype_name, flattened
 from . import storage
 
 
-def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) -> storage.Chunks:
+def saved_tensors(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) -> storage.Chunks:
     """Returns this rank's part of the state: the live tensors, or with `copy` CPU copies, so that training can go on.
     `exclude_frozen`: without frozen parameters. Only the first of several replicas has a part; the others return an
     empty dict.
@@ -64,7 +64,7 @@ def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) 
 
     def add(part: Part) -> None:
         if part.tensor.numel():
-            chunk = flat_of(part.tensor)
+            chunk = flattened(part.tensor)
             flats.setdefault(part.name, {})[part.start] = chunk.to("cpu", copy=True) if copy else chunk
 
     saved_by = {f"frozen.{name}": number % engine.comm.size for number, name in enumerate(whole_frozen(engine))}
@@ -104,7 +104,7 @@ def _part(engine: ShardedEngine, segment: OptimizerSegment, kind: str, tensor: t
 def parts_of(engine: ShardedEngine) -> Iterator[Part]:
     """Yields this rank's parts of all parameters: masters, frozen ones that the stage shards, frozen whole ones."""
     for segment in engine.segments:
-        yield _part(engine, segment, "master", flat_of(segment.tensor))
+        yield _part(engine, segment, "master", flattened(segment.tensor))
     names = {p: name for name, p in engine.module.named_parameters()}
     frozen = set(engine.frozen)
     for unit in engine.gathered_units():
@@ -123,13 +123,13 @@ def parts_of(engine: ShardedEngine) -> Iterator[Part]:
 def _state_parts(engine: ShardedEngine, segment: OptimizerSegment, state: Mapping[str, Any]) -> Iterator[Part]:
     """Yields the parts of a segment's states that have an element for each of the parameter, or for each block."""
     for key, value in state.items():
-        block = block_of(engine.optimizer, key)
+        block = state_block(engine.optimizer, key)
         if block > 1:
             part = _part(engine, segment, "optimizer", value, f".{key}")
             blocks = storage.row_major(-(-prod(part.order.shape) // block))
             yield part._replace(order=blocks, start=part.start // block)
         elif isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
-            yield _part(engine, segment, "optimizer", flat_of(value), f".{key}")
+            yield _part(engine, segment, "optimizer", flattened(value), f".{key}")
 
 
 def tensors_in(module: nn.Module) -> int:
@@ -280,7 +280,7 @@ def states_of(name: str, segment: OptimizerSegment, optimizer: optim.Optimizer) 
     """Returns the states of a segment as facts, by key. Raises ValueError for one that a checkpoint cannot hold."""
 
     def fact(key: str, value: Any) -> Any:
-        if (block := block_of(optimizer, key)) > 1:
+        if (block := state_block(optimizer, key)) > 1:
             return {"elements": dtype_name(value.dtype), "block": block}
         if isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
             return {"elements": dtype_name(value.dtype)}

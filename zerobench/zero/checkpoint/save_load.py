@@ -179,7 +179,7 @@ def save(
                 " without_gradients=True, which leaves them in the engine and out of the checkpoint"
             )
         engine.update.check_saveable()
-        tensors = contents.tensors_of(engine, asynchronous, exclude_frozen)
+        tensors = contents.saved_tensors(engine, asynchronous, exclude_frozen)
         return tensors, contents.facts_of(engine, user_state, exclude_frozen)
 
     write = partial(_write, ranks, folder, *ranks.agree(take))

@@ -25,10 +25,10 @@ from torch import nn
 
 from .. import labels
 from ..engine import ShardedEngine
-from ..gradients.access import number_of
+from ..gradients.access import trainable_number
 from ..gradients.flow import GradientFlow
 from ..modules.wrapping import in_normal_mode
-from ..precision import TRAINED, flat_of
+from ..precision import TRAINED, flattened
 from ..writes import Writes
 from . import save_load
 from .contents import before_load, decode, put, states_of, whole_frozen
@@ -76,7 +76,7 @@ class StateMixin(ShardedEngine):
         updated; with `rank0_only` the other ranks return an empty dict. `name`: as in `module.named_parameters()`.
         Raises ValueError if `name` is not a trainable parameter.
         """
-        number = number_of(self, name)
+        number = trainable_number(self, name)
         with self.placement.in_memory(write_back=False), torch.no_grad():
             self.settle()
             self.update.check_saveable()
@@ -286,7 +286,7 @@ def _whole_state(engine: ShardedEngine, number: int) -> dict[str, Any]:
         block = fact.get("block", 1)
         flat = torch.zeros(-(-parameter.numel() // block), dtype=DTYPES[fact["elements"]], device=parameter.device)
         for segment in segments:
-            part, start = flat_of(optimizer.state[segment.tensor][key]), segment.span.start // block
+            part, start = flattened(optimizer.state[segment.tensor][key]), segment.span.start // block
             flat[start : start + part.numel()].copy_(part)
         engine.comm.sum(flat.view(torch.uint8))  # all other ranks' bytes are zero
         state[key] = flat if block > 1 else engine.orders[parameter].view(flat)

@@ -107,7 +107,7 @@ class StoredTensor(NamedTuple):
             if first < last:
                 with _opened(chunk.path) as file:
                     file.seek(chunk.begin + (first - chunk.start) * self.dtype.itemsize)
-                    buffer = buffer_of(values[first - start : last - start])
+                    buffer = as_bytes(values[first - start : last - start])
                     if file.readinto(buffer) != len(buffer):
                         raise ValueError(f"{chunk.path}: it has become shorter")
         return values
@@ -236,10 +236,10 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Returns a row-major copy of the elements as bytes; torch refuses to resize a storage that numpy has seen."""
-    return buffer_of(tensor.detach().to("cpu", copy=True).contiguous())
+    return as_bytes(tensor.detach().to("cpu", copy=True).contiguous())
 
 
-def buffer_of(tensor: torch.Tensor) -> memoryview:
+def as_bytes(tensor: torch.Tensor) -> memoryview:
     """Returns the memory of a contiguous CPU tensor as a writable buffer, without a copy."""
     array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
@@ -282,7 +282,7 @@ def begin(path: Path, held: ExitStack) -> str:
         raise ValueError(f"{path}: the path exists and is not a checkpoint; choose another one")
     for stale in path.parent.glob(f"{escape(path.name)}.partial-{NUMBER}"):
         own = all(file.match(OWN) or file.name == INDEX for file in stale.glob("*"))
-        if own and not is_held(_lock_of(stale)):
+        if own and not is_held(_lock_path(stale)):
             shutil.rmtree(stale, ignore_errors=True)
     for lock in path.parent.glob(f".{escape(path.name)}.partial-{NUMBER}.lock"):
         if not is_held(lock):
@@ -290,13 +290,13 @@ def begin(path: Path, held: ExitStack) -> str:
     number = uuid4().hex[:8]  # per save, so that new files never overwrite those of the checkpoint in place
     partial = path.parent / f"{path.name}.partial-{number}"
     partial.parent.mkdir(parents=True, exist_ok=True)
-    held.callback(_lock_of(partial).unlink, missing_ok=True)
-    held.callback(os.close, hold(_lock_of(partial)))
+    held.callback(_lock_path(partial).unlink, missing_ok=True)
+    held.callback(os.close, hold(_lock_path(partial)))
     partial.mkdir()
     return str(partial)
 
 
-def _lock_of(partial: Path) -> Path:
+def _lock_path(partial: Path) -> Path:
     """Returns the lock of a save in progress, next to its folder: there before it, and gone after it."""
     return partial.with_name(f".{partial.name}.lock")
 
@@ -382,7 +382,7 @@ def wanting_facts(path: Path) -> Iterator[None]:
 
 
 def _checked_tensors(path: Path, facts: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    described = _flats_of(facts)
+    described = _described_flats(facts)
     chunks: dict[str, list[tuple[StoredChunk, torch.dtype]]] = {}
     for file, size in files.items():
         if Path(file).name != file:
@@ -420,7 +420,7 @@ def _check_is_inside(folder: Path, name: str) -> None:
         raise ValueError(f"{folder / name}: it is a link to {(folder / name).resolve()}, outside of the checkpoint")
 
 
-def _flats_of(facts: Mapping[str, Any]) -> dict[str, tuple[MemoryOrder, torch.dtype]]:
+def _described_flats(facts: Mapping[str, Any]) -> dict[str, tuple[MemoryOrder, torch.dtype]]:
     """Returns the flat tensors that the facts allow: their order, and the dtype of their owner."""
     flats = {}
     for name, entry in facts["buffers"].items():

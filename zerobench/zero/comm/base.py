@@ -297,7 +297,7 @@ class Source:
         """Some rank's shard has changed: a kept copy is invalid."""
 
 
-def slices_of(full: torch.Tensor, ranks: int, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+def rank_slices(full: torch.Tensor, ranks: int, sizes: Sizes) -> tuple[torch.Tensor, ...]:
     """Returns each rank's slice of `full`."""
     return full.split(full.numel() // ranks if sizes is None else [*sizes])
 

@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import GroupComm, Handle, Into, Sizes, slices_of
+from .base import GroupComm, Handle, Into, Sizes, rank_slices
 from .streams import Waitable
 
 GATHER_PIECE_BYTES = 16 * 2**20
@@ -86,13 +86,13 @@ class GlooComm(GroupComm):
     def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         """Queues the reduction; a thread runs one at a time, in launch order."""
         with labels.collective("reduce_scatter", unit) as operation:
-            slices = pieces_of(full, self.size, sizes, REDUCE_PIECE_BYTES)
+            slices = cut_in_pieces(full, self.size, sizes, REDUCE_PIECE_BYTES)
             own = slices[self.rank]
             rounds = range(max(map(len, slices)))
             to_go = [(peer, slices[peer][i]) for i in rounds for peer in self._others if i < len(slices[peer])]
             slots = full.new_empty(min(SLOTS, len(own) * len(self._others)), own[0].numel() if own else 0)
             labels.label(slots, labels.COMMUNICATION, f"{unit} received")
-            sums = own if into is None else pieces_of(into, 1, None, REDUCE_PIECE_BYTES)[0]
+            sums = own if into is None else cut_in_pieces(into, 1, None, REDUCE_PIECE_BYTES)[0]
             reduction = PairwiseReduction(self, to_go, own, sums, slots, tag_of("reduction", unit, full.nbytes))
             if self._thread is None:
                 self._thread = labels.EngineThread(
@@ -108,7 +108,7 @@ class GlooComm(GroupComm):
 
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         with labels.collective("all_gather", unit) as operation:
-            slices = pieces_of(full, self.size, sizes, GATHER_PIECE_BYTES)
+            slices = cut_in_pieces(full, self.size, sizes, GATHER_PIECE_BYTES)
             tag = tag_of("gather", unit, full.nbytes)
             # receives first: gloo would buffer and copy a piece that arrives before its receive is posted
             works = [receive(piece, peer, self.group, tag) for peer in self._others for piece in slices[peer]]
@@ -135,7 +135,7 @@ class GlooComm(GroupComm):
         return self._thread
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
-        going, coming = (pieces_of(full, self.size, None, REDUCE_PIECE_BYTES) for full in (to, here))
+        going, coming = (cut_in_pieces(full, self.size, None, REDUCE_PIECE_BYTES) for full in (to, here))
         tag = tag_of("exchange", unit, to.nbytes)
         works = [receive(piece, peer, self.group, tag) for peer in self._others for piece in coming[peer]]
         works += [
@@ -304,10 +304,10 @@ class PairwiseReduction:
             self._arriving.append(_Arrival(receive(piece, peer, self._group, self._tag), piece, slot))
 
 
-def pieces_of(full: torch.Tensor, ranks: int, sizes: Sizes, most_bytes: int) -> list[Pieces]:
+def cut_in_pieces(full: torch.Tensor, ranks: int, sizes: Sizes, most_bytes: int) -> list[Pieces]:
     """Splits each rank's slice of `full` into pieces of at most `most_bytes`; an empty slice has none."""
     max_numel = max(1, most_bytes // full.element_size())
-    return [part.split(max_numel) if part.numel() else () for part in slices_of(full, ranks, sizes)]
+    return [part.split(max_numel) if part.numel() else () for part in rank_slices(full, ranks, sizes)]
 
 
 def _run_all(queue: SimpleQueue[PairwiseReduction | None]) -> None:

@@ -39,7 +39,7 @@ from . import simulated
 from .backends import NcclComm, StagedComm
 from .base import FAKE, Comm, GroupComm, Handle, Into, Sizes, WrappedComm, backend_for
 from .gloo import GlooComm
-from .out_of_step import watch_of, watched
+from .out_of_step import hang_watch, watched
 
 KINDS: dict[tuple[str, str], type[GroupComm]] = {
     ("gloo", "cpu"): GlooComm,
@@ -187,7 +187,7 @@ def connect_groups(
             _cpu_groups[all_ranks.group] = new_cpu_group(all_ranks)
         cpu_group = _cpu_groups[all_ranks.group]  # for flags
         all_ranks.use_cpu_group(cpu_group)
-        watch_of(all_ranks.group).groups.add(cpu_group)  # its waits end with the others
+        hang_watch(all_ranks.group).groups.add(cpu_group)  # its waits end with the others
     all_ranks = watched(all_ranks)
     check_groups(all_ranks.size, node_size, shard_group)
     if all(size in (None, all_ranks.size) for size in (node_size, shard_group)):

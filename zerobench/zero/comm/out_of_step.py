@@ -288,7 +288,7 @@ def _look_on(watch: weakref.ref[HangWatch], stop: threading.Event) -> None:
 _watches: WeakKeyDictionary[dist.ProcessGroup, HangWatch] = WeakKeyDictionary()
 
 
-def watch_of(group: dist.ProcessGroup) -> HangWatch:
+def hang_watch(group: dist.ProcessGroup) -> HangWatch:
     """Returns the watch over `group` and its subgroups; all engines use the same one."""
     if group not in _watches:
         _watches[group] = HangWatch(group)
@@ -409,7 +409,7 @@ def watched(comm: Comm, whole: dist.ProcessGroup | None = None) -> Comm:
     group = comm.group
     if group is None or str(dist.get_backend(group)) == FAKE:
         return comm
-    watch = watch_of(whole or group)
+    watch = hang_watch(whole or group)
     watch.groups.add(group)
     peers = range(comm.size) if whole is None else dist.get_process_group_ranks(group)
     return WatchedComm(comm, watch, list(peers))
@@ -465,8 +465,8 @@ class ComparedLaunches(Launches):
         return [flag & 1 for flag in agreed]
 
 
-def launches_of(comm: Comm) -> Launches:
+def compared_launches(comm: Comm) -> Launches:
     """Returns the launches of an engine over `comm`."""
     if comm.group is None or str(dist.get_backend(comm.group)) == FAKE:
         return Launches()
-    return ComparedLaunches(watch_of(comm.group), comm.pairs_by_unit)
+    return ComparedLaunches(hang_watch(comm.group), comm.pairs_by_unit)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from .. import labels
 from .backends import NcclComm
-from .base import GroupComm, Handle, Into, Sizes, slice_of, slices_of
+from .base import GroupComm, Handle, Into, Sizes, rank_slices, slice_of
 from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, GlooComm
 from .streams import Waitable
 
@@ -45,7 +45,7 @@ class SimulatedGloo(GlooComm):
         with labels.collective("reduce_scatter", unit) as operation:
             if sizes is None:
                 self._send_to_all(pieces)
-            for peer, part in enumerate(() if sizes is None else slices_of(full, self.size, sizes)):
+            for peer, part in enumerate(() if sizes is None else rank_slices(full, self.size, sizes)):
                 self._send(Pieces.of(part, REDUCE_PIECE_BYTES), [peer] * (peer != self.rank))
         if into is not None:
             with torch.no_grad():

@@ -84,7 +84,7 @@ class GradientMixin(ShardedEngine):
         It has the parameter's shape and its master's dtype; None if no rank has a gradient. `name`: as in
         `module.named_parameters()`. Raises ValueError if `name` is not a trainable parameter.
         """
-        number = number_of(self, name)
+        number = trainable_number(self, name)
         _begin(self, "full_gradient", self.names[number])
         with torch.no_grad():
             if number not in self.update.used:
@@ -105,7 +105,7 @@ class GradientMixin(ShardedEngine):
         `value` is the gradient that the optimizer is to get: the engine rounds it to the gradients' dtype and applies
         the loss scale. Raises ValueError for a wrong name or shape, RuntimeError if there is no gradient to replace.
         """
-        number = number_of(self, name)
+        number = trainable_number(self, name)
         if value.shape != self.trainable[number].shape:
             shapes = f"{tuple(value.shape)}, but the parameter's is {tuple(self.trainable[number].shape)}"
             raise ValueError(f"set_full_gradient: {name}: the value's shape is {shapes}")
@@ -186,7 +186,7 @@ def _begin(engine: GradientMixin, what: str, sums: str = "") -> None:
     engine.update.agree()
 
 
-def number_of(engine: ShardedEngine, name: str) -> int:
+def trainable_number(engine: ShardedEngine, name: str) -> int:
     """Returns a trainable parameter's number. Raises ValueError for another name."""
     named = dict(engine.module.named_parameters(remove_duplicate=False))
     if name not in named:

@@ -84,7 +84,7 @@ def blocks(root: nn.Module) -> list[tuple[str, nn.Module]]:
     """Returns the elements of every outermost nn.ModuleList, by convention a transformer's blocks; in a model without
     one, the elements of every outermost nn.Sequential. A list inside a list is not a block: its elements are.
     """
-    return _elements_of(root, nn.ModuleList) or _elements_of(root, nn.Sequential)
+    return _elements(root, nn.ModuleList) or _elements(root, nn.Sequential)
 
 
 def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -94,7 +94,7 @@ def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(names[module], module) for module in root.modules() if module in names]
 
 
-def _elements_of(root: nn.Module, container: type[nn.Module]) -> list[tuple[str, nn.Module]]:
+def _elements(root: nn.Module, container: type[nn.Module]) -> list[tuple[str, nn.Module]]:
     inside: set[nn.Module] = set()  # everything below an element
     elements: list[tuple[str, nn.Module]] = []
     for path, module in root.named_modules():

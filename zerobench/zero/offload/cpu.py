@@ -21,7 +21,7 @@ import torch
 
 from .. import labels
 from ..bucket import GradientSink, UnitTensors
-from ..precision import flat_of
+from ..precision import flattened
 from .placement import Offload, PlacedSegment, Placement, ShardRange
 
 
@@ -223,7 +223,7 @@ class HostRange(ShardRange):
         for share in tile:  # of several units
             parameters = share.shard_range.unit.parameter_shard
             target = parameters.narrow(0, share.span.offset, share.span.numel)
-            self._upload.send(target, flat_of(share.tensor))
+            self._upload.send(target, flattened(share.tensor))
 
 
 class TieredPlacement(Placement):

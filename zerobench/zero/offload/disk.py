@@ -417,7 +417,7 @@ class Channel:
         while done < wanted:
             try:
                 with self._slots:
-                    moved = call(self._fd, _rest_of(parts, done), offset + done)
+                    moved = call(self._fd, _unmoved(parts, done), offset + done)
             except OSError as error:
                 raise self._failed(kind, offset, nbytes, error) from error
             done += moved
@@ -452,7 +452,7 @@ class Channel:
         )
 
 
-def _rest_of(parts: Sequence[memoryview], done: int) -> list[memoryview]:
+def _unmoved(parts: Sequence[memoryview], done: int) -> list[memoryview]:
     left = []
     for part in parts:
         if done < len(part):

@@ -34,7 +34,7 @@ from .. import labels
 from ..bucket import GradientBucket
 from ..comm.base import Comm
 from ..layout import MemoryOrder, Segment
-from ..low_bit import AdamW8bit, AdamWBf16, block_of
+from ..low_bit import AdamW8bit, AdamWBf16, state_block
 from ..modules.wrapping import in_normal_mode
 from ..offload.placement import ShardRange
 from ..precision import IS_PART, Share, shaped_as
@@ -215,7 +215,7 @@ def _cut_state(
     def cut(name: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        is_flat, block = name in getattr(optimizer, "dtypes", ()), block_of(optimizer, name)  # low_bit.py
+        is_flat, block = name in getattr(optimizer, "dtypes", ()), state_block(optimizer, name)  # low_bit.py
         if is_flat:
             value = value[start // block : -(-stop // block)].to(own.device)
         elif name != "step" and value.shape == parameter.shape:
@@ -301,7 +301,7 @@ def _check_states(own: tuple[int, int], optimizer: optim.Optimizer, saved: dict[
         for key, segment in zip(keys, segments, strict=True) if type(optimizer) in ELEMENTWISE else ():
             for name, value in saved["state"].get(key, {}).items():
                 if isinstance(value, torch.Tensor) and value.dim():  # one with an element for each of the parameter
-                    block = block_of(optimizer, name)
+                    block = state_block(optimizer, name)
                     shape = segment.shape if block == 1 else (-(-len(segment) // block),)
                     if value.shape != shape:
                         raise _state_error(
@@ -329,7 +329,7 @@ def _own_states(optimizer: optim.Optimizer) -> None:
 # -- whole matrices (see the note) ---------------------------------------------------------------------------------
 
 
-def cost_of(shape: Sequence[int]) -> int:
+def muon_cost(shape: Sequence[int]) -> int:
     """Returns the multiplications and additions of one Newton-Schulz iteration on an (m, n) matrix, m ≤ n: X Xᵀ, its
     square, and the product with X: 4m²n + 2m³. Of a stack, (experts, m, n), those of all its matrices.
     """
@@ -360,4 +360,4 @@ def owners_of(held: set[nn.Parameter], trainable: Iterable[nn.Parameter], ranks:
                 f"optimizer: a parameter of shape {tuple(parameter.shape)} is in a group with owned=True, which is for"
                 " matrices, and stacks of them"
             )
-    return dict(zip(owned, assign([cost_of(p.shape) for p in owned], ranks), strict=True))
+    return dict(zip(owned, assign([muon_cost(p.shape) for p in owned], ranks), strict=True))

@@ -52,7 +52,7 @@ def update_tiles(
     finished_masters = Versions([share.tensor for tile in tiles[:-1] for share in tile])
     with ExitStack() as open_until_the_end:
         if len(tiles) > 1:
-            facts, update = FactsOfParts(optimizer), update_of(optimizer)
+            facts, update = FactsOfParts(optimizer), tile_update(optimizer)
 
             # The last tile is updated by `optimizer.step` itself, so that the caller's hooks run once around all
             # tiles; the others run right before it, after the hooks that may still change learning rates.
@@ -81,7 +81,7 @@ def update_silently(
     optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None
 ) -> None:
     """Runs update_tiles without hooks: in a thread, after the step that they belonged to."""
-    facts, update, buffers = FactsOfParts(optimizer), update_of(optimizer), TileBuffers(tiles)
+    facts, update, buffers = FactsOfParts(optimizer), tile_update(optimizer), TileBuffers(tiles)
     facts.begin()
     with buffers.present():
         for tile in tiles:
@@ -167,7 +167,7 @@ def optimizer_over(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> 
     return other
 
 
-def update_of(optimizer: optim.Optimizer) -> Callable[[Sequence[Share]], None]:
+def tile_update(optimizer: optim.Optimizer) -> Callable[[Sequence[Share]], None]:
     """Returns a function that runs the optimizer's step, without hooks, over a tile.
 
     torch's optimizers go through all parameters of their groups, which over many tiles is quadratic: they get groups

@@ -25,7 +25,7 @@ from .. import labels
 from ..comm.base import FAULT, Comm
 from ..layout import MemoryOrder, Segment
 from ..offload.placement import Placement
-from ..precision import GradientScaling, LossScaling, is_fused, norm_over_ranks, shaped_as, sum_of_powers, tiles_of
+from ..precision import GradientScaling, LossScaling, cut_in_tiles, is_fused, norm_over_ranks, shaped_as, sum_of_powers
 from ..units.unit import Unit, align_numel
 from .one_pass import OnePass
 from .segments import OWNED, STEP, OptimizerSegment, Waiting, dimensions, guard, set_aside, swap_parameters
@@ -101,7 +101,7 @@ class Update:
             groups.setdefault(optimized.shard_range.group, []).append(optimized)
         for key, group in groups.items():
             is_cut = max_numel is not None and key is not group[0].shard_range
-            self.tiles += tiles_of(group, max_numel) if is_cut and max_numel else [group]
+            self.tiles += cut_in_tiles(group, max_numel) if is_cut and max_numel else [group]
         self.buffers = TileBuffers(self.tiles)
         wanted = self._tile_bytes == ONE_PASS and casts  # without casts torch's own fused kernel is one pass
         self.one_pass = OnePass.of(self.optimizer, self.segments, self._device) if wanted else None

@@ -88,7 +88,7 @@ def use_placeholders(model: nn.Module, device: torch.device) -> None:
     setattr(model, _PLACEHOLDERS, orders)
 
 
-def orders_of(model: nn.Module) -> dict[nn.Parameter, MemoryOrder]:
+def memory_orders(model: nn.Module) -> dict[nn.Parameter, MemoryOrder]:
     """Returns each parameter's memory order; for a placeholder, the order of the meta parameter."""
     orders: dict[nn.Parameter, MemoryOrder] | None = getattr(model, _PLACEHOLDERS, None)
     return orders or {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
