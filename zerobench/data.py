@@ -54,10 +54,9 @@ class Batches:
 
 
 class OwnBatches:
-    """Batches of one rank from a user's builder: a function of step and micro-batch, or an iterable.
-
-    Tensors in a batch, at any depth of tuples, lists and dicts, are moved to `device`; floating-point ones become
-    `dtype`. Raises TypeError for anything else.
+    """Batches of one rank from a user's builder: a function of step and micro-batch, or an iterable. Tensors in a
+    batch, at any depth of tuples, lists and dicts, are moved to `device`; floating-point ones become `dtype`. Raises
+    TypeError for anything else.
     """
 
     def __init__(self, name: str, source: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -109,7 +108,7 @@ def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(batch) if isinstance(batch, tuple | list) else (batch,), {}
 
 
-def call_of(batch: Any) -> str:
+def shown_call(batch: Any) -> str:
     """Describes a call with this batch: "forward(float32 (8, 3, 32, 32), int64 (8,))"."""
     inputs, named = arguments_of(batch)
 

@@ -29,14 +29,10 @@ class RankRecord(PassRecords):
     """Number of ranks that have the same part of the gradients, and add the same amount to their norm."""
 
 
-def steps_of(
-    rank: int,
-    mode: str,
-    warmup: int,
-    results: Sequence[StepResult],
-    times: Sequence[Mapping[str, float]],
+def step_records(
+    rank: int, mode: str, warmup: int, results: Sequence[StepResult], times: Sequence[Mapping[str, float]],
     saves: Saves | None = None,
-) -> list[StepRow]:
+) -> list[StepRow]:  # fmt: skip
     """Returns a row per step. `times`: seconds of each phase, per step; empty in a pass without times."""
     rows = [
         StepRow(

@@ -30,9 +30,9 @@ from .predict.estimate import predict_activations
 from .probes import Probe, make_pass
 from .probes.intervals import ASIDE
 from .probes.labeling import tensors_in
-from .probes.probe import Saves, StepResult, read_step, scale_of, squares
+from .probes.probe import Saves, StepResult, current_scale, read_step, squares
 from .probes.snapshot import snapshots
-from .rank_record import RankRecord, schedule_of, steps_of
+from .rank_record import RankRecord, schedule_of, step_records
 from .sections import known
 from .strategies.engine import Engine
 from .theory.shapes import ParameterShape
@@ -94,7 +94,7 @@ def run_rank(job: RankJob, report: Report) -> RankRecord:
         unread: list[Callable[[], StepResult]] = []
         total = measure.warmup + measure.steps
         for number in range(total):
-            scale = scale_of(engine)
+            scale = current_scale(engine)
             with probe.step(measured=(measured := number >= measure.warmup)):
                 loss = _accumulate(engine, batches, probe, world, model, number, config)
                 # of parts of a model no sum over the ranks is the norm: what each has whole would count as often
@@ -128,7 +128,7 @@ def run_rank(job: RankJob, report: Report) -> RankRecord:
         **vars(records),
         rank=job.rank,
         mode=job.mode,
-        steps=steps_of(job.rank, job.mode, measure.warmup, results, records.times, saves),
+        steps=step_records(job.rank, job.mode, measure.warmup, results, records.times, saves),
         schedule=schedule_of(records.order, shapes, config.accumulation, schedule_options(config)),
         checkpoint_bytes=saves.checkpoint_bytes,
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),

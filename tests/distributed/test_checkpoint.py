@@ -19,7 +19,7 @@ from zerobench.results.tables import Results, load
 from zerobench.sweep.cell import run_cell
 from zerobench.zero import STAGES, LossScaling, initialize
 from zerobench.zero.checkpoint import storage
-from zerobench.zero.checkpoint.contents import facts_of, merge, tensors_of
+from zerobench.zero.checkpoint.contents import facts_of, merge, saved_tensors
 from zerobench.zero.checkpoint.save_load import ranks_of
 
 BATCH = 6
@@ -66,7 +66,7 @@ def whole_state(engine: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Everything that training goes on from, put together from all ranks of the engine."""
     chunks: dict[str, dict[int, torch.Tensor]] = {}
     with engine.placement.in_memory(write_back=False):
-        parts = gathered(engine, (tensors_of(engine, copy=True), facts_of(engine, {})))
+        parts = gathered(engine, (saved_tensors(engine, copy=True), facts_of(engine, {})))
     for flats, _ in deepcopy(parts):
         for name, own in flats.items():
             chunks.setdefault(name, {}).update(own)

@@ -16,7 +16,7 @@ from validation.gpu_suite.engine import check_comm
 from zerobench.zero.comm import backends, base, gloo, hierarchical
 from zerobench.zero.comm.base import Comm, Handle
 from zerobench.zero.comm.hierarchical import connect
-from zerobench.zero.comm.out_of_step import watch_of
+from zerobench.zero.comm.out_of_step import hang_watch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NUMEL = 16 * 33
@@ -100,7 +100,7 @@ def agreement_of_hosts(rank: int, n: int) -> None:
         comm, other = (hierarchical.connect_groups(None, torch.device("cpu"), None, None) for _ in range(2))
         assert comm.flags_device == other.flags_device == torch.device("cpu")
         assert len(hierarchical._cpu_groups) == 1
-        assert {world, hierarchical._cpu_groups[world]} <= {*watch_of(world).groups}
+        assert {world, hierarchical._cpu_groups[world]} <= {*hang_watch(world).groups}
         for tree_from in (n, n + 1):
             with mock.patch.object(base, "TREE_FROM", tree_from):
                 flags = torch.tensor([rank, -rank, 7], dtype=torch.int32)

@@ -13,7 +13,7 @@ from tests import zoo
 from tests.distributed import test_writes as writes
 from tests.ranks import run_ranks
 from zerobench.zero import LossScaling, initialize
-from zerobench.zero.arena import Heap
+from zerobench.zero.bucket import Heap
 
 LR = 0.1
 
@@ -120,7 +120,7 @@ def masters(engine: Any) -> list[torch.Tensor]:
 
 
 def zip_masters(engine: Any, before: list[torch.Tensor]) -> Any:
-    if engine.schedule.pending_gradients():
+    if engine.update.pending_gradients():
         engine.settle()
     for segment, old, new in zip(engine.segments, before, masters(engine), strict=True):
         yield engine.names[segment.span.parameter], old, new, segment.span.start, segment.span.stop

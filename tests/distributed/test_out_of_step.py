@@ -365,7 +365,7 @@ def requests_in_steps(rank: int, n: int, folder: str) -> list[int]:
         train(engine, rank, steps=5)
         counts.append(store.requests - before)
     before = store.requests
-    out_of_step.watch_of(dist.group.WORLD)._message()
+    out_of_step.hang_watch(dist.group.WORLD)._message()
     return [*counts, store.requests - before]
 
 

@@ -25,9 +25,9 @@ import torch
 from tests import zoo
 from tests.distributed import training
 from tests.ranks import run_ranks
+from zerobench.zero.bucket import GradientBucket
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.base import Handle
-from zerobench.zero.units.bucket import GradientBucket
 
 MOST_DELAY_S = 5e-4
 PLANTED_DELAY_S = 5e-3

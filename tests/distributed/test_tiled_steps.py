@@ -173,7 +173,9 @@ def train(kind: type[optim.Optimizer], dtype: torch.dtype = torch.float32, **opt
             assert set(called.values()) == {step + 1}
     finally:
         everywhere.remove()
-    late = engine.schedule.finish()
+    late = engine.options.delayed_after is not None and engine.update.complete()
+    if late:
+        engine.placement.round_masters()
     with engine.placement.in_memory(write_back=False):
         weights = torch.cat([segment.tensor.detach().flatten().clone() for segment in engine.segments])
     return weights, engine.optimizer, [p.detach() for p in model.parameters()], late

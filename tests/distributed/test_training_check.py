@@ -19,7 +19,7 @@ from zerobench.config import schema_memory as memory
 from zerobench.config import schema_training
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
-from zerobench.probes.probe import scale_of
+from zerobench.probes.probe import current_scale
 from zerobench.probes.probe import squares as squares_of
 from zerobench.records import RunRow
 from zerobench.results import tables
@@ -27,7 +27,7 @@ from zerobench.sweep import cell as cells
 from zerobench.sweep import parity
 from zerobench.sweep.parity import REFERENCES, ParityCheck
 from zerobench.sweep.sweep import Sweep
-from zerobench.zero.units.bucket import GradientBucket
+from zerobench.zero.bucket import GradientBucket
 
 fill = GradientBucket.fill
 
@@ -94,7 +94,7 @@ def norms_of(
         batches = data.build_batches(config.batching, rank, torch.device("cpu"))
         steps = []
         for step in range(STEPS):
-            scale = scale_of(engine)
+            scale = current_scale(engine)
             for micro in range(config.accumulation):
                 last = micro == config.accumulation - 1
                 with strategies.synchronizing(engine, config.strategy.reduces, last):

@@ -38,12 +38,12 @@ from zerobench.sweep import aggregate
 from zerobench.sweep.cell import new_row
 from zerobench.worker import RankJob, run_rank
 from zerobench.zero import labels
+from zerobench.zero.bucket import GradientBucket
 from zerobench.zero.gradients.flow import GradientFlow
 from zerobench.zero.offload.cpu import Upload
 from zerobench.zero.offload.disk import Region
 from zerobench.zero.stage2 import ShardedBucket
 from zerobench.zero.strategy import Strategy
-from zerobench.zero.units.bucket import GradientBucket
 from zerobench.zero.units.gathered_unit import GatheredUnit
 from zerobench.zero.units.unit import Unit
 

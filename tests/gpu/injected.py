@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from zerobench.zero import initialize
-from zerobench.zero.checkpoint.contents import tensors_of
+from zerobench.zero.checkpoint.contents import saved_tensors
 from zerobench.zero.comm import streams
 from zerobench.zero.offload import cpu
 
@@ -112,7 +112,7 @@ def evaluate(engine: Any, device: torch.device, dtype: torch.dtype) -> torch.Ten
 def masters(engine: Any) -> dict[str, torch.Tensor]:
     """Parameter -> the master, flat and on the CPU; NaN where it is another rank's."""
     with engine.placement.in_memory(write_back=False):
-        flats = tensors_of(engine, copy=True)
+        flats = saved_tensors(engine, copy=True)
     found = {}
     for name, parameter in zip(engine.names, engine.trainable, strict=True):
         if chunks := flats.get(f"master.{name}"):

@@ -254,7 +254,7 @@ def test_a_file_that_becomes_shorter_is_an_error(tmp_path: Path) -> None:
     stored = read_header(tmp_path / "x")["w"]
     os.truncate(tmp_path / "x", 100)
     with pytest.raises(ValueError, match="x: it has become shorter"):
-        stored.part(row_major([12]), 0, 12)
+        stored.part(row_major(12), 0, 12)
 
 
 def test_an_error_of_the_disk_names_the_file(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_an_error_of_the_disk_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"Input/output error: .*x'"):
         read_header(path)
     with pytest.raises(OSError, match=r"Input/output error: .*x'"):
-        StoredTensor(row_major([2]), torch.float32, (StoredChunk(0, 2, path, 0),)).part(row_major([2]), 0, 2)
+        StoredTensor(row_major(2), torch.float32, (StoredChunk(0, 2, path, 0),)).part(row_major(2), 0, 2)
 
 
 def test_a_file_may_be_larger_than_the_memory(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_file_may_be_larger_than_the_memory(tmp_path: Path) -> None:
     header = json.dumps({"w": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()
     (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header)
     os.truncate(tmp_path / "x", 8 + len(header) + n)  # the rest is a hole, which needs no disk
-    assert read_header(tmp_path / "x")["w"].part(row_major([n]), n - 2, n).tolist() == [0, 0]
+    assert read_header(tmp_path / "x")["w"].part(row_major(n), n - 2, n).tolist() == [0, 0]
 
 
 def sgd_engine(stage: str = "zero3", model: nn.Module | None = None):

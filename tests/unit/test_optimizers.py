@@ -20,7 +20,7 @@ from zerobench.zero import MuonWithAdamW, NvmeOffload, initialize
 from zerobench.zero.layout import buckets, one_unit
 from zerobench.zero.low_bit import LEVELS, MOMENTS, AdamW8bit, AdamWBf16, round_stochastically
 from zerobench.zero.optim.muon import split
-from zerobench.zero.optim.segments import assign, cost_of
+from zerobench.zero.optim.segments import assign, muon_cost
 
 
 class Tiny(nn.Module):
@@ -40,11 +40,11 @@ def test_the_costliest_matrix_goes_first_to_the_rank_with_least() -> None:
     assert assign([1, 5, 3, 3], 2) == [0, 0, 1, 1]
     assert assign([7, 7, 7], 2) == [0, 1, 0]
     assert assign([4], 3) == [0], "ranks may own nothing"
-    costs = [cost_of(shape) for shape in ((64, 192), (64, 64), (64, 256), (256, 64)) for _ in range(12)]
+    costs = [muon_cost(shape) for shape in ((64, 192), (64, 64), (64, 256), (256, 64)) for _ in range(12)]
     loads = [sum(c for c, owner in zip(costs, assign(costs, 5), strict=True) if owner == rank) for rank in range(5)]
     assert max(loads) - min(loads) <= max(costs)
-    assert cost_of((7, 5, 3)) == 7 * cost_of((3, 5))
-    assert cost_of((3, 5)) == cost_of((5, 3)) == 4 * 9 * 5 + 2 * 27
+    assert muon_cost((7, 5, 3)) == 7 * muon_cost((3, 5))
+    assert muon_cost((3, 5)) == muon_cost((5, 3)) == 4 * 9 * 5 + 2 * 27
 
 
 def test_shards_of_owned_matrices_hold_them_whole_and_may_be_empty() -> None:
@@ -70,7 +70,7 @@ def test_theory_lays_out_the_same_shards(ranks: int) -> None:
     numbers = [i for i, shape in enumerate(shapes) if shape.matrix]
     owners = owners_of(shapes, ranks)
     assert sum(shape.matrices for shape in shapes) == 5 + 3
-    assert [owners[i] for i in numbers] == assign([cost_of(p.shape) for p in matrices], ranks)
+    assert [owners[i] for i in numbers] == assign([muon_cost(p.shape) for p in matrices], ranks)
     for bucket in (8, 300, 4096):
         runs = buckets([(i, shapes[i].numel) for i in numbers[::-1]], bucket, ranks, 16, owners)
         expected = theory.lay_out_buckets(shapes, numbers[::-1], ranks, bucket * 4)

@@ -17,7 +17,7 @@ from zerobench.zero.precision import (
     LossScaling,
     clip_coefficient,
     is_fused,
-    norm_of,
+    root_of_powers,
     sum_of_powers,
 )
 
@@ -31,7 +31,7 @@ def test_the_norm_of_several_tensors_is_torchs(norm_type: float) -> None:
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     gradients = [p.grad for p in parameters if p.grad is not None]
-    ours = norm_of(sum_of_powers(gradients, norm_type, CPU), norm_type)
+    ours = root_of_powers(sum_of_powers(gradients, norm_type, CPU), norm_type)
     theirs = nn.utils.get_total_norm([g.double() for g in gradients], norm_type)
     assert float(ours) == pytest.approx(float(theirs), rel=1e-12)
 

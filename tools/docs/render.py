@@ -40,7 +40,7 @@ def gigabytes(size: float) -> str:
 
 
 def function_of(source: str) -> str:
-    """Formats a source without its line, which any edit above it changes: "zero/arena.py in Heap.take"."""
+    """Formats a source without its line, which any edit above it changes: "zero/bucket.py in Heap.take"."""
     return re.sub(r":\d+(?= in )", "", source)
 
 

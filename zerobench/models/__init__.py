@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..data import arguments_of, call_of
+from ..data import arguments_of, shown_call
 from ..registry import DATA, MODELS, Builder
 from . import huggingface
 from .gpt import GPT
@@ -77,7 +77,7 @@ def loss_of(engine: Any, batch: Any, called: Called) -> torch.Tensor:
     inputs, named = arguments_of(batch)
 
     def terms() -> str:
-        call = f"model={called.model} is called as {call_of(batch)} with data={called.data}"
+        call = f"model={called.model} is called as {shown_call(batch)} with data={called.data}"
         return f"{call}, and must return the loss, a scalar tensor"
 
     try:

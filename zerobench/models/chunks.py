@@ -2,8 +2,7 @@
 fused kernels compute it.
 
 Head and MLP are recomputed in backward, a part at a time, so that tensors as wide as the vocabulary, or as the MLP's
-inner layer, never exist for all tokens. Values equal those of the whole up to rounding: gradients of weights are sums
-over the parts in another order, in the dtype of the weights.
+inner layer, never exist for all tokens. Gradients of weights are sums over the parts in another order.
 
 head and loss, T tokens, V words, n parts: 12·T·V bytes in fp32 (logits, log-probabilities, gradient) become 4·T·V/n
 x        (T, H), weight (V, H): kept for backward, with the logarithm of each row's sum of exponentials, (T,) fp32

@@ -16,14 +16,13 @@ from torch.nn import functional as F
 from ..zero.activations import policies
 from ..zero.modules import tiled_linear
 from .chunks import LossHead, in_chunks
-from .linears import InputsCut, OutputsCut, TensorAxis, add_adapters, base_of, initialize_adapter
+from .linears import InputsCut, OutputsCut, TensorAxis, add_adapters, base_linear, initialize_adapter
 
 
 class Block(nn.Module):
-    """Attention, then a four times wider MLP, each on the normalized residual stream.
-
-    With `tiles` above 1 each matrix of the MLP is cut into that many, along its outputs; with `mlp_chunks` above 1 the
-    MLP runs on that many parts of the sequence, and again on each in backward.
+    """Attention, then a four times wider MLP, each on the normalized residual stream. With `tiles` above 1 each matrix
+    of the MLP is cut into that many, along its outputs; with `mlp_chunks` above 1 the MLP runs on that many parts of
+    the sequence, and again on each in backward.
     """
 
     def __init__(self, hidden: int, heads: int, tiles: int = 1, mlp_chunks: int = 1) -> None:
@@ -99,8 +98,8 @@ class GPT(nn.Module):
         smaller = partial(tiled_linear.draw_weight, draw=smaller_normal)
         for block in self.blocks:  # GPT-2: the deeper the model, the smaller its residual projections start
             assert isinstance(block, Block)
-            yield base_of(block.attention_out), smaller
-            for part in tiled_linear.parts_of(base_of(block.mlp_out)):
+            yield base_linear(block.attention_out), smaller
+            for part in tiled_linear.parts_of(base_linear(block.mlp_out)):
                 yield part, smaller
         for module in self.modules():  # last, so that a seed gives the frozen part of a model with and without adapters
             yield module, initialize_adapter

@@ -34,9 +34,7 @@ trained in all three: the chosen experts are weighted by their probabilities.
 
 
 class Experts(nn.Module):
-    """`count` experts as two tensors, (E, H, F) and (E, F, H); None: one expert, (H, F) and (F, H), which is a unit of
-    ZeRO-3.
-    """
+    """`count` experts, (E, H, F) and (E, F, H); None: one, (H, F) and (F, H), which is a unit of ZeRO-3."""
 
     def __init__(self, count: int | None, hidden: int, inner: int) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ def initialize_adapter(module: nn.Module) -> None:
         nn.init.zeros_(module.lora_b)
 
 
-def base_of(linear: nn.Module) -> nn.Module:
+def base_linear(linear: nn.Module) -> nn.Module:
     """Returns the frozen part of a LoRALinear; for another module, the module itself."""
     return linear.base if isinstance(linear, LoRALinear) else linear
 
@@ -154,6 +154,5 @@ class InputsCut(nn.Module):
 
 
 def _part(whole: torch.Tensor, axis: TensorAxis, dim: int, parts: int = 1) -> nn.Parameter:
-    """Returns this rank's part of each of the `parts` of `whole` along `dim`, in its own memory."""
     own = whole.detach().unflatten(dim, (parts, axis.ranks, -1)).select(dim + 1, axis.index)
     return nn.Parameter(own.flatten(dim, dim + 1).clone(memory_format=torch.contiguous_format))

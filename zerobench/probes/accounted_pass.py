@@ -29,7 +29,7 @@ from .model_listener import ModelListener
 from .operator_stream import OperatorStream
 from .outside_dispatch import NewtonSchulz, threads_relayed
 from .probe import PassRecords, Probe
-from .source_lines import keepers_of
+from .source_lines import find_keepers
 from .traffic import SUMMED, Operation, TrafficMeter, backends_watched, is_of_step
 
 
@@ -144,7 +144,6 @@ class AccountedPass(Probe):
         self.meter.operations.clear()
 
     def _record_step(self) -> None:
-        """Adds a measured step, which has just ended, to the records."""
         self.ledger.end("step")
         self.allocator.end("step")
         size = sum(self.ledger.kept.values())
@@ -205,9 +204,7 @@ class AccountedPass(Probe):
         )  # fmt: skip
 
     def memory_rows(self, rank: int) -> list[MemoryRow]:
-        """Returns each phase's extremes, a row per category; on CUDA the allocator's next to them; then the extremes of
-        other tiers.
-        """
+        """Returns each phase's extremes by category, on CUDA with the allocator's; then other tiers'."""
         rows: list[MemoryRow] = []
         for phase, extremes in self.ledger.sums.extremes.items():
             seen = extremes.peak if self._cuda else self.ledger.sums.in_memory[phase]
@@ -234,7 +231,7 @@ class AccountedPass(Probe):
         if isinstance(self.ledger, ShapesOnly):
             states = [*rows_by_line(rank, "states", step.alive_states)]
         else:
-            keepers = keepers_of(self.ledger.record_of, {stored for by, stored, _ in self._grown if by > 0})
+            keepers = find_keepers(self.ledger.record_of, {stored for by, stored, _ in self._grown if by > 0})
         return [*rows_by_line(rank, "peak", step.alive), *rows_by_line(rank, "growth", self._grown, keepers), *states]
 
     def traffic_rows(self, rank: int) -> list[TrafficRow]:

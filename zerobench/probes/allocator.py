@@ -95,9 +95,7 @@ MEASURED_STEP = "zerobench.measured_step"
 
 
 def take_allocated(device: torch.device) -> tuple[str, Callable[[], Mapping[str, int]]]:
-    """Returns the source's name, and a function that returns the allocator's peaks by name since its last call. Call it
-    before the rank allocates its first tensor.
-    """
+    """Returns the source's name, and a function of the peaks since its last call. Call it before any tensor."""
     if device.type == "cuda":
         return CUDA, cuda_memory.take_phase
     hook = install_hook()
@@ -161,10 +159,9 @@ def install_hook() -> AllocatorHook | None:
 
 
 def hook_library() -> Path | None:
-    """Returns the compiled hook, from the cache or new; None without a compiler or if compiling fails. The
-    compiler is the one that `CXX` names, or else the first one found.
-
-    Several processes may compile concurrently: each writes a temporary file and renames it.
+    """Returns the compiled hook, from the cache or new; None without a compiler or if compiling fails. The compiler is
+    the one that `CXX` names, or else the first one found. Several processes may compile concurrently: each writes a
+    temporary file and renames it.
     """
     named = os.environ.get("CXX")
     compiler = next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)

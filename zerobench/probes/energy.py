@@ -83,9 +83,8 @@ def name_of(index: int) -> str:
 def read_figure(
     name: str, figure: str, *arguments: int, kind: type[ctypes.c_uint | ctypes.c_ulonglong] = ctypes.c_uint
 ) -> int | None:
-    """Returns the value of nvmlDeviceGet`figure` for a GPU; None if NVML does not report it.
-
-    `name`: a UUID or an index. `arguments`: those between the GPU and the result. `kind`: the type of the result.
+    """Returns the value of nvmlDeviceGet`figure` for a GPU; None if NVML does not report it. `name`: a UUID or an
+    index. `arguments`: those between the GPU and the result. `kind`: the type of the result.
     """
     handle, value = ctypes.c_void_p(), kind()
     try:

@@ -35,23 +35,7 @@ import torch
 from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..records import STATES, EventRow
-from ..records.long_rows import (
-    BIRTH,
-    COMPUTE,
-    FREE,
-    LABEL,
-    LATE,
-    LAUNCH,
-    LIVE,
-    MODULE,
-    MODULE_END,
-    MOVE,
-    ORDER,
-    PHASE,
-    UPDATE,
-    WAIT,
-)
+from ..records import STATES, EventRow, long_rows
 from ..zero import labels
 from ..zero.modules.wrapping import tensors_that_require_grad
 from .intervals import ASIDE, Event, Interval, IntervalReplay, StorageRecord
@@ -73,10 +57,7 @@ LAUNCHES = (
 
 @contextmanager
 def works_watched(launched: Callable[[], int | None], waited: Callable[[int], None]) -> Iterator[None]:
-    """Calls `waited(operation)` when the first wait for each work has returned.
-
-    `launched`: returns the number of the operation launched last on this thread, or None.
-    """
+    """Calls `waited(operation)` after each work's first wait. `launched()`: this thread's last operation."""
     c10d: Any = torch._C._distributed_c10d
     works: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # weak: a work that lives on may keep its tensors alive
 
@@ -163,7 +144,7 @@ class EventLog(labels.Observer):
             "elements": operation.elements * times, "control": operation.control,
         }  # fmt: skip
         if kind in LINK_ENDS:
-            self.note(MOVE, source, name=operation.unit, collective=kind, tier=LINK_ENDS[kind], **facts)
+            self.note(long_rows.MOVE, source, name=operation.unit, collective=kind, tier=LINK_ENDS[kind], **facts)
             return
         if operation.collective:
             self._launched = labels.current_operation()
@@ -173,7 +154,8 @@ class EventLog(labels.Observer):
         unit = unit or ("" if operation.unit.startswith(THREAD) else operation.unit)
         self._unit_of[self._launched] = unit
         self.note(
-            LAUNCH, source, operation=self._launched, unit=unit, calls=times, collective=operation.collective or kind,
+            long_rows.LAUNCH, source, operation=self._launched, unit=unit, calls=times,
+            collective=operation.collective or kind,
             group_size=operation.group_size, group=operation.group, wire_bytes=operation.wire_bytes * times,
             between_bytes=operation.between_bytes * times, stride=operation.stride, stream=self.stream(),
             **facts,
@@ -202,11 +184,11 @@ class EventLog(labels.Observer):
 
     def module_begins(self, name: str, operator: str = "forward") -> None:
         """Records that a module's forward begins, also in a recomputation, or its backward."""
-        self.note(MODULE, name=name, operator=operator)
+        self.note(long_rows.MODULE, name=name, operator=operator)
 
     def module_ends(self, name: str, output: object) -> None:
         """Records that a module's forward has ended; its backward begins with the first gradient of its output."""
-        self.note(MODULE_END, name=name, operator="forward")
+        self.note(long_rows.MODULE_END, name=name, operator="forward")
         tensors = [tensor for tensor in tensors_that_require_grad(output) if tensor.grad_fn is not None]
         if tensors and torch.is_grad_enabled():
             register_multi_grad_hook(tensors, lambda _: self.module_begins(name, "backward"), mode="any")
@@ -220,7 +202,7 @@ class EventLog(labels.Observer):
             for part in parts_of(parameter.detach()) if parameter.grad is not None else ():
                 stored = self.ledger.record_of(part)
                 sizes[stored.first_name if stored is not None else "", self.ledger.tier_of(part)] += part.nbytes
-        self.note(UPDATE, self.ledger.lines.here(), by_label=sizes)
+        self.note(long_rows.UPDATE, self.ledger.lines.here(), by_label=sizes)
 
     # -- events from the engine ------------------------------------------------------------------------
 
@@ -234,12 +216,12 @@ class EventLog(labels.Observer):
         sizes: Counter[tuple[str, str]] = Counter()
         for part in parts:
             sizes[part.unit_name, part.tier] += part.tensor.nbytes
-        self.note(UPDATE, self.ledger.lines.here(), by_unit=sizes)
+        self.note(long_rows.UPDATE, self.ledger.lines.here(), by_unit=sizes)
 
     def on_wait(self, operation: int) -> None:
         """Records that a wait for a collective has returned."""
         unit = self._unit_of.pop(operation, "")
-        self.note(WAIT, self.ledger.lines.here(), operation=operation, unit=unit, stream=self.stream())
+        self.note(long_rows.WAIT, self.ledger.lines.here(), operation=operation, unit=unit, stream=self.stream())
 
 
 @contextmanager
@@ -271,11 +253,11 @@ def event_rows(rank: int, interval: Interval, of_storages: bool = True) -> list[
     number = -1
     waiting: list[EventRow] = []
     for row in rows:
-        if row.kind == PHASE and row.name == "forward":
+        if row.kind == long_rows.PHASE and row.name == "forward":
             number += 1
             for earlier in waiting:
                 earlier.micro_batch = number
-        if row.kind == PHASE:
+        if row.kind == long_rows.PHASE:
             waiting = []
         row.micro_batch = max(number, 0)
         waiting += [row] if row.phase == FIRST_PHASE else []
@@ -295,7 +277,7 @@ class _EventWriter:
         self._phase = ""
         self._index, self._seconds = 0, 0.0
         self._launches: dict[int, dict[str, Any]] = {}
-        self._orders = any(event.kind == COMPUTE for event in interval.log)
+        self._orders = any(event.kind == long_rows.COMPUTE for event in interval.log)
         units = {name for event in interval.log for name, _ in event.facts.get("by_unit", ())}
         units |= {event.facts.get("unit", "") for event in interval.log if not event.facts.get("control")}
         self._units = sorted(units - {"", ROOT}, key=len, reverse=True)
@@ -307,7 +289,7 @@ class _EventWriter:
         for stored, size in self._interval.sizes.items() if self._of_storages else ():
             self._shown[stored] = size, self._interval.categories[stored]
             if size:
-                yield self._of_storage(LIVE, stored, self._interval.began, *self._shown[stored])
+                yield self._of_storage(long_rows.LIVE, stored, self._interval.began, *self._shown[stored])
         self._phase = ""
         for event in self._interval.log:
             yield from self._without_storage(event) if event.kind else self._change(event)
@@ -325,12 +307,11 @@ class _EventWriter:
             for changed in sorted(self._aside, key=self._growth):
                 yield from self._settle(changed, event.at, "")
             self._aside.clear()
-            yield self._row(PHASE, event.at, name=event.phase)
+            yield self._row(long_rows.PHASE, event.at, name=event.phase)
         if stored is not None:
             yield from self._settle(stored, event.at, event.source)
 
     def _growth(self, stored: StorageRecord) -> int:
-        """Returns the bytes that a storage has gained since its last row."""
         return self._replay.now(stored)[0] - self._shown.get(stored, (0, ""))[0]
 
     def _settle(self, stored: StorageRecord, at: float, source: str) -> Iterator[EventRow]:
@@ -338,36 +319,38 @@ class _EventWriter:
         now, then = self._replay.now(stored), self._shown.get(stored)
         size, category = then or (0, now[1])
         if category != now[1]:
-            yield self._of_storage(LABEL, stored, at, size, now[1], previous=category)
+            yield self._of_storage(long_rows.LABEL, stored, at, size, now[1], previous=category)
         if now[0] > size:
-            yield self._of_storage(BIRTH, stored, at, now[0] - size, now[1], source)
+            yield self._of_storage(long_rows.BIRTH, stored, at, now[0] - size, now[1], source)
         elif now[0] < size:
-            yield self._of_storage(FREE, stored, at, size - now[0], now[1], source)
+            yield self._of_storage(long_rows.FREE, stored, at, size - now[0], now[1], source)
         self._shown[stored] = now
 
     def _without_storage(self, event: Event) -> Iterator[EventRow]:
         """Yields an event without a storage; of the harness's own, only a thread's traffic for the step."""
-        if event.phase == ASIDE and event.kind not in (LAUNCH, MOVE):
+        if event.phase == ASIDE and event.kind not in (long_rows.LAUNCH, long_rows.MOVE):
             return
         phase = self._phase if event.phase == ASIDE else event.phase
         common = {"module": event.module, "source": event.source, "phase": phase}
-        if event.kind == UPDATE:  # one per unit and tier, and one for parameters in no unit
+        if event.kind == long_rows.UPDATE:  # one per unit and tier, and one for parameters in no unit
             sums = Counter(event.facts.get("by_unit", {}))
             for (name, tier), size in event.facts.get("by_label", {}).items():
                 sums[self._unit_of(name) or self._rest, tier] += size
             for (unit, tier), size in sums.items():
-                yield self._row(UPDATE, event.at, event.phase, source=event.source, unit=unit, tier=tier, bytes=size)
-        elif event.kind != WAIT:
+                yield self._row(
+                    long_rows.UPDATE, event.at, event.phase, source=event.source, unit=unit, tier=tier, bytes=size
+                )
+        elif event.kind != long_rows.WAIT:
             facts = dict(event.facts)
-            if event.kind == LAUNCH:
+            if event.kind == long_rows.LAUNCH:
                 facts["operation"] = self._operations.setdefault(facts["operation"], len(self._operations))
                 self._launches[event.facts["operation"]] = {key: facts[key] for key in SAME}
             yield self._row(event.kind, event.at, **common, **facts)
         elif (same := self._launches.pop(event.facts["operation"], None)) is not None:
-            yield self._row(WAIT, event.at, **common, **same, stream=event.facts.get("stream", 0))
+            yield self._row(long_rows.WAIT, event.at, **common, **same, stream=event.facts.get("stream", 0))
         elif self._orders:  # of the step before, which only predictions of time ask for
             stream, unit = event.facts.get("stream", 0), event.facts.get("unit", "")
-            yield self._row(ORDER, event.at, **common, operator=LATE, unit=unit, stream=stream)
+            yield self._row(long_rows.ORDER, event.at, **common, operator=long_rows.LATE, unit=unit, stream=stream)
 
     def _of_storage(
         self, kind: str, stored: StorageRecord, at: float, size: int, category: str, source: str = "",

@@ -45,9 +45,8 @@ class StorageRecord:
 
 class Event(NamedTuple):
     """A change: `stored` grew by `grown` bytes (if freed, by minus its size), or moved to another category, or a phase
-    began. `source`: the line that ran, if the step is kept event by event.
-
-    With a `kind` it changes nothing: a collective, a module, a unit, an update. `facts`: column values of its row.
+    began. `source`: the line that ran, if the step is kept event by event. With a `kind` it changes nothing: a
+    collective, a module, a unit, an update. `facts`: column values of its row.
     """
 
     phase: str
@@ -119,9 +118,7 @@ class Extremes:
 
 
 def thin_out(instants: list[Instant], most: int) -> list[Instant]:
-    """Reduces a timeline to about `most` instants: the one with the largest sum of each stretch, and the first of each
-    phase.
-    """
+    """Reduces a timeline to about `most` instants: each stretch's largest, and the first of each phase."""
     width = max(1, -(-len(instants) // most))
     kept = []
     for start in range(0, len(instants), width):
@@ -293,9 +290,8 @@ def rows_by_line(
     keepers: Mapping[StorageRecord, str] | None = None,
 ) -> Iterator[LineRow]:  # fmt: skip
     """Yields a row per line of code, module and category, the largest first; `storages`: size, storage, category.
-    `keepers`: the objects that keep storages alive.
-
-    Storages that no module made have a row per label: parameters would otherwise be one row, with the first one's name.
+    `keepers`: the objects that keep storages alive. Storages that no module made have a row per label: parameters would
+    otherwise be one row, with the first one's name.
     """
     groups: dict[tuple[str, str, str, str], list[tuple[int, StorageRecord]]] = {}
     for size, stored, category in storages:

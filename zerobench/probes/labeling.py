@@ -13,9 +13,7 @@ from ..zero import labels
 
 
 def holds_others(types: Iterable[type]) -> bool:
-    """Returns True if an operator has a tensor that contains others as an argument, and is then dispatched again on its
-    contents.
-    """
+    """Returns True if an argument contains other tensors: the operator is dispatched again on them."""
     return any(map(_flattens, types))
 
 

@@ -54,9 +54,7 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class LedgerLog(Protocol):
-    """Notified of marks for torch's profiler (event_log.py). `of_storages`: whether events of storages need the line
-    that ran.
-    """
+    """Notified of a profiler's marks (event_log.py). `of_storages`: their events need the line that ran."""
 
     of_storages: bool
 
@@ -308,9 +306,7 @@ class Ledger(GraphMode, labels.Observer):
             self.history.step = interval
 
     def _interval(self) -> Interval:
-        """Returns the interval with the storages' first categories in it, as currently known: a first label applies
-        from birth, and a label that comes after the interval does not count.
-        """
+        """Returns the interval with its storages' first categories: a first label applies from birth."""
         categories = {stored: stored.category for stored in self._at_begin}
         categories |= {event.stored: event.stored.category for event in self.events if event.stored is not None}
         for event in reversed(self.events):

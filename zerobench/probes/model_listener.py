@@ -27,10 +27,7 @@ from .probe import EventOrder
 
 
 class ModelListener:
-    """Labels parameters and gradients of a model, and records the order of a step's modules and gradients.
-
-    `log`: notified of modules, if a table of events is requested.
-    """
+    """Labels a model's parameters and gradients; records the order of modules and gradients, in `log` too."""
 
     def __init__(self, ledger: Ledger, log: EventLog | None) -> None:
         self._ledger, self._log = ledger, log

@@ -142,7 +142,6 @@ class OperatorStream(GraphMode):
         )  # fmt: skip
 
     def _number(self, thing: Any) -> int:
-        """Returns the number of a stream or an event."""
         if id(thing) not in self._numbers:
             self._numbers[id(thing)] = len(self._numbers)
             self._kept.append(thing)  # its id stays its own

@@ -23,13 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..fake.compiler import GraphMode
 from ..zero import labels
-from ..zero.optim.segments import cost_of
+from ..zero.optim.segments import muon_cost
 
 
 class Relay(GraphMode):
-    """Passes another thread's operators to mode number `index`, which was entered in its own thread, while it exists in
-    `modes`.
-    """
+    """Passes another thread's operators to mode number `index`, while it exists in `modes`."""
 
     def __init__(self, modes: list[TorchDispatchMode], index: int) -> None:
         super().__init__()
@@ -107,5 +105,5 @@ class NewtonSchulz:
 
     def _count(self, grad: torch.Tensor, coefficients: Any, steps: int, eps: float) -> torch.Tensor:
         self.calls += 1
-        self.flops += steps * cost_of(grad.shape)
+        self.flops += steps * muon_cost(grad.shape)
         return self._counted(grad, coefficients, steps, eps)

@@ -143,7 +143,7 @@ def read_step(
     return StepResult(loss.item(), norm, float(loss_scale), bool(skipped), squares)
 
 
-def scale_of(engine: Engine) -> torch.Tensor | float:
+def current_scale(engine: Engine) -> torch.Tensor | float:
     """Returns the factor of an engine's next loss; a copy, because it changes in place."""
     scale = engine.scaler.scale
     return scale.clone() if isinstance(scale, torch.Tensor) else scale

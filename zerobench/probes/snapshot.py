@@ -314,9 +314,7 @@ def take(device: torch.device, history: History | None) -> dict[str, Any] | None
 
 
 def write(folder: Path | None, rank: int, taken: dict[str, Any] | None) -> None:
-    """Writes a snapshot into a run's folder, if both exist and this machine has access; the file gets its name once it
-    is complete.
-    """
+    """Writes a snapshot into a run's folder that is present here; it gets its name once it is complete."""
     if taken is None or folder is None or not folder.is_dir():
         return
     target = folder / FOLDER / f"rank{rank}.pickle"

@@ -62,9 +62,8 @@ class SourceLines:
         self._of_node: dict[int, str] = {}
 
     def see_operator(self) -> None:
-        """Records the line of the dispatched operator, if autograd has made a node for it.
-
-        The node is made before its operator is dispatched, so the first operator after it belongs to it.
+        """Records the line of the dispatched operator, if autograd has made a node for it. The node is made before its
+        operator is dispatched, so the first operator after it belongs to it.
         """
         if torch.is_grad_enabled() and (number := torch._C._autograd._get_sequence_nr() - 1) not in self._of_node:
             self._of_node[number] = self.here()
@@ -95,9 +94,8 @@ class SourceLines:
 
 @cache
 def shown_path(filename: str) -> str | None:
-    """Returns a file's path for display, or None for files of torch, the standard library and the instruments.
-
-    Below the working directory it is relative to that, in an installed package to the folder of packages.
+    """Returns a file's path for display, or None for files of torch, the standard library and the instruments. Below
+    the working directory it is relative to that, in an installed package to the folder of packages.
     """
     if filename.startswith("<") and not filename.startswith(("<ipython", "<stdin")):
         return None
@@ -131,7 +129,7 @@ def living_tensors() -> Iterator[torch.Tensor]:
                 yield candidate
 
 
-def keepers_of(
+def find_keepers(
     record_of: Callable[[torch.Tensor], StorageRecord | None], grown: set[StorageRecord]
 ) -> dict[StorageRecord, str]:
     """Returns storage -> its keeper, as "the list losses (train.py:12)". `grown`: the storages that are asked for."""
@@ -139,7 +137,7 @@ def keepers_of(
     with_graph = ""
     for tensor in list(living_tensors()) if grown else ():
         stored = record_of(tensor) if tensor.layout == torch.strided else None
-        if stored in grown and stored is not None and stored not in keepers and (keeper := _keeper_of(tensor)):
+        if stored in grown and stored is not None and stored not in keepers and (keeper := _keeper(tensor)):
             keepers[stored] = keeper
             with_graph = with_graph or (keeper if tensor.grad_fn is not None else "")
     if with_graph:
@@ -147,18 +145,18 @@ def keepers_of(
     return keepers
 
 
-def _keeper_of(tensor: torch.Tensor) -> str:
+def _keeper(tensor: torch.Tensor) -> str:
     """Names the container that holds a tensor, directly or in a tuple; empty if it has no name."""
     for referrer in gc.get_referrers(tensor):
         for holder in gc.get_referrers(referrer) if isinstance(referrer, tuple) else [referrer]:
-            if isinstance(holder, CONTAINERS) and (named := _name_of(holder)):
+            if isinstance(holder, CONTAINERS) and (named := _container_name(holder)):
                 name, file = named
                 line = _line_that_adds(name.rpartition(".")[2], file)
                 return f"the {type(holder).__name__} {name}" + (f" ({line})" if line else "")
     return ""
 
 
-def _name_of(container: Any) -> tuple[str, str] | None:
+def _container_name(container: Any) -> tuple[str, str] | None:
     """Returns a container's name, "losses" or "Logger.losses", and the file where it has it."""
     for frame in _frames():
         for names in (frame.f_locals, frame.f_globals):

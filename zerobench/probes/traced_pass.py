@@ -154,9 +154,8 @@ class TracedPass(TimedPass):
                 torch.cuda.synchronize()
 
     def records(self, rank: int, folder: Path) -> PassRecords:
-        """Returns the times of the measured steps from the trace, with "communication" and "exposed".
-
-        Writes rank 0's trace to traces/rank0.json.gz in the run's `folder`; the others' are read and dropped.
+        """Returns the times of the measured steps from the trace, with "communication" and "exposed". Writes rank 0's
+        trace to traces/rank0.json.gz in the run's `folder`; the others' are read and dropped.
         """
         if self._profile is not None:
             with nullcontext(folder / FOLDER) if rank == 0 else tempfile.TemporaryDirectory(dir=folder) as parent:

@@ -73,9 +73,7 @@ SILENT = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_te
 
 
 class OperatorRule(NamedTuple):
-    """The accounting of one operator: its full tensor, its factors for n ranks, and the category of its volume if it
-    has no label.
-    """
+    """One operator: its full tensor, factors for n ranks, and the category of unlabeled volume."""
 
     full: Callable[[tuple[Any, ...]], list[torch.Tensor]]
     kind: str = "other"
@@ -121,9 +119,7 @@ RAW = {name.removesuffix("_"): name for name in RULES if name.endswith("_") or n
 
 
 def gloo_factor(operator: str) -> int:
-    """Returns gloo's bytes for an operator relative to the ring optimum: torch's reduce-scatter on gloo is a clone and
-    an all-reduce.
-    """
+    """Returns gloo's bytes over the ring optimum: its reduce-scatter is a clone and an all-reduce."""
     return 2 if "reduce_scatter" in operator else 1
 
 
@@ -201,9 +197,7 @@ class TrafficMeter(GraphMode, labels.Observer):
         return out
 
     def _note_copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Records a copy between tiers: torch casts at the source, so that the transferred data has the destination's
-        dtype.
-        """
+        """Records a copy between tiers: torch casts at the source, so its dtype is the destination's."""
         kind = LINKS.get((self._tier_of(source), self._tier_of(target)))
         if kind is not None and source.numel():
             # a batch or a flag: not data that the engine transfers between tiers
@@ -231,7 +225,7 @@ class TrafficMeter(GraphMode, labels.Observer):
         ranks = dist.get_process_group_ranks(group)
         stride = min((following - here for here, following in pairwise(ranks)), default=1)
         for outside, times in self._shares_between(group, args[2] if name == "send" else None).items():
-            self._count(name, rule, args, group.size(), outside, times, group.group_name, stride, self._axis_of(ranks))
+            self._count(name, rule, args, group.size(), outside, times, group.group_name, stride, self._axis(ranks))
 
     def _count(
         self, name: str, rule: OperatorRule | None, args: tuple[Any, ...], n: int, outside: float = 0.0, times: int = 1,
@@ -266,18 +260,14 @@ class TrafficMeter(GraphMode, labels.Observer):
         return Relay([self], 0)
 
     def _named(self) -> tuple[str, str]:
-        """Returns the collective and unit from the labels of the main thread and the engine's threads; operations of
-        other threads have none.
-        """
+        """Returns collective and unit of the main thread's and the engine's threads' labels; others have none."""
         if threading.get_ident() == self._home or isinstance(threading.current_thread(), labels.EngineThread):
             return labels.current_collective()
         return "", f"{THREAD}{threading.current_thread().name}"
 
     @staticmethod
     def _is_control(collective: str, unit: str, tensors: list[torch.Tensor], payload: int) -> bool:
-        """Returns True for control traffic: buffers of any size; otherwise, if small, traffic labeled as control and
-        unlabeled integers.
-        """
+        """Returns True for buffers, and if small for traffic labeled as control and unlabeled integers."""
         flags = any(not t.is_floating_point() for t in tensors) and not collective
         labeled = collective == "control"
         return (labeled and unit == labels.BUFFERS) or ((labeled or flags) and payload <= CONTROL_MOST_BYTES)
@@ -300,9 +290,9 @@ class TrafficMeter(GraphMode, labels.Observer):
 
     def within_model(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Returns True for a collective among ranks that share a model."""
-        return self._axis_of(dist.get_process_group_ranks(self._group(func, args))) == TENSOR_AXIS
+        return self._axis(dist.get_process_group_ranks(self._group(func, args))) == TENSOR_AXIS
 
-    def _axis_of(self, ranks: list[int]) -> str:
+    def _axis(self, ranks: list[int]) -> str:
         inside = len(ranks) > 1 and ranks[0] // self.model_ranks == ranks[-1] // self.model_ranks
         return TENSOR_AXIS if inside else DATA_AXIS
 

@@ -35,7 +35,16 @@ from ..zero.layout import MemoryOrder, Segment
 from ..zero.optim.one_pass import OnePass
 from ..zero.optim.segments import owned_by, owners_of, set_aside, swap_parameters
 from ..zero.optim.step_by_tiles import ONE_PASS, TILE_BYTES, TileBuffers, update_tiles
-from ..zero.precision import HALF, GradientScaling, LossScaling, Share, flat_of, norm_of, sum_of_powers, tiles_of
+from ..zero.precision import (
+    HALF,
+    GradientScaling,
+    LossScaling,
+    Share,
+    cut_in_tiles,
+    flattened,
+    root_of_powers,
+    sum_of_powers,
+)
 from ..zero.units.unit import align_numel
 from .engine import PeerEngine, options_of
 
@@ -145,7 +154,7 @@ class MasterDdpEngine(DdpEngine):
         self.scaler = self._scaling.scaler
         self._orders = {p: MemoryOrder.of(p) for p in self._parameters}
         named = {p: name for name, p in module.named_parameters()}
-        self._masters = [_master_of(named[p], p, order) for p, order in self._orders.items()]
+        self._masters = [_new_master(named[p], p, order) for p, order in self._orders.items()]
         device = self._parameters[0].device
         in_one_pass, tile_bytes = tile_bytes == ONE_PASS, tile_bytes or TILE_BYTES[device.type]
         align = align_numel(optimizer, 4)  # so that shares are updated as the whole is (zero/layout.py says why)
@@ -154,18 +163,18 @@ class MasterDdpEngine(DdpEngine):
         shares = [
             share
             for i, p in enumerate(self._parameters)
-            for share in self._shares_of(
+            for share in self._parameter_shares(
                 i, None if p in owned else self._masters[i].numel() if in_one_pass else max_numel
             )
         ]
         index = {p: i for i, p in enumerate(self._parameters)}
         segments: Any = shares  # of one rank
         swap_parameters(optimizer, set_aside(optimizer, optimizer.param_groups), index, segments, self._orders)
-        self._tiles = tiles_of(shares, max_numel)
+        self._tiles = cut_in_tiles(shares, max_numel)
         self._buffers = TileBuffers(self._tiles)
         self._one_pass = OnePass.of(optimizer, shares, device) if in_one_pass else None
 
-    def _shares_of(self, i: int, max_numel: int | None) -> Iterator[ParameterShare]:
+    def _parameter_shares(self, i: int, max_numel: int | None) -> Iterator[ParameterShare]:
         """Yields a parameter's shares; with `max_numel` None one share, whole, in the parameter's shape."""
         parameter, master = self._parameters[i], self._masters[i]
         if max_numel is None:
@@ -185,9 +194,8 @@ class MasterDdpEngine(DdpEngine):
         return self._scaling.clip(max_norm, norm_type)
 
     def step(self) -> None:
-        """Makes one update of the masters, and from them of the parameters; consumes the gradients.
-
-        With loss scaling it is skipped if gradients overflowed: they are equal on all ranks, and so is the decision.
+        """Makes one update of the masters, and from them of the parameters; consumes the gradients. With loss scaling
+        it is skipped if gradients overflowed: they are equal on all ranks, and so is the decision.
         """
         with self._scaling.judging(self.optimizer) as skips:
             if not skips:
@@ -208,11 +216,10 @@ class MasterDdpEngine(DdpEngine):
 
     @contextmanager
     def _rounded(self, tile: Sequence[ParameterShare]) -> Iterator[None]:
-        """Rounds the masters of a tile to its parameters at the end."""
         yield
         for share in tile:
             if (rounded := share.rounded) is not None:
-                rounded.copy_(flat_of(share.tensor))
+                rounded.copy_(flattened(share.tensor))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._scaling.forget()
@@ -220,12 +227,12 @@ class MasterDdpEngine(DdpEngine):
 
     def _norm(self, norm_type: float) -> torch.Tensor:
         if self._one_pass is not None and norm_type == 2:
-            return norm_of(self._one_pass.sum_of_squares(), norm_type)
+            return root_of_powers(self._one_pass.sum_of_squares(), norm_type)
         gradients = [order.flatten(p.grad) for p, order in self._orders.items() if p.grad is not None]
-        return norm_of(sum_of_powers(gradients, norm_type, self._parameters[0].device), norm_type)
+        return root_of_powers(sum_of_powers(gradients, norm_type, self._parameters[0].device), norm_type)
 
 
-def _master_of(name: str, parameter: nn.Parameter, order: MemoryOrder) -> torch.Tensor:
+def _new_master(name: str, parameter: nn.Parameter, order: MemoryOrder) -> torch.Tensor:
     """Returns (numel,): an fp32 copy of a half-precision parameter, a view of another one if it is dense."""
     flat = order.flatten(parameter.detach())
     return labels.label(flat.float(), labels.MASTER, name) if _has_master(parameter, order) else flat

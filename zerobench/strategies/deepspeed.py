@@ -88,7 +88,6 @@ class DeepspeedEngine(PeerEngine):
             self._engine.set_gradient_accumulation_boundary(True)
 
     def _label(self) -> None:
-        """Labels the tensors of DeepSpeed's optimizer by attribute, for the attributes that this version has."""
         for attribute, category in HELD.items():
             for tensor in _tensors_in(getattr(self.optimizer, attribute, None)):
                 labels.label(tensor, category, attribute)

@@ -131,10 +131,7 @@ def rebuilt(optimizer: optim.Optimizer, other: Callable[[nn.Parameter], torch.Te
 
 
 class AdaptedEngine(PeerEngine):
-    """A user's engine, completed by the optional parts listed in engine.py.
-
-    Raises TypeError for an engine that lacks a method. `clips`: the run clips gradients.
-    """
+    """A user's engine, completed (see above). Raises TypeError for a lacking method. `clips`: the run clips."""
 
     def __init__(
         self, spec: StrategySpec, engine: Any, module: nn.Module, optimizer: optim.Optimizer, clips: bool

@@ -35,9 +35,7 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Composition:
-    """The features that a strategy can be combined with. Policies for activations change the model, and can be combined
-    with every strategy.
-    """
+    """The features that a strategy can be combined with, besides policies for activations."""
 
     offload: tuple[str, ...] = ()
     """Model states that may leave the device: optimizer, gradients, parameters."""

@@ -59,7 +59,7 @@ def register_strategy(
         raise ValueError(f"{FUNCTION}: the name {name!r} is taken")
     if unknown := row.keys() - {column.name for column in fields(StrategySpec)}:
         raise ValueError(f"{FUNCTION}: {name}: {sorted(unknown)[0]} is no field of StrategySpec")
-    schema = _schema_of(name, build, options)
+    schema = _schema(name, build, options)
     spare = spare_look(crc32(name.encode()))
     row = {"look": spare._replace(color=color or spare.color), **row}
     _SPECS[name] = StrategySpec(name, build, schema, label=label or name, theory=theory, composes=composes, **row)
@@ -125,7 +125,7 @@ def user_source(name: str) -> bytes:
     return source_of(spec.build) if spec is not None and spec.of_user else b""
 
 
-def _schema_of(name: str, build: Build, options: type | None) -> type:
+def _schema(name: str, build: Build, options: type | None) -> type:
     """Returns a dataclass derived from StrategyOptions with the strategy's keys, including `name`."""
     if options is None:
         return options_of(FUNCTION, name, build, leading=2, filled=FILLED, base=StrategyOptions, identity="name")

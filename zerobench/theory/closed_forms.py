@@ -39,7 +39,7 @@ from dataclasses import asdict, dataclass, replace
 
 from .groups import GroupShape
 from .shapes import FULL, NOWHERE, OptimizerShape, ParameterShape, PrecisionShape, Schedule, TierShape
-from .strategy import StrategyShape, buffers_of, gathers_of, settle
+from .strategy import StrategyShape, buffers_of, gather_count, settle
 
 REST = "padding, counts and small parameters, less states unused or not yet made"
 """Remaining differences: parameters start and shards end at multiples of 64 bytes; an optimizer counts its steps; small
@@ -57,7 +57,6 @@ class Term:
 @dataclass(frozen=True)
 class Formula:
     """A closed form. `equation`: in ψ, N, K and the like; `numbers`: their values; `value`: in bytes or elements.
-
     `beyond`: the terms in flight; with them the value is the replay's prediction, to the byte.
     """
 
@@ -97,7 +96,6 @@ def from_json(text: str) -> dict[str, Formula]:
 @dataclass(frozen=True)
 class State:
     """One kind of model state. `size`: bytes over all parameters; `frozen`: the part that belongs to frozen parameters.
-
     `ranks`: number that it is divided among; None: each rank has all of it. `stays`: the fraction left on the device.
     """
 
@@ -249,7 +247,7 @@ def explained_volume(strategy: StrategyShape, schedule: Schedule, groups: GroupS
     r, expected = strategy.reductions(m), 1 if strategy.theory.has_buckets else 2 * m
     sizes: Counter[str] = Counter()
     for unit, buffer in buffers_of(strategy, schedule.shapes, groups.shard_ranks):
-        gathers = None if unit is None else m * gathers_of(strategy, schedule, unit)
+        gathers = None if unit is None else m * gather_count(strategy, schedule, unit)
         if not schedule.shapes[buffer.spans[0].parameter].trainable:
             sizes["frozen units"] += (gathers or 0) * buffer.padded_numel
             continue

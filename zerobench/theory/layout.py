@@ -29,7 +29,6 @@ class ParameterSpan:
 @dataclass(frozen=True)
 class FlatBuffer:
     """Parameters of one element size laid end to end, cut every `unit_numel` elements into units shared by N ranks.
-
     `tail`: elements kept free at the end. `align`: shards end at multiples of this many elements.
     """
 
@@ -109,7 +108,6 @@ class FlatBuffer:
 
 @lru_cache(maxsize=4096)  # a large model has few patterns, each of them once a layer
 def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, int, int, int, int]]:
-    """Segments of a pattern, as FlatBuffer.held returns them."""
     segments = []
     for number, (start, numel) in enumerate(pattern.units):
         low, high = (start + bound for bound in pattern.bounds(rank, numel))
@@ -160,7 +158,7 @@ def _lay_out_owned(shapes: Sequence[ParameterShape], indices: Sequence[int], wor
 _owners = lru_cache(maxsize=16)(owners_of)
 
 
-def buckets_of(shapes: Sequence[ParameterShape], world_size: int, bucket_bytes: int) -> list[FlatBuffer]:
+def bucket_buffers(shapes: Sequence[ParameterShape], world_size: int, bucket_bytes: int) -> list[FlatBuffer]:
     """Returns the buckets of all kinds in the order in which they are sent, that of each bucket's last gradient."""
     kinds = by_kind(shapes, trainable(shapes)[::-1])
     buffers = [buffer for kind in kinds for buffer in lay_out_buckets(shapes, kind, world_size, bucket_bytes)]
@@ -205,9 +203,7 @@ def _kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> tuple[int
 
 
 def slots_bytes(padded_bytes: int, world_size: int, own_bytes: int | None = None) -> int:
-    """Returns the bytes of a reduction's receive buffer: at most SLOTS pieces of a slice (zero/comm/gloo.py).
-    `own_bytes`: bytes of this rank's slice, if slices differ.
-    """
+    """Returns a reduction's receive buffer: at most SLOTS pieces of a slice. `own_bytes`: if slices differ."""
     part = padded_bytes // world_size if own_bytes is None else own_bytes
     pieces = -(-part // PIECE_BYTES) * (world_size - 1)
     return min(SLOTS, pieces) * min(PIECE_BYTES, part)

@@ -221,9 +221,8 @@ POOL_ALIGN_BYTES = 4096
 
 @dataclass(frozen=True)
 class TierShape:
-    """An offload. `medium`: host or nvme, None if nothing leaves; the other fields are those of a config's offload.
-
-    By default files are read and written past the page cache.
+    """An offload. `medium`: host or nvme, None if nothing leaves; the other fields are those of a config's offload. By
+    default files are read and written past the page cache.
     """
 
     medium: str | None = None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .layout import FlatBuffer, buckets_of, by_kind, by_unit, lay_out
+from .layout import FlatBuffer, bucket_buffers, by_kind, by_unit, lay_out
 from .shapes import NOWHERE, ROOT, ParameterShape, Schedule, TierShape
 
 AUTO = "auto"
@@ -22,10 +22,9 @@ ZERO, MEGATRON_CORE = "ZeRO, arXiv 1910.02054", "Megatron-core, dist_optimizer.m
 
 @dataclass(frozen=True)
 class StrategyTheory:
-    """A strategy's row in figure 1 of ZeRO (arXiv 1910.02054): which model states the ranks partition.
-
-    Partitioned parameters are in module units (P_os+g+p); else partitioned optimizer states are in buckets of
-    parameters; else everything is replicated.
+    """A strategy's row in figure 1 of ZeRO (arXiv 1910.02054): which model states the ranks partition. Partitioned
+    parameters are in module units (P_os+g+p); else partitioned optimizer states are in buckets of parameters; else
+    everything is replicated.
     """
 
     parameters: bool = False
@@ -145,14 +144,14 @@ def buffers_of(
     steps: a bucket, or small parameters. `strategy`: settled.
     """
     if strategy.theory.has_buckets:
-        yield from ((None, bucket) for bucket in buckets_of(shapes, shard_ranks, strategy.bucket_limit))
+        yield from ((None, bucket) for bucket in bucket_buffers(shapes, shard_ranks, strategy.bucket_limit))
     elif strategy.theory.parameters:
         small, units = by_unit(shapes, strategy.persistence_numel)
         for name, members in ((None, small), *units.items()):
             yield from ((name, lay_out(shapes, kind, shard_ranks)) for kind in by_kind(shapes, members))
 
 
-def gathers_of(strategy: StrategyShape, schedule: Schedule, name: str) -> int:
+def gather_count(strategy: StrategyShape, schedule: Schedule, name: str) -> int:
     """All-gathers of a unit in one micro-batch."""
     if name == ROOT:
         return 1 + (returns_of_root(schedule) if frees_root(strategy, schedule.shapes) else not strategy.keep_root)

@@ -10,15 +10,14 @@ Users' scripts, budgets and commands import it.
     watch.results.runs.peak_bytes
 
 watch.py is the object and its states, with callbacks for trainers; phases.py finds the phases of a step,
-held_tensors.py labels tensors that the loop already has, exchange.py collects the ranks' records, rows.py makes the
-tables.
+held_tensors.py labels tensors that the loop already has, rows.py collects the ranks' records and makes the tables.
 
-With `verify=` a watch also makes a certificate of the training: observed.py observes a rank, job_seen.py joins the
-ranks; judging.py and comparing.py judge; certificate.py has the expected training and the result.
+With `verify=` a watch also makes a certificate of the training: observed.py observes a rank; judging.py and
+comparing.py judge; certificate.py joins the ranks, and has the expected training and the result.
 """
 
 from .certificate import Certificate, CertificateError, ExpectedTraining
-from .exchange import WatchError
+from .rows import WatchError
 from .watch import Watch, lightning_callback, trainer_callback
 
 __all__ = [

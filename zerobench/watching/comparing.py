@@ -21,14 +21,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..records import CertificateRow
 from ..sweep.parity import TOLERANCES
-from .certificate import DIFFERENT, SAME, UNKNOWN, UNUSUAL
-from .job_seen import NARROW, JobSeen
+from .certificate import DIFFERENT, NARROW, SAME, UNKNOWN, UNUSUAL, JobSeen
 from .judging import shown_names, verdict_of
 from .observed import UPDATES, Deviation, ulps_between
 
@@ -55,8 +55,7 @@ EQUAL = "equal to the bit"
 AGREES = "gradients at the update and parameters after it agree, so that a later factor makes up for it"
 
 
-def _row(subject: str, finding: str, expected: str, why: str, verdict: str) -> CertificateRow:
-    return CertificateRow("reference", subject, finding, expected, why, verdict)
+_row = partial(CertificateRow, "reference")
 
 
 def compare_with_reference(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
@@ -162,9 +161,7 @@ def _changes(job: JobSeen, reference: JobSeen, step: int, at_update: bool) -> di
 def _series(
     subject: str, pairs: list[tuple[float, float]], bound: float, bounds: Bounds, agrees: bool
 ) -> tuple[CertificateRow, int | None]:
-    """Returns the row of a value of each step next to the reference's, and the first step that is out of `bound`.
-    `agrees`: gradients at the update and parameters do.
-    """
+    """Returns the row of values next to the reference's, and the first step out of `bound`."""
     offs = [relative(own, other) for own, other in pairs]
     first = next((step for step, off in enumerate(offs) if off > bound), None)
     finding, expected = (", ".join(f"{value:.6g}" for value in side) for side in zip(*pairs, strict=True))
@@ -202,7 +199,7 @@ def _values(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int) -> Ite
         yield _row("parameters", "not compared", "", why, UNKNOWN)
         return
     initial = {name: deviation for name, deviation in job.deviations(0).items() if deviation.off}
-    finding, why = worst_of(initial) if initial else EQUAL, "the same seed; rounded if the model is narrower"
+    finding, why = shown_worst(initial) if initial else EQUAL, "the same seed; rounded if the model is narrower"
     yield _row("initial values", finding, EQUAL, why, verdict_of(not initial))
 
     dtypes = [{seen.in_model for seen in side.parts.values()} for side in (job, reference)]
@@ -243,11 +240,11 @@ def _update_row(
     why = f"within {bounds.share:g} of the movement plus the eps of the masters, for {bounds.dtype}"
     if left_out:
         why += f"; not compared, as their gradients are rounding alone: {shown_names(left_out, 0)}"
-    finding = worst_of({name: compared[name] for name in over} or compared)
+    finding = shown_worst({name: compared[name] for name in over} or compared)
     return _row(subject, finding, "the reference's", why, verdict_of(not over))
 
 
-def worst_of(deviations: dict[str, Deviation]) -> str:
+def shown_worst(deviations: dict[str, Deviation]) -> str:
     """Returns the largest deviations with the names of their parameters as text."""
 
     def share(name: str) -> float:
@@ -285,7 +282,6 @@ def effect_of_option(job: JobSeen, other: JobSeen) -> CertificateRow:
     }
     changed = [name for name, read in values.items() if read(job) != read(other)]
     subject = f"effect of the option, against {other.name or other.strategy}"
-    if changed:
-        return CertificateRow("knob", subject, f"it changed {', '.join(changed)}", "a change", "it is declared", SAME)
     finding = "this option changed nothing: equal dtypes, bytes, collectives and losses"
-    return CertificateRow("knob", subject, finding, "a change", "it is declared", DIFFERENT)
+    finding = f"it changed {', '.join(changed)}" if changed else finding
+    return CertificateRow("knob", subject, finding, "a change", "it is declared", verdict_of(bool(changed)))

@@ -8,9 +8,8 @@ masters       tensors that an optimizer updates and that are not parameters of t
 states        an optimizer's tensors, by parameter
 the rest      every other live tensor: "made before the watch", so that no byte is missed
 
-A watch counts every tensor that is alive when it begins, so that no byte of its loop is missed. In a process that has
-done other work, this would make its figures depend on that work. Within `leave_out`, the tensors that are alive at its
-beginning are counted only if the loop uses them: as parameters, states, inputs or results of an operator.
+In a process that has done other work, figures would depend on that work: the tensors that are alive at the beginning of
+`leave_out` are counted only if the loop uses them, as parameters, states, inputs or results of an operator.
 
 A rank's part of a parameter is a named tensor and the same part of a whole tensor, whatever the engine:
 
@@ -67,11 +66,7 @@ def inner_model(model: Any) -> nn.Module:
 
 
 def called_model(model: Any) -> nn.Module:
-    """Returns the module whose call is the forward: a wrapper in WRAPPERS, even if the wrapped model was given, else
-    the model.
-
-    A trainer's callbacks receive the model, not the wrapper that the trainer calls.
-    """
+    """Returns the module whose call is the forward: its wrapper, which callbacks of trainers do not give."""
     called = model if isinstance(model, nn.Module) else inner_model(model)
     if not dist.is_initialized() or type(called).__name__ in WRAPPERS:
         return called
@@ -81,7 +76,7 @@ def called_model(model: Any) -> nn.Module:
     )
 
 
-def strategy_of(model: Any, optimizers: list[Any]) -> str:
+def strategy_name(model: Any, optimizers: list[Any]) -> str:
     """Names the strategy that the objects of a loop belong to, as in the table of strategies if it is there."""
     objects = (model, *optimizers)
     names = {type(held).__name__ for held in objects}
@@ -142,9 +137,7 @@ class HeldTensors:
         self._ledger.lines.silent = False
 
     def label_updated(self) -> None:
-        """Labels the tensors that optimizers update and keep: masters (which are not parameters), their gradients, and
-        states.
-        """
+        """Labels what optimizers update and keep: masters that are not parameters, gradients, states."""
         of_model = set(self._model.parameters())
         for optimizer in self._optimizers:
             for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
@@ -217,7 +210,7 @@ def plain_name(name: str) -> str:
     return name
 
 
-def numel_of(parameter: nn.Parameter) -> int:
+def full_numel(parameter: nn.Parameter) -> int:
     """Returns the elements of the whole parameter; DeepSpeed keeps an empty one and its size."""
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
@@ -232,26 +225,13 @@ def parts_of_engine(engine: Any) -> Iterator[UpdatedPart]:
     for updated in (segment for tile in engine.update.tiles for segment in tile):
         segment, parameter = updated.span, engine.trainable[updated.span.parameter]
         if updated.tensor.untyped_storage().nbytes():
-            cut = partial(_segment_of, engine.orders[parameter], segment.start, segment.stop)
+            cut = partial(_segment, engine.orders[parameter], segment.start, segment.stop)
             name = plain_name(engine.names[segment.parameter])
             yield UpdatedPart(name, updated.tensor, updated.tensor, parameter.dtype, cut)
 
 
-def _segment_of(order: MemoryOrder, start: int, stop: int, whole: torch.Tensor) -> torch.Tensor:
+def _segment(order: MemoryOrder, start: int, stop: int, whole: torch.Tensor) -> torch.Tensor:
     return order.flatten(whole)[start:stop]
-
-
-def gradients_of_engine(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the names and reduced gradients of an engine's segments, multiplied by the loss scale."""
-
-    def names() -> Iterator[str]:
-        for updated in (segment for tile in engine.update.tiles for segment in tile):
-            is_used = updated.span.parameter in engine.update.used
-            if is_used if updated.bucket.is_local else updated.bucket.is_reduced:
-                yield plain_name(engine.names[updated.span.parameter])
-
-    for gradient, name in zip(engine.reduced_gradients(), names(), strict=True):
-        yield name, gradient
 
 
 def held_by(optimizer: optim.Optimizer) -> list[torch.Tensor]:

@@ -28,8 +28,8 @@ from .certificate import (
     UNKNOWN,
     UNUSUAL,
     ExpectedTraining,
+    JobSeen,
 )
-from .job_seen import JobSeen
 from .observed import UPDATES, PartSeen
 
 WIDE = "float32 or wider"
@@ -62,7 +62,11 @@ def judge(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -
     """Yields the checks of a loop by itself. `reference`: its dtypes and optimizers are expected, if any."""
     yield from _dtypes(job, expected, reference)
     yield from _optimizers(job, expected, reference)
-    yield from _updates(job, reference)
+    if any(name in job.sizes for name in job.parts):
+        yield from _grouped("update", "updates", {name: _updated(job, name, reference) for name in job.sizes})
+    else:
+        why = "the optimizer's tensors are not the model's parameters, and their names are unknown"
+        yield CertificateRow("update", "updates", "tensors without names", "", why, UNKNOWN)
     yield from _finite(job)
     yield from _schedules(job)
     yield from _accumulation(job, expected)
@@ -133,13 +137,7 @@ def _dtypes(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None)
 
     # Norms, losses and embeddings may compute in another dtype than matrices.
     wanted_dtype, dtypes, why = expected.computes, ", ".join(job.computes) or "nothing was seen", DECLARED
-    others = {
-        name: size
-        for dtype, sizes in job.computes.items()
-        if dtype != wanted_dtype
-        for name, size in sizes.items()
-        if size
-    }
+    others = {n: s for dtype, sizes in job.computes.items() if dtype != wanted_dtype for n, s in sizes.items() if s}
     if not wanted_dtype or not job.computes or (wanted_dtype in job.computes and not others):
         yield declared_row("dtypes", "modules compute", dtypes, wanted_dtype if job.computes else "", is_so=True)
     else:
@@ -158,7 +156,6 @@ def _dtypes(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None)
 
 
 def _expected_dtype(kind: str, value: str, declared: str, reference: str, seen: PartSeen) -> tuple[str, str, str]:
-    """Returns expectation, reason and verdict."""
     if declared:
         return declared, DECLARED, verdict_of(value == declared)
     if kind in ("masters", "moments") and reference:
@@ -174,20 +171,12 @@ def _expected_dtype(kind: str, value: str, declared: str, reference: str, seen: 
 def _optimizers(job: JobSeen, expected: ExpectedTraining, reference: JobSeen | None) -> Iterator[CertificateRow]:
     findings: dict[str, Finding] = {}
     for name, seen in job.parts.items():
-        declared, why = expected.optimizer_of(name), DECLARED
+        declared, why = expected.optimizer_class(name), DECLARED
         if not declared and reference is not None and name in reference.parts:
             declared, why = reference.parts[name].optimizer, "the reference has it"
         verdict = verdict_of(seen.optimizer == declared) if declared else UNKNOWN
         findings[name] = (seen.optimizer, declared, why if declared else NOTHING_EXPECTED, verdict, "")
     yield from _grouped("update", "class of the optimizer", findings)
-
-
-def _updates(job: JobSeen, reference: JobSeen | None) -> Iterator[CertificateRow]:
-    if any(name in job.sizes for name in job.parts):
-        yield from _grouped("update", "updates", {name: _updated(job, name, reference) for name in job.sizes})
-    else:
-        why = "the optimizer's tensors are not the model's parameters, and their names are unknown"
-        yield CertificateRow("update", "updates", "tensors without names", "", why, UNKNOWN)
 
 
 def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
@@ -298,9 +287,7 @@ def _accumulation(job: JobSeen, expected: ExpectedTraining) -> Iterator[Certific
     shown = ", ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
     if other := next((number for number, own in enumerate(by_rank) if own != counts), 0):
         shown += f" on rank 0, {', '.join(map(str, by_rank[other]))} on rank {other}"
-        why = (
-            "gradients are means over the ranks: a rank with fewer weighs more, unless losses are sums over all tokens"
-        )
+        why = "gradients are means over the ranks: one with fewer weighs more, unless losses are sums over all tokens"
         verdict = DIFFERENT if wanted else UNUSUAL
         yield CertificateRow("accumulation", subject, shown, "equal on all ranks", why, verdict)
         return
@@ -387,31 +374,29 @@ def _values(job: JobSeen) -> CertificateRow:
     off = [[name for name in job.unequal("values", step) if name not in own] for step in range(job.steps + 1)]
     bits = f"checksums of the bits at the beginning and after each of {job.steps} steps"
     is_replicated = job.strategy in REPLICATED
-    keeps = f"{job.strategy} keeps them equal: {bits}"
+    keeps, wanted, verdict = f"{job.strategy} keeps them equal: {bits}", "equal", UNUSUAL
     if not any(off):
-        if is_replicated:
-            return CertificateRow("partition", subject, "equal", "equal", keeps, SAME)
-        return CertificateRow("partition", subject, "equal", "", bits, UNKNOWN)
+        wanted, why, verdict = ("equal", keeps, SAME) if is_replicated else ("", bits, UNKNOWN)
+        return CertificateRow("partition", subject, "equal", wanted, why, verdict)
     first = next(step for step, unequal in enumerate(off) if unequal)
     since = f"step {first}" if first else "the beginning"
     finding = f"they differ in {shown_names(off[-1] or off[first], len(names))} from {since} on"
-    if not is_replicated:
-        if first > 0 and off[-1]:
-            why = f"they were equal at the beginning: {bits}"
-        elif job.reduces_by_hand:
-            why = f"the loop reduces their gradients: {bits}"
-        else:
-            why = "ranks of a plain loop may have different parts"
-            return CertificateRow("partition", subject, finding, "", why, UNKNOWN)
-        return CertificateRow("partition", subject, finding, "equal", why, UNUSUAL)
-    if _averages(off) or job.ranks[0].has_hook:
-        why = "a hook of DDP reduces" if job.ranks[0].has_hook else "they are equal again later: are they averaged?"
-        return CertificateRow("partition", subject, finding, "equal", f"{why}; {bits}", UNUSUAL)
-    return CertificateRow("partition", subject, finding, "equal", keeps, DIFFERENT)
+    if is_replicated and job.ranks[0].has_hook:
+        why = f"a hook of DDP reduces; {bits}"
+    elif is_replicated and _averages(off):
+        why = f"they are equal again later: are they averaged?; {bits}"
+    elif is_replicated:
+        why, verdict = keeps, DIFFERENT
+    elif first > 0 and off[-1]:
+        why = f"they were equal at the beginning: {bits}"
+    elif job.reduces_by_hand:
+        why = f"the loop reduces their gradients: {bits}"
+    else:
+        wanted, why, verdict = "", "ranks of a plain loop may have different parts", UNKNOWN
+    return CertificateRow("partition", subject, finding, wanted, why, verdict)
 
 
 def _averages(off: list[list[str]]) -> bool:
-    """Returns True if values that differed are equal again after a later step."""
     return any(before and not after for before, after in pairwise(off))
 
 
@@ -430,16 +415,16 @@ def _buffers(job: JobSeen) -> Iterator[CertificateRow]:
     if not names:
         return
     off = [name for name in job.unequal("buffers", job.steps) if name not in own]
-    subject = f"buffers {shown_names(names, len(names))} on all ranks"
-    finding = f"they differ in {shown_names(off, len(names))}"
+    subject, wanted, verdict = f"buffers {shown_names(names, len(names))} on all ranks", "", UNKNOWN
+    finding = f"they differ in {shown_names(off, len(names))}" if off else "equal"
     if not off:
-        yield CertificateRow("partition", subject, "equal", "", "checksums of the bits after the last step", UNKNOWN)
+        why = "checksums of the bits after the last step"
     elif job.ranks[0].syncs_buffers if job.strategy != "plain" else not job.reduces_by_hand:
         why = "DDP and our engines send rank 0's before each forward; each rank's forward changes them again"
-        yield CertificateRow("partition", subject, finding, "", why, UNKNOWN)
     else:
         why = "each rank has statistics of its own samples, and a checkpoint has rank 0's"
-        yield CertificateRow("partition", subject, finding, "equal", why, UNUSUAL)
+        wanted, verdict = "equal", UNUSUAL
+    yield CertificateRow("partition", subject, finding, wanted, why, verdict)
 
 
 def _reductions(job: JobSeen, expected: ExpectedTraining) -> CertificateRow:
@@ -456,10 +441,8 @@ def _reductions(job: JobSeen, expected: ExpectedTraining) -> CertificateRow:
         why = "DDP reduces each gradient at least once per update"
         if not rank.wrapper_calls:
             why = "the DDP wrapper was not called, only the module in it: its gradients are not reduced"
-        verdict = UNUSUAL if rank.has_hook or _averages(off) else DIFFERENT
-        return CertificateRow(
-            "accumulation", subject, f"{min(sums):.2g} times in a step", "at least once", why, verdict
-        )
+        verdict, finding = UNUSUAL if rank.has_hook or _averages(off) else DIFFERENT, f"{min(sums):.2g} times in a step"
+        return CertificateRow("accumulation", subject, finding, "at least once", why, verdict)
     if number is None:
         return declared_row("accumulation", subject, finding, "", False)
     is_so = all(abs(count - number) < REDUCED for count in sums)
@@ -470,7 +453,6 @@ def _reductions(job: JobSeen, expected: ExpectedTraining) -> CertificateRow:
 
 
 def _rates(job: JobSeen) -> Iterator[CertificateRow]:
-    """Yields the check that a parameter has one learning rate on all ranks."""
     rates = [{name: seen.rates for name, seen in rank.parts.items() if seen.elements} for rank in job.ranks]
     first = {name: own for rank in reversed(rates) for name, own in rank.items()}
     off = [name for name, own in first.items() if any(rank.get(name, own) != own for rank in rates)]
@@ -483,10 +465,9 @@ def _data(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
     losses = [tuple(step.loss for step in rank.steps[: job.steps]) for rank in job.ranks]
     is_seen = all(any(loss) and all(map(math.isfinite, loss)) for loss in losses)
     is_equal = is_seen and len(set(losses)) < len(losses)
+    subject = "losses of the ranks"
     if expected.data and not is_seen:
-        yield CertificateRow(
-            "data", "losses of the ranks", "none seen", "distinct", "no loss is a finite number", UNKNOWN
-        )
+        yield CertificateRow("data", subject, "none seen", "distinct", "no loss is a finite number", UNKNOWN)
     elif expected.data or (is_equal and job.strategy in DATA_PARALLEL):
         finding = "equal to the bit in every step on several ranks" if is_equal else "distinct"
         why = DECLARED if expected.data else f"{NOTHING_EXPECTED}; have these ranks the same samples?"
@@ -497,7 +478,7 @@ def _data(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:
         )
         if is_close and not is_equal:
             finding, why, verdict = "distinct by rounding alone", "the same samples in another order?", UNUSUAL
-        yield CertificateRow("data", "losses of the ranks", finding, "distinct", why, verdict)
+        yield CertificateRow("data", subject, finding, "distinct", why, verdict)
 
 
 def _copies(job: JobSeen, expected: ExpectedTraining) -> CertificateRow:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..probes.labeling import parts_of
 from ..probes.ledger import Ledger
 from ..probes.traffic import Operation, TrafficMeter, is_of_step
-from ..zero.precision import sum_of_powers
+from ..zero.precision import dtype_name, sum_of_powers
 from . import held_tensors
 from .held_tensors import UpdatedPart
 from .phases import WatchHook, replaced
@@ -111,9 +111,7 @@ class StepSeen:
 
 @dataclass
 class Deviation:
-    """A part's values after an update compared with the reference's: sums of squares of their difference, of the
-    reference's movement since the beginning and of its values; the largest difference in units in the last place.
-    """
+    """Sums of squares: of own - reference, of its movement since the beginning, of its values; largest ULP."""
 
     off: float
     update: float
@@ -172,12 +170,6 @@ class FirstUpdates:
     values: list[dict[str, torch.Tensor]] = field(default_factory=list)
     noise: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def keep(self, number: int, name: str, tensor: torch.Tensor) -> None:
-        """Keeps a copy of a parameter after update `number`."""
-        while len(self.values) <= number:
-            self.values.append({})
-        self.values[number][name] = _copied(tensor)
-
     def keep_noise(self, name: str, gradient: torch.Tensor) -> None:
         """Notes the noise in a gradient."""
         size = gradient.detach().float().abs()
@@ -188,9 +180,7 @@ class FirstUpdates:
         self.noise[name] = _copied(is_noise)
 
     def of_part(self, part: UpdatedPart, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Returns a part's initial values, those after update `number`, and which elements are noise, (numel,) each;
-        None if they are unknown.
-        """
+        """Returns a part's initial values, those after update `number`, and its noise, (numel,) each; or None."""
         if number >= len(self.values) or part.name not in self.values[number]:
             return None
         first, now = self.values[0][part.name], self.values[number][part.name]
@@ -247,14 +237,12 @@ class TrainingObserver:
         self._optimizers: list[optim.Optimizer] = []
         self._modules: dict[nn.Module, str] = {}
         self.values = FirstUpdates()
-        sizes = {name: held_tensors.numel_of(p) for p, name in self._names.items()}
+        sizes = {name: held_tensors.full_numel(p) for p, name in self._names.items()}
         self.seen = RankSeen(sizes=sizes, frozen=[n for p, n in self._all.items() if not p.requires_grad])
 
     @contextmanager
     def observing(self, wrapper: Any) -> Iterator[None]:
-        """Observes the dtypes in which modules compute, scalers and schedulers, in its block. `wrapper`: DDP's, or
-        the model itself.
-        """
+        """Observes computing dtypes, scalers and schedulers. `wrapper`: DDP's, or the model itself."""
         seen = self.seen
         seen.own = list(getattr(self._model, "_ddp_params_and_buffers_to_ignore", ()))
         seen.is_ddp = isinstance(wrapper, DistributedDataParallel)
@@ -285,7 +273,7 @@ class TrainingObserver:
         if torch.is_grad_enabled():  # an evaluation may compute in another dtype
             weight = getattr(module, "weight", None) if type(module).__name__ in UNITS else None
             size = weight.numel() if isinstance(weight, torch.Tensor) else 0
-            self.seen.computes.setdefault(shown_dtype(output.dtype), {})[name] = size
+            self.seen.computes.setdefault(dtype_name(output.dtype), {})[name] = size
 
     @contextmanager
     def _scheduling(self, scheduler: Any, *_args: Any, **_named: Any) -> Iterator[None]:
@@ -329,29 +317,29 @@ class TrainingObserver:
     @_guarded
     def on_engine_step(self) -> None:
         """Called when the step of one of our engines begins, before it clips in the step itself."""
-        if self._engine is None or self._engine_seen:
+        engine = self._engine
+        if engine is None or self._engine_seen:
             return
         self._engine_seen = True
         dtypes: dict[str, torch.dtype] = {}
 
         def gradients() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, gradient in held_tensors.gradients_of_engine(self._engine):
+            for segment, gradient in engine.reduced_segments():
+                name = held_tensors.plain_name(engine.names[segment.span.parameter])
                 dtypes[name] = gradient.dtype
                 yield name, gradient
 
         with _unseen():
-            self._step.scale = self._engine.loss_scale
+            self._step.scale = engine.loss_scale
             squares = self._squares(gradients())
-            self._step.at_update = scaled(squares, float(self._engine.update.scaling.pending))
+            self._step.at_update = scaled(squares, float(engine.update.scaling.pending))
             self._step.before = scaled(squares, 1 / self._step.scale)
-            for part in held_tensors.parts_of_engine(self._engine):
-                self._observe(part, self._engine.optimizer, dtypes.get(part.name), "")
+            for part in held_tensors.parts_of_engine(engine):
+                self._observe(part, engine.optimizer, dtypes.get(part.name), "")
 
     @_guarded
     def on_update(self, optimizer: optim.Optimizer, closure: str = "") -> None:
-        """Called when an optimizer's step begins. `closure`: "before" a closure that may make the gradients, and again
-        "after" each call of it.
-        """
+        """Called when an optimizer's step begins; `closure`: "before" one that makes gradients, "after" each call."""
         wrapped = held_tensors.torch_optimizers([optimizer])
         if self._engine is not None or any(inner is not optimizer for inner in wrapped):
             return  # a wrapper: the optimizer inside of it steps, too
@@ -364,32 +352,29 @@ class TrainingObserver:
             self._optimizers.append(optimizer)
         if closure != "before":
             with _unseen():
-                self._observe_update(optimizer)
-
-    def _observe_update(self, optimizer: optim.Optimizer) -> None:
-        updated = list(held_tensors.parts_of_optimizer(optimizer, self._all))
-        scale = getattr(optimizer, "grad_scale", None)  # of a fused update, which unscales and skips by itself
-        self._overflows |= bool(getattr(optimizer, "found_inf", None))
-        squares = self._squares((part.name, part.key.grad) for part in updated)
-        for part in updated:
-            gradient = None if part.key.grad is None else next(parts_of(part.key.grad))
-            if self._keeps and gradient is not None and self._number <= UPDATES:
-                self.values.keep_noise(part.name, gradient)
-            line = "" if gradient is None else self._line_of(gradient)
-            self._observe(part, optimizer, None if gradient is None else gradient.dtype, line)
-            seen = self.seen.parts[part.name]
-            square = squares.get(part.name, [0.0])[0]
-            seen.lost += part.name in self._left and not square
-            # without a backward in this step, the gradient may be that of the last step
-            earlier = self._got if self._step.before or part.name in self._got else self._last
-            before, updates, call = earlier.get(part.name, (math.nan, 0, 0))
-            is_same = square == before != 0 and call != self._calls
-            self._got[part.name] = (square, updates + 1 if is_same else max(1, updates), self._calls)
-            if gradient is not None and seen.gradients > 1 and not seen.changes and seen.rates:
-                seen.reach = _reach(part.tensor, gradient, optimizer, seen.rates[-1])
-        self._left -= {part.name for part in updated}
-        self._has_backward = False
-        self._step.at_update |= squares if scale is None else scaled(squares, 1 / float(scale))
+                updated = list(held_tensors.parts_of_optimizer(optimizer, self._all))
+                scale = getattr(optimizer, "grad_scale", None)  # of a fused update, which unscales and skips by itself
+                self._overflows |= bool(getattr(optimizer, "found_inf", None))
+                squares = self._squares((part.name, part.key.grad) for part in updated)
+                for part in updated:
+                    gradient = None if part.key.grad is None else next(parts_of(part.key.grad))
+                    if self._keeps and gradient is not None and self._number <= UPDATES:
+                        self.values.keep_noise(part.name, gradient)
+                    line = "" if gradient is None else self._source(gradient)
+                    self._observe(part, optimizer, None if gradient is None else gradient.dtype, line)
+                    seen = self.seen.parts[part.name]
+                    square = squares.get(part.name, [0.0])[0]
+                    seen.lost += part.name in self._left and not square
+                    # without a backward in this step, the gradient may be that of the last step
+                    earlier = self._got if self._step.before or part.name in self._got else self._last
+                    before, updates, call = earlier.get(part.name, (math.nan, 0, 0))
+                    is_same = square == before != 0 and call != self._calls
+                    self._got[part.name] = (square, updates + 1 if is_same else max(1, updates), self._calls)
+                    if gradient is not None and seen.gradients > 1 and not seen.changes and seen.rates:
+                        seen.reach = _reach(part.tensor, gradient, optimizer, seen.rates[-1])
+                self._left -= {part.name for part in updated}
+                self._has_backward = False
+                self._step.at_update |= squares if scale is None else scaled(squares, 1 / float(scale))
 
     @contextmanager
     def scaling(self, scaler: torch.amp.GradScaler, *_args: Any, **_named: Any) -> Iterator[None]:
@@ -452,8 +437,8 @@ class TrainingObserver:
             self._compare(part, 0)
         self._parts[id(part.key)] = part
         seen.is_copy = self._engine is None and part.key not in self._names
-        seen.in_model, seen.master = shown_dtype(part.in_model), shown_dtype(part.tensor.dtype)
-        seen.lines.setdefault("masters", self._line_of(part.tensor))
+        seen.in_model, seen.master = dtype_name(part.in_model), dtype_name(part.tensor.dtype)
+        seen.lines.setdefault("masters", self._source(part.tensor))
         seen.optimizer, seen.is_torchs = type(optimizer).__name__, type(optimizer).__module__.startswith("torch.optim")
         for group in optimizer.param_groups:
             lr = group.get("lr")  # some optimizers of the user's own have none, or not a number
@@ -461,7 +446,7 @@ class TrainingObserver:
                 seen.rates.append(abs(float(lr)))
                 break
         if gradient is not None:
-            seen.gradient = shown_dtype(gradient)
+            seen.gradient = dtype_name(gradient)
             seen.lines |= {"gradients": source} if source else {}
             seen.gradients += part.name not in self._got
             if self._engine is not None:
@@ -488,23 +473,20 @@ class TrainingObserver:
                 seen.changes += name in changed
                 seen.updates.append(0 if self._step.skipped else self._got.get(name, (0.0, 0, 0))[1])
             self._observe_states()
-            self._observe_held()
+            now = {held_tensors.plain_name(name): p for name, p in self._model.named_parameters()}
+            whole = {name: p for p, name in self._all.items() if self._engine is None and _is_whole(p)}
+            self.seen.replaced = [name for name, p in whole.items() if now.get(name, p) is not p]
+            optimizers = self._given + self._optimizers
+            held = {
+                part.name for optimizer in optimizers for part in held_tensors.parts_of_optimizer(optimizer, self._all)
+            }
+            if self._engine is not None:
+                held |= {self._names[p] for p in self._engine.trainable if p in self._names}
+            self.seen.held = [name for name in self.seen.sizes if name in held]
         self._keep_checksums()
 
-    def _observe_held(self) -> None:
-        now = {held_tensors.plain_name(name): p for name, p in self._model.named_parameters()}
-        whole = {name: p for p, name in self._all.items() if self._engine is None and _is_whole(p)}
-        self.seen.replaced = [name for name, p in whole.items() if now.get(name, p) is not p]
-        optimizers = self._given + self._optimizers
-        held = {part.name for optimizer in optimizers for part in held_tensors.parts_of_optimizer(optimizer, self._all)}
-        if self._engine is not None:
-            held |= {self._names[p] for p in self._engine.trainable if p in self._names}
-        self.seen.held = [name for name in self.seen.sizes if name in held]
-
     def _keep_checksums(self) -> None:
-        """Keeps the checksums of whole parameters and buffers: those that other ranks have, those that are frozen or
-        have masters, and the initial buffers.
-        """
+        """Keeps checksums of whole parameters (of one rank only frozen ones and masters') and buffers."""
         named = {} if self._engine is not None else {name: p.detach() for p, name in self._all.items()}
         if self._ranks == 1:
             kept_alone = {*self.seen.frozen, *(name for name, seen in self.seen.parts.items() if seen.is_copy)}
@@ -525,14 +507,14 @@ class TrainingObserver:
                     continue
                 moments = {n: v for n, v in state.items() if isinstance(v, torch.Tensor) and v.dim() and n != "step"}
                 seen, local = self.seen.parts[part.name], [next(parts_of(value)) for value in moments.values()]
-                seen.moments |= {n: shown_dtype(v.dtype) for n, v in moments.items()}
+                seen.moments |= {n: dtype_name(v.dtype) for n, v in moments.items()}
                 if local:
-                    seen.lines["moments"] = self._line_of(local[0])
+                    seen.lines["moments"] = self._source(local[0])
                 sizes[part.name] += max((tensor.numel() for tensor in local), default=0)
         for name, size in sizes.items():
             self.seen.parts[name].moment_elements = size
 
-    def _line_of(self, tensor: torch.Tensor) -> str:
+    def _source(self, tensor: torch.Tensor) -> str:
         record = self._ledger.record_of(tensor)
         return "" if record is None else record.source
 
@@ -552,12 +534,12 @@ class TrainingObserver:
 
     def _compare(self, part: UpdatedPart, number: int) -> None:
         if self._keeps:
-            self.values.keep(number, part.name, part.tensor)
+            self.values.values += [{} for _ in range(len(self.values.values), number + 1)]
+            self.values.values[number][part.name] = _copied(part.tensor)
         reference = None if self._reference is None else self._reference.of_part(part, number)
         if reference is None:
             return
-        while len(self.seen.deviations) <= number:
-            self.seen.deviations.append({})
+        self.seen.deviations += [{} for _ in range(len(self.seen.deviations), number + 1)]
         first, now, noise = reference
         own, rounded = part.tensor.detach().cpu().reshape(-1), first.to(part.in_model)
         if number == 0:
@@ -612,11 +594,6 @@ def _reach(tensor: torch.Tensor, gradient: torch.Tensor, optimizer: optim.Optimi
 def scaled(squares: Squares, factor: float) -> Squares:
     """Returns the squares of gradients that are multiplied by `factor`."""
     return {name: [total * factor**2, number] for name, (total, number) in squares.items()}
-
-
-def shown_dtype(dtype: torch.dtype) -> str:
-    """Returns a dtype as text, as in tables of traffic: "bfloat16"."""
-    return str(dtype).removeprefix("torch.")
 
 
 def ulps_between(own: torch.Tensor, other: torch.Tensor) -> int:

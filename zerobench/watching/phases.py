@@ -152,9 +152,7 @@ class Phases(AbstractContextManager["Phases"]):
 
 
 def replaced(owner: Any, name: str, context: Callable[..., AbstractContextManager[Any]]) -> Callable[[], None]:
-    """Makes a method run within the `context` of its arguments; returns a function that undoes this, unless the method
-    has been replaced again.
-    """
+    """Runs a method within the `context` of its arguments; returns what undoes this, if it is still in place."""
     own, method = vars(owner).get(name), getattr(owner, name)
 
     def replacement(*args: Any, **kwargs: Any) -> Any:
@@ -184,9 +182,7 @@ def inside_compiled() -> bool:
 
 
 def is_engine(candidate: Any) -> bool:
-    """Returns True for an object with a step that is neither a torch optimizer nor a wrapper of one; a module must have
-    a backward, too.
-    """
+    """Returns True for an object with a step that is no optimizer; a module must have a backward, too."""
     methods = ("step", "backward") if isinstance(candidate, nn.Module) else ("step",)
     return not isinstance(candidate, optim.Optimizer) and all(callable(getattr(candidate, m, None)) for m in methods)
 

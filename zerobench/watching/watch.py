@@ -34,14 +34,13 @@ from ..probes.snapshot import write as write_snapshot
 from ..records import CertificateRow
 from ..results.tables import Results
 from . import held_tensors, rows
-from .certificate import FIRST, UNKNOWN, Certificate, ExpectedTraining
+from .certificate import FIRST, UNKNOWN, Certificate, ExpectedTraining, JobSeen
 from .comparing import compare_with_reference, effect_of_option
-from .exchange import WatchedWorld, WatchError
 from .held_tensors import HeldTensors, is_ours
-from .job_seen import JobSeen
 from .judging import judge
 from .observed import FirstUpdates, RankSeen, TrainingObserver
 from .phases import Phases, inside_compiled, is_engine, on_step
+from .rows import WatchedWorld, WatchError
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
 
@@ -333,10 +332,7 @@ class Watch:
 
 
 class Verifying:
-    """The certificate of one watch, in the making: the expected training, and the certificates to compare with.
-
-    Raises FileNotFoundError for a folder without a certificate, ValueError if it is damaged or has no values.
-    """
+    """One certificate in the making. Raises FileNotFoundError for a reference without one, ValueError if damaged."""
 
     def __init__(self, verify: Literal[True] | Certificate | str | Path | ExpectedTraining) -> None:
         if isinstance(verify, ExpectedTraining):

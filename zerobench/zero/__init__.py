@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn, optim
 
-from .comm.out_of_step import launches_of
+from .comm.out_of_step import compared_launches
 from .comm.zeropp import Zeropp, connect_zeropp
 from .modules.guards import check_gradients, check_ignored, check_memory, check_module, check_units, mark
 from .modules.wrapping import in_normal_mode
@@ -38,9 +38,7 @@ from .strategy import Strategy
 
 
 class StreamedStage1(Stage2):
-    """ZeRO-1 that offloads gradients as they are reduced (offload/cpu.py, offload/nvme.py): at most one full bucket of
-    gradients is live, as under stage 2.
-    """
+    """ZeRO-1 that offloads gradients as they are reduced: at most one full bucket is live, as under stage 2."""
 
     stage = 1
 
@@ -74,14 +72,9 @@ __all__ = [
 
 @in_normal_mode
 def initialize(
-    model: nn.Module,
-    optimizer: optim.Optimizer,
-    strategy: str = "zero2",
-    *,
-    group: dist.ProcessGroup | None = None,
-    mode: str = "own",
-    **options: Any,
-) -> Strategy:
+    model: nn.Module, optimizer: optim.Optimizer, strategy: str = "zero2", *, group: dist.ProcessGroup | None = None,
+    mode: str = "own", **options: Any,
+) -> Strategy:  # fmt: skip
     """Puts `model` and `optimizer` under a ZeRO stage and returns the engine. Collective over the group.
 
     `optimizer`: an elementwise torch.optim optimizer over `model.parameters()`, MuonWithAdamW, or one whose groups say
@@ -100,7 +93,7 @@ def initialize(
     moves_frozen = strategy == "zero3"
     device, chosen = _checked(model, optimizer, strategy, mode, spelled_out(options), moves_frozen)
     comm = connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp)
-    comm.launches = launches_of(comm)
+    comm.launches = compared_launches(comm)
     check_states(optimizer, comm)
     kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
     engine = kinds[strategy](model, optimizer, comm, chosen)

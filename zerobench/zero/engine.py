@@ -13,7 +13,6 @@ from . import labels
 from .comm.base import Comm
 from .layout import MemoryOrder
 from .offload.placement import Placement
-from .optim.delayed_update import UpdateSchedule
 from .optim.segments import OptimizerSegment
 from .optim.update import Update
 from .units.unit import Unit
@@ -38,22 +37,18 @@ class ShardedEngine:
     units: list[Unit]
     placement: Placement
     update: Update
-    schedule: UpdateSchedule
     steps: int
 
     # -- the events, which a stage defines -------------------------------------------------------------
 
     def adopt(self) -> None:
         """Builds `self.units` from the parameters and fills them with rank 0's values."""
-        raise NotImplementedError
 
     def adopt_unfrozen(self, numbers: Sequence[int]) -> None:
         """Adds units to the end of `self.units` for the trainable parameters of these numbers, which were frozen."""
-        raise NotImplementedError
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         """Keeps this rank's part of `values`, the whole values of `parameter`, in any dtype and on any device."""
-        raise NotImplementedError
 
     def read(self, parameter: nn.Parameter) -> torch.Tensor:
         """Returns a copy of the whole values of `parameter`; collective."""
@@ -69,15 +64,12 @@ class ShardedEngine:
 
     def check_own_weights(self, what: str) -> None:
         """Raises RuntimeError inside `temporary_weights`."""
-        raise NotImplementedError
 
     def begin_backward(self) -> None:
         """Called before the first gradient of a backward."""
-        raise NotImplementedError
 
     def finish_backward(self) -> None:
         """Called when autograd has computed all gradients: reduces those that are left."""
-        raise NotImplementedError
 
     def abandon_backward(self) -> None:
         """Called when an exception has ended a backward."""
@@ -111,20 +103,15 @@ class ShardedEngine:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients that `step` has not consumed. `set_to_none` exists for compatibility with torch."""
-        raise NotImplementedError
 
     def after_load(self) -> None:
         """Refreshes the parameters after segments were overwritten."""
-        raise NotImplementedError
 
     def send_parameters(self) -> None:
         """Refreshes the parameters of all ranks after parameter shards were overwritten."""
-        raise NotImplementedError
 
     def close_forwards(self) -> None:
-        """Frees gathered parameters, without a look at what was written to them; no backward goes through an earlier
-        forward any more.
-        """
+        """Frees gathered parameters, whatever was written to them; earlier forwards have no backward any more."""
 
     # -- queries --------------------------------------------------------------------------------------
 
@@ -147,7 +134,6 @@ class ShardedEngine:
 
     def load_extra_state(self, extra: dict[str, Any]) -> None:
         """Restores the result of `extra_state`."""
-        raise NotImplementedError
 
     def names_in(self, unit: str) -> list[str]:
         """Names the trainable parameters of the unit of that name, for messages about its collectives."""

@@ -7,9 +7,9 @@ nothing. Probes register as observers. Without an observer every call costs one 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -49,19 +49,14 @@ class Updated(Protocol):
 
     tensor: torch.nn.Parameter
     tier: str
-
-    @property
-    def unit_name(self) -> str:
-        """The unit's name, or empty."""
+    unit_name: str
 
 
 class Observer:
     """Observer of labels; subclasses override the events that they need."""
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
-        """Records that `tensor`'s storage belongs to `category` from now on (from its allocation, if it had no label
-        before).
-        """
+        """Records that `tensor`'s storage belongs to `category`: from its allocation, if it is its first label."""
 
     def on_file(self, path: str, name: str, category: str, size: int) -> None:
         """Records that the file at `path` holds `size` bytes of `category` under `name`."""
@@ -85,6 +80,8 @@ class Observer:
 
 GATHERED, FREED = "unit_gathered", "unit_freed"
 """Kinds of unit events."""
+
+T = TypeVar("T")
 
 _observers: list[Observer] = []
 _collectives: list[tuple[str, str, int]] = []
@@ -110,34 +107,19 @@ def label(tensor: torch.Tensor, category: str, name: str = "", tier: str | None 
     return tensor
 
 
-def file(path: str, name: str, category: str, size: int) -> None:
-    """Reports to observers that the file at `path` holds `size` bytes of `category` under `name`."""
-    for observer in _observers:
-        observer.on_file(path, name, category, size)
+def _reporting(event: str) -> Callable[..., None]:
+    """Returns a function that reports an event to all observers, with the arguments of their method."""
+
+    def report(*facts: Any) -> None:
+        for observer in _observers:
+            getattr(observer, event)(*facts)
+
+    return report
 
 
-def transfer(kind: str, size: int, name: str = "") -> None:
-    """Reports to observers that `size` bytes were READ from a file or written (WRITE) to one. From any thread."""
-    for observer in _observers:
-        observer.on_transfer(kind, size, name)
-
-
-def unit(kind: str, name: str, size: int) -> None:
-    """Reports to observers that a unit's full parameters of `size` bytes are present (GATHERED), or freed (FREED)."""
-    for observer in _observers:
-        observer.on_unit(kind, name, size)
-
-
-def waited(operation: int) -> None:
-    """Reports to observers that a wait for the operation that `collective` gave this number has returned."""
-    for observer in _observers:
-        observer.on_wait(operation)
-
-
-def updates(parts: Sequence[Updated]) -> None:
-    """Reports to observers that an optimizer is about to update `parts`, which have gradients."""
-    for observer in _observers:
-        observer.on_update(parts)
+file, transfer, unit = _reporting("on_file"), _reporting("on_transfer"), _reporting("on_unit")
+waited, updates = _reporting("on_wait"), _reporting("on_update")
+"""Reports of the observers' events of these names; `transfer` from any thread."""
 
 
 def observed() -> bool:
@@ -157,13 +139,17 @@ def followed() -> Iterator[None]:
 
 
 @contextmanager
-def on_tier(tier: str) -> Iterator[None]:
-    """Attributes tensors made inside, in this thread, to `tier` unless labeled otherwise: an update's temporaries."""
-    _tiers.append(tier)
+def _pushed(stack: list[T], entry: T) -> Iterator[T]:
+    stack.append(entry)
     try:
-        yield
+        yield entry
     finally:
-        _tiers.pop()
+        stack.pop()
+
+
+def on_tier(tier: str) -> AbstractContextManager[object]:
+    """Attributes tensors made inside, in this thread, to `tier` unless labeled otherwise: an update's temporaries."""
+    return _pushed(_tiers, tier)
 
 
 def current_tier() -> str | None:
@@ -173,9 +159,8 @@ def current_tier() -> str | None:
 
 @contextmanager
 def collective(name: str, unit: str = "") -> Iterator[int]:
-    """Names the logical collective (and its unit) that the physical operations inside make up.
-
-    The name "control" marks traffic outside the volume: flags, buffers, start-up. Yields the operation's number.
+    """Names the logical collective (and its unit) that the physical operations inside make up. The name "control" marks
+    traffic outside the volume: flags, buffers, start-up. Yields the operation's number.
     """
     global _operations
     _operations += 1
@@ -186,14 +171,9 @@ def collective(name: str, unit: str = "") -> Iterator[int]:
         _collectives.pop()
 
 
-@contextmanager
-def standing_for(peers: Sequence[int], each: int = 1) -> Iterator[None]:
+def standing_for(peers: Sequence[int], each: int = 1) -> AbstractContextManager[object]:
     """Accounts a send inside as `each` sends to each of `peers`, ranks of its group: for a simulated world."""
-    _sends.append((peers, each))
-    try:
-        yield
-    finally:
-        _sends.pop()
+    return _pushed(_sends, (peers, each))
 
 
 def current_sends() -> tuple[Sequence[int], int]:

@@ -88,7 +88,6 @@ class Layout:
 
     @property
     def _end(self) -> int:
-        """The end of the last parameter: only padding follows."""
         return self.pieces[-1].offset + self.pieces[-1].numel if self.pieces else 0
 
     def bounds(self, rank: int) -> tuple[int, int]:
@@ -119,9 +118,7 @@ class Layout:
         return tuple((end, start - end) for end, start in zip(ends, starts, strict=True) if start > end)
 
     def segments(self, rank: int, max_numel: int | None = None) -> Iterator[Segment]:
-        """Yields the segments of `rank`'s shard, in the order of the pieces; those larger than `max_numel` elements are
-        split, unless owned.
-        """
+        """Yields the segments of `rank`'s shard, in order; those above `max_numel` are split, unless owned."""
         low, high = self.bounds(rank)
         max_numel = max_numel if self.sizes is None else None
         for piece in self.pieces:

@@ -45,7 +45,7 @@ def block_numel(optimizer: object) -> int:
     return int(getattr(optimizer, "block_numel", 1))
 
 
-def block_of(optimizer: optim.Optimizer, key: str) -> int:
+def state_block(optimizer: optim.Optimizer, key: str) -> int:
     """Elements of a parameter for each element of the state `key`: more than 1 for states in `per_block`."""
     return block_numel(optimizer) if key in getattr(optimizer, "per_block", ()) else 1
 
@@ -91,7 +91,7 @@ class LowBitAdamW(optim.Optimizer):
         kept = self.state[parameter]
         if not kept:
             kept["step"] = 0
-            sizes = {key: -(-numel // block_of(self, key)) for key in self.dtypes}
+            sizes = {key: -(-numel // state_block(self, key)) for key in self.dtypes}
             kept |= {
                 key: torch.zeros(sizes[key], dtype=dtype, device=parameter.device) for key, dtype in self.dtypes.items()
             }
@@ -100,7 +100,7 @@ class LowBitAdamW(optim.Optimizer):
         chunk = CHUNK_NUMEL[parameter.device.type]
         for start in range(0, numel, chunk):
             part = {
-                key: value[start // block_of(self, key) : -(-(start + chunk) // block_of(self, key))]
+                key: value[start // state_block(self, key) : -(-(start + chunk) // state_block(self, key))]
                 for key, value in kept.items()
                 if key in self.dtypes
             }
@@ -177,10 +177,9 @@ class AdamWBf16(LowBitAdamW):
 
 
 def round_stochastically(values: torch.Tensor, salt: int) -> torch.Tensor:
-    """Rounds fp32 values to one of their two bf16 neighbors, with a probability that makes the mean exact.
-
-    The random bits are a hash of the value's own bits and `salt`, independent of the value's position. Equal values are
-    rounded alike, and differently with another salt.
+    """Rounds fp32 values to one of their two bf16 neighbors, with a probability that makes the mean exact. The random
+    bits are a hash of the value's own bits and `salt`, independent of the value's position. Equal values are rounded
+    alike, and differently with another salt.
     """
     bits = values.view(torch.int32)
     noise = _hash(bits ^ _signed(salt * 0x9E3779B1))

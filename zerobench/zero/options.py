@@ -101,7 +101,7 @@ class Options:
     `device`             device of a model that was built on the meta device; default: the CPU
     `initial_dtype`      the dtype in which its values are drawn, before the cast to the parameters' own
     `initial_device`     the device on which they are drawn; default: the CPU, so that they do not depend on the device
-    `arena`              temporary gradients use slots that are allocated once: arena.py
+    `arena`              temporary gradients use slots that are allocated once: bucket.py
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
     `elementwise`        declares an optimizer from outside torch elementwise; it may use p.ndim, but not sizes: it
                          gets segments, which have their parameter's number of dimensions, all except the last of size 1
@@ -144,10 +144,8 @@ class Options:
         psi_bytes = sum(p.numel() * p.element_size() for p in trainable)
         return replace(self, bucket_bytes=automatic_bucket_bytes(psi_bytes, ranks))
 
-    def dtypes_of(self, parameter: torch.dtype, ranks: int) -> Dtypes:
-        """Returns the dtypes of a unit with parameters of this dtype. At world size 1 there is no communication, so no
-        wire dtype.
-        """
+    def dtypes_for(self, parameter: torch.dtype, ranks: int) -> Dtypes:
+        """Returns the dtypes of a unit with parameters of this dtype; one rank has no wire."""
         return Dtypes.of(parameter, self.gradient_dtype, self.wire_dtype if ranks > 1 else None)
 
     @property

@@ -196,10 +196,9 @@ class GradientScaling:
 
     @contextmanager
     def judging(self, optimizer: optim.Optimizer) -> Iterator[bool]:
-        """Wraps an optimizer's step: sets the coefficient for it, and changes the loss scale afterwards.
-
-        Yields True if the step must be skipped. An optimizer that reads `found_inf` on the device always runs: it
-        changes nothing if gradients overflowed, and the host does not wait for the device.
+        """Wraps an optimizer's step: sets the coefficient for it, and changes the loss scale afterwards. Yields True if
+        the step must be skipped. An optimizer that reads `found_inf` on the device always runs: it changes nothing if
+        gradients overflowed, and the host does not wait for the device.
         """
         policy = self.scaler.policy
         if policy is None:
@@ -265,9 +264,12 @@ class Share:
     `tier`       the tier of `tensor`
     `gradient`   (numel,) reduced gradient in its own dtype; None if the parameter took no part in the step
     `crosses`    True if the gradient is in another tier, and is copied before the cast
+    `unit_name`  the unit that it belongs to; empty if there is none
     """
 
     tier = labels.DEVICE
+    crosses = False
+    unit_name = ""
 
     def __init__(self, master: torch.Tensor) -> None:
         self.tensor: nn.Parameter = Counted(master.data)
@@ -280,16 +282,6 @@ class Share:
     def rounded(self) -> torch.Tensor | None:
         """The (numel,) view of the parameters that are the rounded master; None if there are none."""
         return None
-
-    @property
-    def crosses(self) -> bool:
-        """True if the gradient is in another tier than `tensor`."""
-        return False
-
-    @property
-    def unit_name(self) -> str:
-        """The unit that it belongs to; empty if there is none."""
-        return ""
 
 
 class UpdatedShare(NamedTuple):
@@ -313,7 +305,12 @@ def shaped_as(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     return flat if tensor.dim() == 1 else flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
 
 
-def flat_of(tensor: torch.Tensor) -> torch.Tensor:
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns a dtype's short name: `float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def flattened(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the (numel,) view of a dense tensor in the order of its memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
@@ -326,7 +323,7 @@ def is_fused(optimizer: optim.Optimizer) -> bool:
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
-def tiles_of(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
+def cut_in_tiles(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
     """Groups shares that are updated together: up to `tile_numel` elements per tile, unless a single one has more."""
     tiles: list[list[S]] = []
     room = 0
@@ -340,9 +337,7 @@ def tiles_of(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
 
 
 def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
-    """Returns Σ |g|^p over all elements, 0-dim fp64; for p = inf the maximum. Sums in fp32 would have an error of 4e-4
-    on ten million elements.
-    """
+    """Returns Σ |g|^p over all elements, 0-dim fp64 (fp32 would be off by 4e-4); for p = inf the maximum."""
     tensors = list(gradients)
     norms = (_norms_at_once if tensors and tensors[0].is_cuda else _norms_by_chunk)(tensors, norm_type)
     if not norms:
@@ -364,12 +359,10 @@ def _norms_at_once(gradients: list[torch.Tensor], norm_type: float) -> list[torc
 def norm_over_ranks(
     total: torch.Tensor, norm_type: float, add: Callable[[torch.Tensor], None], maximum: Callable[[torch.Tensor], None]
 ) -> torch.Tensor:
-    """Returns the norm from this rank's `sum_of_powers`, of any shape: NaN if any rank's is NaN. `add` and `maximum`
-    work elementwise over the ranks, in place.
-    """
+    """Returns the norm from this rank's `sum_of_powers`; NaN if any is. `add`, `maximum`: over ranks, in place."""
     if norm_type != math.inf:
         add(total)
-        return norm_of(total, norm_type)
+        return root_of_powers(total, norm_type)
     # backends' maxima drop NaN, so it is sent as infinity, and infinity as the largest number
     largest = torch.finfo(total.dtype).max
     sent = total.nan_to_num(nan=math.inf, posinf=largest)
@@ -377,7 +370,7 @@ def norm_over_ranks(
     return sent.masked_fill(sent == math.inf, math.nan).masked_fill(sent == largest, math.inf)
 
 
-def norm_of(total: torch.Tensor, norm_type: float) -> torch.Tensor:
+def root_of_powers(total: torch.Tensor, norm_type: float) -> torch.Tensor:
     """Returns the norm from the sum (or maximum) over all ranks."""
     return total if norm_type == math.inf else total.pow(1 / norm_type)
 

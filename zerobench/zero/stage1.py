@@ -21,6 +21,7 @@ import torch
 from torch import nn, optim
 
 from . import labels
+from .bucket import GradientBucket
 from .comm.base import Comm, Handle
 from .layout import Layout, buckets
 from .modules.wrapping import Hook, blocks
@@ -28,7 +29,6 @@ from .options import Options
 from .parameters.access import Hiding, placeholder
 from .precision import TRAINED
 from .strategy import Strategy
-from .units.bucket import GradientBucket
 from .units.unit import Unit, align_numel
 
 MEGATRON: dict[str, Any] = {
@@ -92,14 +92,6 @@ class WholeBucket(GradientBucket):
             self.unit.heap.release(self.full)
 
 
-def read_by(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yields the parameters that `module`'s own forward reads: its own, and those of children that are not called."""
-    yield from module.parameters(recurse=False)
-    for child in module.children():
-        if isinstance(module, nn.MultiheadAttention) or isinstance(child, nn.ParameterList | nn.ParameterDict):
-            yield from child.parameters()
-
-
 def waiting_modules(root: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     """Yields the modules that wait before their forward, with the parameters that they wait for: the root, each block
     for all parameters inside it, and each module outside of blocks that reads parameters itself.
@@ -110,7 +102,10 @@ def waiting_modules(root: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parame
         if module in whole:
             yield module, list(module.parameters())
         elif module not in inside:
-            read = list(read_by(module))
+            read = list(module.parameters(recurse=False))
+            for child in module.children():  # those that its own forward reads, since they are not called
+                if isinstance(module, nn.MultiheadAttention) or isinstance(child, nn.ParameterList | nn.ParameterDict):
+                    read += child.parameters()
             if read or module is root:
                 yield module, read
 
@@ -236,7 +231,7 @@ class Stage1(Strategy):
         runs.sort(key=lambda run: -min(piece.parameter for layout in run[0] for piece in layout.pieces))
         for layouts, like in runs:
             flat = like.new_zeros(sum(layout.padded_numel for layout in layouts))
-            dtypes = self.options.dtypes_of(like.dtype, self.comm.averaged_ranks)
+            dtypes = self.options.dtypes_for(like.dtype, self.comm.averaged_ranks)
             start = 0
             for layout in layouts:
                 unit = Unit(f"bucket {len(self.units)}", layout, self.comm, dtypes, self.placement)

@@ -19,17 +19,15 @@ from functools import partial
 import torch
 
 from . import labels
+from .bucket import GradientBucket, GradientSink
 from .comm.base import Comm
-from .offload.placement import GradientSink
 from .stage1 import Stage1
-from .units.bucket import GradientBucket
 from .units.unit import Unit
 
 
 class ShardedBucket(GradientBucket):
-    """Full gradients until they are reduced, and a shard of their mean from the reduction to the update.
-
-    With a `sink` the mean of the shard's first elements goes there, and `shard` has the others.
+    """Full gradients until they are reduced, and a shard of their mean from the reduction to the update. With a `sink`
+    the mean of the shard's first elements goes there, and `shard` has the others.
     """
 
     def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None) -> None:
@@ -85,9 +83,7 @@ class ShardedBucket(GradientBucket):
         self.end_round()
 
     def _release_full(self) -> None:
-        """Frees the memory of the full gradients even if a gloo thread still references the tensor: now, or with a
-        sink, once the copy to the other tier has read it.
-        """
+        """Frees the full gradients even if a gloo thread has them: now, or once a sink's copy has read them."""
         full, self.full = self.full, None
         if full is not None and self.sink is None:
             self.unit.heap.give_back(full)

@@ -29,24 +29,12 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils import _pytree as pytree
 
 from . import labels
+from .bucket import GradientBucket
 from .layout import one_unit
-from .modules.wrapping import (
-    ROOT,
-    Hook,
-    UnitOrder,
-    check_visible,
-    default_units,
-    inside_backward,
-    named_units,
-    tensors_left_in,
-    tensors_that_require_grad,
-    unit_of_parameters,
-    warn_of_modules_not_called,
-)
+from .modules import wrapping
 from .options import AUTO, MASTERS
 from .parameters.access import Hiding, let_look
 from .stage2 import Stage2
-from .units.bucket import GradientBucket
 from .units.gathered_unit import FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead, stored_dtype
 from .units.root import Root
 from .units.unit import Unit, align_numel
@@ -67,7 +55,7 @@ class Stage3(Stage2):
     # -- adopt: module groups become units --------------------------------------------------------------
 
     def adopt(self) -> None:
-        self._order: UnitOrder[GatheredUnit] = UnitOrder()
+        self._order: wrapping.UnitOrder[GatheredUnit] = wrapping.UnitOrder()
         self._done: set[GatheredUnit] = set()  # passed by the present backward
         self._warned = False
         self._recording = False  # the present forward will be followed by a backward
@@ -81,11 +69,11 @@ class Stage3(Stage2):
         # memory for a gather: the bucket that is being sent has arrived, and its memory is free
         self._ahead = GathersAhead(lambda: self.gradients.wait_all())
         chosen = self.options.units
-        modules = default_units(self.module) if chosen is None else named_units(self.module, chosen)
-        unit_of = {p: unit for p, unit in unit_of_parameters(self.module, modules).items() if p in self.orders}
+        modules = wrapping.default_units(self.module) if chosen is None else wrapping.named_units(self.module, chosen)
+        unit_of = {p: unit for p, unit in wrapping.unit_of_parameters(self.module, modules).items() if p in self.orders}
         kept = [p for p in unit_of if 0 < p.numel() <= self.options.persistence_numel]
         self._all_units += self._adopt_group(KEPT, kept, stays=True)
-        for name, module in [(ROOT, self.module), *modules]:
+        for name, module in [(wrapping.ROOT, self.module), *modules]:
             members = [p for p, unit in unit_of.items() if unit == name and p.numel() > self.options.persistence_numel]
             units = self._adopt_group(name or "(root)", members)
             self._all_units += units
@@ -134,7 +122,7 @@ class Stage3(Stage2):
             dtype = stored_dtype(members[0])
             numels = [(index.get(p, -1), p.numel() * p.element_size() // dtype.itemsize) for p in members]
             layout = one_unit(numels, self.comm.size, align_numel(self.optimizer, dtype.itemsize), TAIL_NUMEL, owners)
-            dtypes = self.options.dtypes_of(dtype, self.comm.averaged_ranks)
+            dtypes = self.options.dtypes_for(dtype, self.comm.averaged_ranks)
             keeps_masters = self.options.shards == MASTERS and not (stays or self.placement.is_tiered)
             if keeps_masters and not index.keys().isdisjoint(members):
                 dtypes = replace(dtypes, shard=dtypes.master)
@@ -153,10 +141,12 @@ class Stage3(Stage2):
         is_root = module is self.module
 
         def before(_module: nn.Module, _inputs: Any) -> None:
-            if is_root:
-                self.before_root_forward()
+            if is_root and not wrapping.inside_backward():
+                self._recording = torch.is_grad_enabled()
+                if self._recording:
+                    self._order.begin_forward()
             self.before_forward(units)
-            if is_root and self._recording and not inside_backward():
+            if is_root and self._recording and not wrapping.inside_backward():
                 self._root.begin_forward(lambda: self._order.end)
 
         inner = list(module.modules())
@@ -169,11 +159,11 @@ class Stage3(Stage2):
 
         if is_root:
             self._around_root = before, after
-        module.register_forward_pre_hook(Hook(before), prepend=True)
-        module.register_forward_hook(Hook(after))
+        module.register_forward_pre_hook(wrapping.Hook(before), prepend=True)
+        module.register_forward_hook(wrapping.Hook(after))
 
     def run_registered(self, module: nn.Module, run: Callable[[], Any]) -> Any:
-        inside = self.running or self._recording or inside_backward()
+        inside = self.running or self._recording or wrapping.inside_backward()
         if module is self.module and not inside:
             return self.run_forward(partial(_run_between, *self._around_root, run))
         inner = {unit for each in module.modules() if each is not module for unit in self._units_at.get(each, ())}
@@ -201,7 +191,6 @@ class Stage3(Stage2):
 
     @property
     def _why_absent(self) -> str:
-        """The reason why backward reads parameters that are not gathered."""
         return SECOND_ORDER if self._is_second_order else f"came {UNHEARD}"
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
@@ -250,11 +239,11 @@ class Stage3(Stage2):
     def _follow_read(self, read: list[nn.Parameter], result: Any) -> Any:
         """Hooks backward to gather the units of `read`. A view is copied: it would be read before its own hook runs."""
         units = list(dict.fromkeys(self._unit_of[p] for p in read))
-        held = {_storage_of(unit.full_parameters) for unit in units}
+        held = {_address(unit.full_parameters) for unit in units}
 
         def apart(value: Any) -> Any:
             is_computed = isinstance(value, torch.Tensor) and value.grad_fn is not None
-            return value.clone() if is_computed and _storage_of(value) in held else value
+            return value.clone() if is_computed and _address(value) in held else value
 
         if torch.is_grad_enabled():
             result = pytree.tree_map(apart, result)
@@ -268,56 +257,49 @@ class Stage3(Stage2):
         for unit in units:
             unit.unshard()
         # only then the next one: its gather runs while this module computes, and must not delay this one's
-        if self._recording and units and not inside_backward():
+        if self._recording and units and not wrapping.inside_backward():
             use = max(self._order.record(unit) for unit in units)
             for following in self._order.ahead(use, self.options.prefetch):
                 following.launch_unshard()
 
     def after_forward(self, units: list[GatheredUnit], output: Any, inner: list[nn.Module]) -> None:
         """Reshards units after their module and its `inner` modules ran; hooks backward to unshard them again."""
-        recomputed = inside_backward()
+        recomputed = wrapping.inside_backward()
         if not recomputed and (self.options.reshard_after_forward or not self._recording):
             for unit in units:
                 unit.reshard()
         if not torch.is_grad_enabled():
             return
         if not (recomputed or self._recording):
-            self._hook_standalone(units, (output, tensors_left_in(inner)))
+            self._hook_standalone(units, (output, wrapping.tensors_left_in(inner)))
         if not self._recording and (not recomputed or units[0] in self._standalone):
             return
         use = self._order.only_use(units[0]) if recomputed else self._order.end - 1
-        tensors = list(tensors_that_require_grad((output, tensors_left_in(inner))))
+        tensors = list(wrapping.tensors_that_require_grad((output, wrapping.tensors_left_in(inner))))
         learns = any(p.requires_grad for unit in units for p in unit.parameters)  # now: it may have been frozen since
         if learns and not tensors:
-            check_visible(units[0].name, output)
+            wrapping.check_visible(units[0].name, output)
         if not tensors and use is not None:
             self._order.end_before(use, len(units))
         elif use is not None:
             hook = partial(self.before_backward, units, use, self._order.forward_of(use))
             register_multi_grad_hook(tensors, hook, mode="any")
 
-    def before_root_forward(self) -> None:
-        """Called before the whole model runs."""
-        if not inside_backward():
-            self._recording = torch.is_grad_enabled()
-            if self._recording:
-                self._order.begin_forward()
-
     def after_root_forward(self, output: Any) -> None:
         """Called after the whole model has run. The root stays for the backward, if there will be one."""
-        if inside_backward():
+        if wrapping.inside_backward():
             return
         if self._recording:
             if not self._warned:
                 self._warned = True
-                warn_of_modules_not_called(
+                wrapping.warn_of_modules_not_called(
                     [u.name for u in self._all_units if not u.stays and u not in self._order.uses]
                 )
             self._root.end_forward()
             if not self.options.keep_root or (self._root.goes and self.comm.size == 1):  # then a gather sends nothing
                 for unit in self._root.units:
                     unit.reshard()
-            tensors = list(tensors_that_require_grad(output))
+            tensors = list(wrapping.tensors_that_require_grad(output))
             if tensors:
                 register_multi_grad_hook(tensors, partial(self._before_root_backward, self._order.forward), mode="any")
         self._recording = False
@@ -337,7 +319,7 @@ class Stage3(Stage2):
         preceding = self._order.behind(use - len(units) + 1, self.options.prefetch)
         preceding = [unit for unit in preceding if not self._root.comes_for_itself(unit)]
         learns = any(unit.trainable for unit in units)
-        self._ahead.enter(units, preceding, must_wait=self.gradients.reducing and learns)
+        self._ahead.enter(units, preceding, must_wait=bool(self.gradients.in_flight) and learns)
 
     def _before_root_backward(self, forward: int, gradient: torch.Tensor) -> None:
         self._check_age(forward, gradient)
@@ -349,18 +331,16 @@ class Stage3(Stage2):
         self._ahead.enter(self._root.units, last, must_wait=self._root.is_last)
 
     def _come_to_root(self) -> None:
-        """Called when backward comes to a module of the root, which is gathered."""
         self.gradients.begin_plain()
         self._ahead.launch()
 
     def _hook_standalone(self, units: list[GatheredUnit], output: Any) -> None:
         """Hooks backward to gather `units`, which were read outside of the engine's forward, or without a hook."""
-        tensors = [t for t in tensors_that_require_grad(output) if t.grad_fn is not None] if units else []
+        tensors = [t for t in wrapping.tensors_that_require_grad(output) if t.grad_fn is not None] if units else []
         if tensors and torch.is_grad_enabled():
             register_multi_grad_hook(tensors, partial(self._before_standalone_backward, [*units]), mode="any")
 
     def _before_standalone_backward(self, units: list[GatheredUnit], _gradient: torch.Tensor) -> None:
-        """Called when backward comes to a standalone call of `units`."""
         freed = next((unit.name for unit in units if not (unit.stays or unit.held)), None)
         if torch.is_grad_enabled() and freed is not None:
             raise RuntimeError(f"{freed}: backward {SECOND_ORDER}")
@@ -378,9 +358,7 @@ class Stage3(Stage2):
         self._done.difference_update(units)
 
     def _end_standalone(self, units: list[GatheredUnit]) -> None:
-        """Called when backward reaches `units`: ends the standalone calls of all other units. One that an open
-        forward used too is resharded, but not reduced yet: its gradients continue into that forward.
-        """
+        """Ends standalone calls of other units; one that an open forward used is not reduced yet."""
         left, self._standalone = [u for u in self._standalone if u not in units], []
         for unit in left:
             if unit in self._root.units:  # whose modules may still be read
@@ -445,7 +423,6 @@ class Stage3(Stage2):
         self._end_backward()
 
     def _end_backward(self, closes_all: bool = False) -> None:
-        """Closes the forwards that the backward has reached, or all."""
         self._done.clear()
         self._ahead.forget()
         self._standalone = []
@@ -479,12 +456,12 @@ class Stage3(Stage2):
         if writes:
             raise RuntimeError(f"{name}: {WRITTEN}")
         unit = self._unit_of[parameter]
-        in_hook = inside_backward() and self._root.comes_for_itself(unit)
+        in_hook = wrapping.inside_backward() and self._root.comes_for_itself(unit)
         way = "; a hook that reads it in backward needs keep_root=True" if in_hook else ""
         raise RuntimeError(f"{name}: it is read outside of the forward of {unit.name}, {IN_PARTS}{way}")
 
 
-def _storage_of(tensor: torch.Tensor) -> int:
+def _address(tensor: torch.Tensor) -> int:
     try:
         return tensor.untyped_storage().data_ptr()
     except NotImplementedError:  # inside of a transform of torch.func, which ends while the parameters are whole
@@ -493,7 +470,7 @@ def _storage_of(tensor: torch.Tensor) -> int:
 
 def _run_between(before: Callable[..., None], after: Callable[..., None], run: Callable[[], Any]) -> Any:
     """Runs a method like a module's forward, between its hooks."""
-    Hook(before)(None, ())
+    wrapping.Hook(before)(None, ())
     output = run()
-    Hook(after)(None, (), output)
+    wrapping.Hook(after)(None, (), output)
     return output

@@ -7,7 +7,7 @@
     after forward         they are not read for a while                                 (stage 3: reshard)
     before backward       they must be present again                                    (stage 3: unshard)
     gradient arrived      autograd has finished one parameter's gradient: it moves into the unit's bucket
-    gradients ready       the bucket has them all: reduce over ranks, each keeps its shard (units/bucket.py)
+    gradients ready       the bucket has them all: reduce over ranks, each keeps its shard (bucket.py)
     after update          the shards have new parameters                                (stages 1 and 2: all-gather)
 
 A training step is `loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, or as in plain torch
@@ -18,25 +18,25 @@ any that are left.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from types import MethodType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn, optim
 
 from . import labels
-from .arena import Arena, Heap
-from .attributes import ModuleMixin
+from .bucket import Arena, Heap
 from .checkpoint.state_dict import StateMixin
 from .comm.base import Comm
 from .gradients.access import GradientMixin
 from .gradients.flow import GradientFlow
 from .modules.wrapping import Hook, in_normal_mode
 from .offload import placement_for
-from .optim.delayed_update import UpdateSchedule
+from .optim.delayed_update import DelayedUpdate
 from .optim.segments import OWNED, owned_by, owners_of, step_by
 from .optim.update import Update
 from .options import Options
@@ -46,9 +46,19 @@ from .precision import LossScaler
 from .units.unit import Unit
 from .writes import Writes, take_loads
 
+SHOWN = {
+    labels.PARAMETERS: "parameters",
+    labels.GRADIENTS: "gradients",
+    labels.MASTER: "masters",
+    labels.OPTIMIZER: "optimizer states",
+}
+"""Category of an engine's tensors -> its name in the engine's description."""
 
-class Strategy(GradientMixin, StateMixin, ModuleMixin):
-    """A model and its optimizer under one ZeRO stage. Created by `zerobench.initialize`."""
+
+class Strategy(GradientMixin, StateMixin):
+    """A model and its optimizer under one ZeRO stage. Created by `zerobench.initialize`, by its `name` there."""
+
+    name = ""
 
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer, comm: Comm, options: Options) -> None:
         self.module = module
@@ -63,7 +73,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
         self.units: list[Unit] = []
         self.steps = 0
         self.running = 0  # forwards of the model that are running, and methods in their place
-        self.orders = {p: order for p, order in meta_init.orders_of(module).items() if p in named}
+        self.orders = {p: order for p, order in meta_init.memory_orders(module).items() if p in named}
         self.owners = owners_of(owned_by(optimizer), self.trainable, comm.size)
         self._heap = Arena() if options.arena else Heap()
         self.placement = placement_for(options.offload, options.device_of(module))
@@ -83,11 +93,11 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
                 unit.heap = self._heap
                 self.placement.adopt(unit)
         self.gradients = GradientFlow(self)
-        self.update = Update(
+        after = options.delayed_after
+        self.update = (Update if after is None else partial(DelayedUpdate, after))(
             optimizer, comm, self.units, self.placement, self.trainable, self.names, self.orders, options.tile_bytes,
             options.loss_scaling,
         )  # fmt: skip
-        self.schedule = UpdateSchedule(self.update, self.placement, options.delayed_after)
         self.writes = Writes(self)
         # a lost write stops the update on all ranks
         self.update.fault, self.update.raise_fault = self.writes.take_lost, self.writes.raise_lost
@@ -100,7 +110,6 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         """Runs the module's forward. Buffers become rank 0's when DDP would do so: after a forward that is reduced.
-
         Several forwards, with updates between them, may share one torch.autocast: each casts again.
         """
         return self.run_forward(partial(self.module, *inputs, **named_inputs))
@@ -164,7 +173,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
         # training: the pending delayed update starts now; in evaluation, and under temporary weights, only wait for
         # transfers
         if torch.is_grad_enabled() and self.placement.masters_follow:
-            self.schedule.launch()
+            self.update.launch()
         else:
             self.settle()
         self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronizing
@@ -174,7 +183,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
         names = {p: name for name, p in self.module.named_parameters()}
         name = names[unfrozen[0]]
         self.comm.meet(f"unfreezing of {name} and {len(unfrozen) - 1} others")
-        self.schedule.check_writable(name)
+        self.update.check_writable(name)
         if self.writes.are_kept:
             raise RuntimeError(f"{name}: it is unfrozen; leave `with engine.full_parameters()` before the next forward")
         self.writes.check()
@@ -258,7 +267,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
             # 1 which parameters have gradients on any rank
             self.update.agree()
             # 2 update the masters, and round them to the parameters, tile by tile, if no gradient overflowed
-            updated = self.schedule.run()
+            updated = self.update.run()
             if updated:
                 self.placement.settle()
             with as_they_are():
@@ -291,7 +300,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
         """Drops the gradients that `step` has not consumed. `set_to_none` exists for compatibility with torch."""
         self.gradients.wait_all()
         self.gradients.stand_ins.take_away()
-        self.schedule.forget()
+        self.update.forget()
         self.gradients.release()
         self.forget()
 
@@ -307,7 +316,7 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
     def held_tensors(self) -> Iterator[labels.Held]:
         for parameter in [] if self.gathered_units() else self.frozen:  # that no unit holds
             yield labels.Held(parameter.data, labels.PARAMETERS, "frozen")
-        for segment, gradient in self.schedule.pending_gradients():
+        for segment, gradient in self.update.pending_gradients():
             name = f"{self.names[segment.span.parameter]} pending"
             yield labels.Held(gradient, labels.GRADIENTS, name, segment.tier)
         for unit in self.gathered_units() or self.units:
@@ -322,9 +331,82 @@ class Strategy(GradientMixin, StateMixin, ModuleMixin):
 
     def extra_state(self) -> dict[str, Any]:
         scaler = {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaling.scaler.state()}
-        return scaler | self.schedule.describe_pending()
+        return scaler | self.update.describe_pending()
 
     def load_extra_state(self, extra: dict[str, Any]) -> None:
         if self.options.loss_scaling is not None and "loss_scaler" in extra:
             self.update.scaling.scaler.load(extra["loss_scaler"])
-        self.schedule.restart(extra.get("steps", 0))
+        self.update.restart(extra.get("steps", 0))
+
+    # -- what an engine has of its module, and its errors for what it has not ------------------------------
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The module's parameters. Under zero3 shapes are full, and values are present while a unit is gathered."""
+        return self.module.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The module's parameters with their names."""
+        return self.module.named_parameters()
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """The module's buffers, whole on every rank."""
+        return self.module.buffers()
+
+    @property
+    def training(self) -> bool:
+        """The module's training mode."""
+        return self.module.training
+
+    def train(self, mode: bool = True) -> Any:
+        """Sets the module's training mode."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Any:
+        """Sets the module's evaluation mode."""
+        return self.train(False)
+
+    def __repr__(self) -> str:
+        labeled: list[tuple[Any, str]] = [(parameter, labels.PARAMETERS) for parameter in self.module.parameters()]
+        labeled += [(held.tensor, held.category) for held in self.held_tensors()]
+        for state in self.optimizer.state.values():
+            labeled += [(value, labels.OPTIMIZER) for value in state.values()] if isinstance(state, dict) else []
+        # in memory, in all tiers; each storage counts once
+        category_of = {tensor.untyped_storage(): category for tensor, category in labeled if torch.is_tensor(tensor)}
+        sizes: Counter[str] = Counter()
+        for storage, category in category_of.items():
+            sizes[category] += storage.nbytes()
+        parts = ", ".join(f"{name} {sizes[category]:,}" for category, name in SHOWN.items())
+        psi = sum(p.numel() for p in self.trainable)
+        return (
+            f"{self.name} of {type(self.module).__name__}: ψ = {psi:,}, N = {self.comm.size}, rank {self.comm.rank}"
+            f" holds {sum(sizes[category] for category in SHOWN):,} bytes now ({parts})"
+        )
+
+    def __deepcopy__(self, _: Any) -> NoReturn:
+        raise TypeError(
+            "deepcopy: an engine has a part on every rank and cannot be copied; copy engine.module inside `with"
+            " engine.full_parameters()`, which gives a plain module, or keep engine.state_dict()"
+        )
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        raise TypeError(
+            "an engine cannot be pickled or copied: it has a part on every rank; use engine.save(path),"
+            " engine.state_dict() or engine.full_state_dict()"
+        )
+
+    @property
+    def param_groups(self) -> NoReturn:
+        """Raises AttributeError: an engine is not an optimizer, and torch's GradScaler would mistake it for one."""
+        raise AttributeError(
+            "param_groups: use engine.optimizer.param_groups; if a GradScaler asked for them: the engine scales losses"
+            " itself, with loss_scaling=zerobench.zero.LossScaling()"
+        )
+
+    @property
+    def join_hook(self) -> NoReturn:
+        """Raises AttributeError: torch's Join asks for it, and an engine cannot step on only some ranks."""
+        raise AttributeError(
+            "join_hook: torch's Join is for unequal numbers of batches, but every rank takes part in every step of an"
+            " engine; give all ranks as many batches (drop_last=True of DistributedSampler or DataLoader)"
+        )

@@ -22,16 +22,10 @@ A forward checks addresses and versions, a step versions: about 0.3 µs of host 
 compared if masters and parameters are separate: each rank its own part. On a GPU, which the host must not wait for, the
 kernel of the update compares them (parameters/access.py).
 
-torch's `module.load_state_dict`, of the whole module or of a part, on a module that is under an engine:
-
-before    waits for gathers in flight; a sharded parameter gets memory for all of its elements
-copied    torch compares names and shapes, and copies
-after     keeps this rank's part and frees the memory; masters are updated at the next forward or step
-
-`module.state_dict()` of sharded parameters raises an error, since it would contain NaN.
-
+torch's `module.load_state_dict`, of the whole module or of a part: a sharded parameter gets memory for all of its
+elements, into which torch copies; then this rank's part is kept, and masters are updated at the next forward or step.
 There is no collective: every rank loads equal values. `assign=True` copies too, since the parameters' memory is fixed.
-Optimizer states are unchanged.
+`module.state_dict()` of sharded parameters raises an error, since it would contain NaN.
 """
 
 from __future__ import annotations
@@ -47,16 +41,7 @@ from torch import nn
 
 from .engine import ShardedEngine
 from .modules.wrapping import Hook
-from .parameters.access import (
-    OVERWRITTEN,
-    UnseenWrites,
-    Versions,
-    as_they_are,
-    fingerprint,
-    is_placeholder,
-    placeholder,
-    restore_placeholders,
-)
+from .parameters import access
 from .units.gathered_unit import GatheredUnit
 from .units.unit import Unit
 
@@ -108,8 +93,8 @@ class Writes:
         self._stored: dict[Unit, None] = {}  # units with parameters written while sharded
         self._units = [unit for unit, _ in engine.parameters_by_unit()]
         for unit, parameters in engine.parameters_by_unit():
-            unit.versions = Versions(parameters)
-        self._segments = Versions([segment.tensor for segment in engine.segments])
+            unit.versions = access.Versions(parameters)
+        self._segments = access.Versions([segment.tensor for segment in engine.segments])
         # the units with masters beside the parameters, by which writes to these are found
         ranges = {unit: placement.ranges.get(unit, []) for unit in self._units}
         self._compared = [unit for unit in self._units if not all(part.is_parameters for part in ranges[unit])]
@@ -123,16 +108,14 @@ class Writes:
             and any(s.rounded is not None for s in engine.segments)
         ):
             numbers = [segment.span.parameter for segment in engine.segments]
-            placement.unseen = UnseenWrites(numbers, engine.names, engine.trainable[0].device)
+            placement.unseen = access.UnseenWrites(numbers, engine.names, engine.trainable[0].device)
             one_pass.flags = placement.unseen.flags
         self.note()
 
     # -- the check ----------------------------------------------------------------------------------------
 
     def check(self, collective: bool = True) -> None:
-        """Updates masters after all writes. Raises RuntimeError for changes that cannot be followed; if `collective`,
-        for lost ones on all ranks.
-        """
+        """Updates masters after all writes. Raises RuntimeError for lost ones; on all ranks if `collective`."""
         self._engine.settle()  # gathers in flight read what is compared
         self.check_addresses()
         self.follow_all()
@@ -163,7 +146,7 @@ class Writes:
         self.forget_lost()
         if number < len(self._gathered):
             raise RuntimeError(self._gathered[number].lost_write)
-        raise RuntimeError(f"{self._engine.names[number - len(self._gathered)]}: {OVERWRITTEN}")
+        raise RuntimeError(f"{self._engine.names[number - len(self._gathered)]}: {access.OVERWRITTEN}")
 
     def forget_lost(self) -> None:
         """Forgets writes that updates have replaced."""
@@ -172,7 +155,7 @@ class Writes:
 
     def follow(self) -> None:
         """Updates masters after writes that versions show; the next forward checks addresses."""
-        if not self._engine.schedule.is_at_work and self._segments.have_moved:
+        if not self._engine.update.is_at_work and self._segments.have_moved:
             raise RuntimeError(UNSENT)
         for unit in self._stored:
             unit.follow(self._loaded)
@@ -181,9 +164,9 @@ class Writes:
             if written := unit.versions.written():
                 name = self._names[written[0]]
                 if not unit.is_whole:
-                    restore_placeholders()
+                    access.restore_placeholders()
                     raise RuntimeError(f"{name}: {WRITTEN}")
-                self._engine.schedule.check_writable(name)
+                self._engine.update.check_writable(name)
                 unit.keep_parameters(self._loaded)
         self._loaded.clear()
 
@@ -196,7 +179,7 @@ class Writes:
             gathered.keep_written()
         for unit in self._compared if self._engine.placement.host_may_compare or not updates else ():
             if unit.placement.may_be_written(unit):
-                self._engine.schedule.check_writable(unit.name)
+                self._engine.update.check_writable(unit.name)
                 unit.placement.follow(unit, (), self._host_may_compare)
 
     def drop_unsent(self) -> None:
@@ -220,7 +203,7 @@ class Writes:
 
     def store(self, unit: Unit, parameter: nn.Parameter, values: torch.Tensor) -> None:
         """Keeps this rank's part of `values`, of the parameter's shape, loaded while the parameter is sharded."""
-        self._engine.schedule.check_writable(self._names[parameter])
+        self._engine.update.check_writable(self._names[parameter])
         unit.placement.wait()
         self._engine.store(parameter, values)
         self._stored[unit] = None
@@ -228,16 +211,17 @@ class Writes:
 
     def check_addresses(self) -> None:
         """Raises RuntimeError if a parameter is not in the engine's memory."""
-        if self._size() != self._seen_size or any(parts.get(name) is not part for parts, name, part in self._sites):
+        size = sum(len(module._parameters) + len(module._modules) for module in self._modules)
+        if size != self._seen_size or any(parts.get(name) is not part for parts, name, part in self._sites):
             self._look_at_module()
-        with as_they_are():
+        with access.as_they_are():
             addresses = [parameter.data_ptr() for parameter in self.homes]
         if addresses == self._checked_addresses:
             return
         for parameter, home in self.homes.items():
-            with as_they_are():
+            with access.as_they_are():
                 is_home = parameter.data_ptr() == home.data_ptr()
-            if is_home or is_placeholder(parameter):
+            if is_home or access.is_placeholder(parameter):
                 continue
             why = f"its .data was replaced (`p.data = ...`, vector_to_parameters) and would not be trained; {HOW}"
             if (parameter.dtype, parameter.device) != (home.dtype, home.device):
@@ -247,13 +231,11 @@ class Writes:
         self._checked_addresses = addresses
 
     def _look_at_module(self) -> None:
-        """Checks a module whose parts have changed. Raises RuntimeError unless its parameters are still present and no
-        new ones require gradients.
-        """
+        """Raises RuntimeError unless a changed module has its old parameters and no new trainable ones."""
         self._modules = list(self._engine.module.modules())
         both: list[dict[str, Any]] = [parts for m in self._modules for parts in (m._parameters, m._modules)]
         self._sites = [(parts, name, part) for parts in both for name, part in parts.items() if part is not None]
-        self._seen_size = self._size()
+        self._seen_size = sum(map(len, both))
         present = {*self._engine.module.parameters()}
         for parameter, name in self._names.items():
             if parameter not in present:
@@ -268,17 +250,12 @@ class Writes:
                     " nor would it be trained; add it before, or freeze it by requires_grad_(False)"
                 )
 
-    def _size(self) -> int:
-        return sum(len(module._parameters) + len(module._modules) for module in self._modules)
-
     # -- inside full_parameters() -------------------------------------------------------------------------
 
     @contextmanager
     def keeping(self, unit: Unit) -> Iterator[None]:
-        """Copies values written inside to the parameters of `unit`, which is whole, into shards and masters, unless
-        `compare` has found that the ranks wrote different ones.
-        """
-        before = fingerprint(unit.full_parameters)  # of all parts, so that all ranks decide alike
+        """Keeps values that are written inside to the whole `unit`, unless `compare` found ranks that differ."""
+        before = access.fingerprint(unit.full_parameters)  # of all parts, so that all ranks decide alike
         self.are_kept += 1
         try:
             yield
@@ -286,9 +263,9 @@ class Writes:
             self.are_kept -= 1
             self._bring_home(unit)
             after, written = self._after.pop(unit, None), unit.versions.written()
-            after = fingerprint(unit.full_parameters) if after is None else after  # after an exception inside
+            after = access.fingerprint(unit.full_parameters) if after is None else after  # after an exception inside
             if (written or bool(before != after)) and not self._differ:
-                self._engine.schedule.check_writable(unit.name)
+                self._engine.update.check_writable(unit.name)
                 unit.keep_parameters(self._loaded)
 
     def _bring_home(self, unit: Unit) -> None:
@@ -307,7 +284,7 @@ class Writes:
             return
         for unit in units:
             self._bring_home(unit)
-            self._after[unit] = fingerprint(unit.full_parameters)
+            self._after[unit] = access.fingerprint(unit.full_parameters)
         prints = torch.stack([self._after[unit] for unit in units])
         most = self._most(torch.stack([prints, ~prints]))  # ~ reverses the order: the most, and the least
         for unit in [unit for unit, differs in zip(units, (most[0] != ~most[1]).tolist(), strict=True) if differs]:
@@ -316,7 +293,7 @@ class Writes:
             for number, piece in enumerate(unit.layout.pieces):
                 content = unit.full_parameters.narrow(0, piece.offset, piece.numel).clone().view(torch.uint8)
                 padded = nn.functional.pad(content, (0, -content.numel() % 8))  # to whole 64-bit numbers
-                table[dist.get_rank(group), number] = fingerprint(padded)
+                table[dist.get_rank(group), number] = access.fingerprint(padded)
             columns = self._most(table.to(unit.device)).T.tolist()
             for parameter, column in zip(self._engine.parameters_of(unit), columns, strict=True):
                 alike: dict[int, list[str]] = {}
@@ -332,7 +309,6 @@ class Writes:
                     )
 
     def _most(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the elementwise maximum over the ranks."""
         comm = self._engine.comm
         with torch.inference_mode(False):  # a communicator keeps the last value that it sent
             sent = values.to(comm.flags_device or values.device, copy=True)
@@ -354,7 +330,7 @@ def take_loads(engine: ShardedEngine, writes: Writes) -> None:
 def _check_whole(held: Collection[nn.Parameter], module: nn.Module, prefix: str, keep_vars: bool) -> None:
     """Raises RuntimeError if `module.state_dict()` would contain NaN."""
     for name, parameter in module.named_parameters(recurse=False):
-        if not keep_vars and parameter in held and is_placeholder(parameter):
+        if not keep_vars and parameter in held and access.is_placeholder(parameter):
             raise RuntimeError(
                 f"state_dict: {prefix}{name} is in parts, one on each rank; on every rank, call"
                 " engine.full_state_dict(), or this inside `with engine.full_parameters()`"
@@ -380,8 +356,8 @@ class Load:
         metadata["assign_to_params_buffers"] = False
         for parameter in module.parameters(recurse=False):
             self._versions[parameter] = parameter._version
-            if parameter in self._unit_of and is_placeholder(parameter):
-                parameter.data = placeholder(parameter).clone()
+            if parameter in self._unit_of and access.is_placeholder(parameter):
+                parameter.data = access.placeholder(parameter).clone()
                 self._lent.add(parameter)
 
     def after(self, _module: nn.Module, *_: Any) -> None:
@@ -389,10 +365,10 @@ class Load:
         versions, lent = self._versions, self._lent
         self._versions, self._lent = {}, set()
         for parameter, version in versions.items():
-            with as_they_are():
+            with access.as_they_are():
                 values = parameter.data
                 if parameter in lent:
-                    parameter.data = placeholder(parameter)
+                    parameter.data = access.placeholder(parameter)
             if parameter._version != version:
                 self._writes.loaded(parameter)
                 if parameter in lent:

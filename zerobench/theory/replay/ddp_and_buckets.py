@@ -12,7 +12,7 @@ ZeRO-2. Buckets are sent in a fixed order, one at a time, as they fill.
 from __future__ import annotations
 
 from ..groups import GroupShape
-from ..layout import buckets_of
+from ..layout import bucket_buffers
 from ..shapes import OptimizerShape, PrecisionShape, Schedule, TierShape, trainable
 from ..strategy import StrategyShape
 from .live_bytes import (
@@ -89,7 +89,7 @@ def replay_buckets(
 ) -> None:  # fmt: skip
     """Plays a step with buckets on the rank that uses most memory."""
     shapes, n = schedule.shapes, groups.shard_ranks
-    buffers = buckets_of(shapes, n, strategy.bucket_limit)
+    buffers = bucket_buffers(shapes, n, strategy.bucket_limit)
     units: list[UnitGradients] = []
     expected: list[list[int]] = []  # of each unit: its gradients, one of several uses more than once
     units_of: dict[int, list[int]] = {}  # of each parameter: indices of the units that it is in

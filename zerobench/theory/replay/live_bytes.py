@@ -88,7 +88,6 @@ class Replay:
             self.in_flight[category, term] = self.in_flight.get((category, term), 0) + size
 
     def _in_flight(self, *categories: str) -> dict[str, int]:
-        """The terms of `categories` at present."""
         terms: dict[str, int] = {}
         for (category, term), size in self.in_flight.items():
             if size and category in categories:
@@ -143,10 +142,7 @@ class InSlots(Replay):
 def hand_over(
     replay: Replay, schedule: Schedule, before: Callable[[int], None] = lambda _: None
 ) -> Iterator[int]:  # fmt: skip
-    """Yields the parameters in the order in which their gradients arrive; each gradient is live while handed over.
-
-    `before`: called with the next parameter, before its gradient is made.
-    """
+    """Yields parameters as gradients arrive, each live meanwhile. `before`: called before one is made."""
     for index, i in enumerate(schedule.arrivals):
         before(i)
         hold_made_together(replay, schedule, schedule.arrivals[index:])
@@ -171,9 +167,7 @@ def hold_made_together(replay: Replay, schedule: Schedule, arrivals: Sequence[in
 
 @dataclass(frozen=True)
 class UnitGradients:
-    """A unit's gradients: `numel` elements, padding included, of `gradient_bytes` each as summed and `wire_bytes` as
-    sent; `own`: elements of the rank's shard.
-    """
+    """A unit's gradients: `numel` padded elements, bytes as summed and as sent; `own`: of the shard."""
 
     name: Any
     numel: int
@@ -266,12 +260,10 @@ class Reductions:
         self._free_copied()
 
     def _free_copied(self) -> None:
-        """Frees the unit that was copied to host memory last."""
         for category, term in (("communication", OPEN), ("gradients", OPEN), ("communication", WIRE)):
             self.replay.drop(category, (TO_HOST, term))
 
     def _receive(self, unit: UnitGradients, which: slice) -> None:
-        """Allocates the buffers of a reduction, one after the other."""
         own = unit.own if unit.is_owned else None
         for size in self.groups.reduction_bytes(unit.numel, unit.wire_bytes, own)[which]:
             self.replay.hold("communication", (RECEIVED, unit.name), size)

@@ -88,16 +88,13 @@ class Shards:
         return crosses * (self.precision.gradient_bytes if self.casts else 4) + 4 * self.casts
 
     def _host_rank(self, host: Replay, used: set[int]) -> int:
-        """Returns the rank that is played: by default the one that uses most host memory. One rank may have most
-        states, and another the largest tile.
-        """
+        """Returns the rank that is played: by default the one that uses most host memory."""
         if host.shard is not None:
             return host.shard
         size = self._tile_bytes(on_host=True)
         return max(self.ranks, key=lambda r: self._host_bytes(r, used) + size * self._tile_numel(r))
 
     def _host_bytes(self, rank: int, used: set[int]) -> int:
-        """Bytes of the optimizer's states that stay in host memory."""
         return self.kept_bytes(rank, True, used, counts_only=self.tiers.medium == "nvme")
 
     @property
@@ -124,7 +121,6 @@ class Shards:
                 yield numel
 
     def _shard_numels(self, buffer: FlatBuffer) -> list[int]:
-        """Returns the elements of the rank's shard of each unit."""
         return [buffer.shard_numel(self.owner) if buffer.sizes else n // self.world_size for _, n in buffer.units]
 
     def _master_bytes(self, on_host: bool) -> int:
@@ -133,9 +129,7 @@ class Shards:
         return sum(sum(self._updated(buffer, on_host)) * buffer.master_bytes for buffer in buffers)
 
     def kept_bytes(self, rank: int, on_host: bool, used: set[int] | None = None, counts_only: bool = False) -> int:
-        """Returns the bytes of the optimizer states of the segments that are updated there. `used`: the parameters in
-        use; None: all of them.
-        """
+        """Returns the bytes of the optimizer states that are updated there. `used`: parameters; None: all."""
         kept = 0
         for buffer in self.buffers:
             optimizer = self.optimizer.of(buffer.sizes is not None)
@@ -145,9 +139,7 @@ class Shards:
         return kept
 
     def _segments(self, buffer: FlatBuffer, rank: int, on_host: bool) -> Iterator[tuple[int, tuple[int, int], int]]:
-        """Yields (parameter, (unit, chunk), elements) of each segment that is updated there; segments end where a tile,
-        a tier or a chunk of a file ends.
-        """
+        """Yields (parameter, (unit, chunk), elements) of each segment, which ends with its tile, tier or chunk."""
         step = self.tiers.chunk_numel if on_host else None
         for parameter, unit, offset, numel, shard in buffer.held(rank, self.tile_numel):
             border = self.tiers.updated_on_host(shard, buffer.align)

@@ -179,9 +179,7 @@ class _Units:
         self.sent.clear()
 
     def _enter(self, index: int) -> None:
-        """Enters a use in backward: units that backward has fully passed are freed and sent, and the next ones
-        gathered.
-        """
+        """Enters a use in backward: frees and sends units that are passed, and gathers the next ones."""
         use, end = self.uses[index], self.starts[self.inner[index] + 1]
         if not use.returns:
             return

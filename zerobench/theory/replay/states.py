@@ -26,9 +26,8 @@ MOST_OWNERS = 16
 @dataclass
 class Prediction:
     """Bytes on the rank that uses most. `states_bytes`: largest sum over time; `highest`: each category's own maximum;
-    `at_most`: each category at the time of the largest sum.
-
-    `host_bytes`, `host_highest`, `host_at_most`: the same for host memory. `file_bytes`: bytes in files.
+    `at_most`: each category at the time of the largest sum. `host_bytes`, `host_highest`, `host_at_most`: the same for
+    host memory. `file_bytes`: bytes in files.
     """
 
     states_bytes: int

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from ..groups import GroupShape, Moved, slice_of
 from ..layout import FlatBuffer
 from ..shapes import FULL, POOL_ALIGN_BYTES, OptimizerShape, ParameterShape, PrecisionShape, Schedule, TierShape
-from ..strategy import StrategyShape, buffers_of, gathers_of, settle
+from ..strategy import StrategyShape, buffers_of, gather_count, settle
 
 REDUCTION, GATHER = "reduce_scatter", "all_gather"
 
@@ -73,7 +73,7 @@ def predict_parts(
     reduced, gathered = Moved(), Moved()
     for unit, buffer in buffers_of(strategy, schedule.shapes, groups.shard_ranks):
         shape = schedule.shapes[buffer.spans[0].parameter]
-        gathers = 1 if unit is None else schedule.micro_batches * gathers_of(strategy, schedule, unit)
+        gathers = 1 if unit is None else schedule.micro_batches * gather_count(strategy, schedule, unit)
         for _, numel in buffer.units:
             if rank is not None and buffer.sizes is not None and not by_all:
                 own, size = buffer.sizes[rank], shape.wire_bytes(precision)
@@ -139,7 +139,7 @@ def predict_links(
         return links
     strategy, m, used = settle(strategy, schedule.shapes, n), schedule.micro_batches, set(schedule.arrivals)
     for unit, buffer in buffers_of(strategy, schedule.shapes, n):
-        gathers = 1 if unit is None else m * gathers_of(strategy, schedule, unit)
+        gathers = 1 if unit is None else m * gather_count(strategy, schedule, unit)
         reductions = strategy.reductions(m) if gathers else 0
         leaves = unit is not None and tiers.parameters
         shape = schedule.shapes[buffer.spans[0].parameter]

@@ -19,7 +19,7 @@ Saved tensors must not be written to. Autograd cannot check that behind hooks, s
 device memory of a storage is freed, and when backward reads a tensor that was kept.
 
 [Note: slots]
-Inputs of recomputed units are stored in slots (arena.py): tensors that autograd saves are copied there, without
+Inputs of recomputed units are stored in slots (bucket.py): tensors that autograd saves are copied there, without
 allocations.
 
 [Note: parts]
@@ -47,7 +47,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 
 from .. import labels
-from ..arena import Slots
+from ..bucket import Slots
 from ..comm.base import Handle
 from ..comm.streams import CommStream, Threads, Waitable
 from ..modules.wrapping import tensors_that_require_grad
@@ -152,9 +152,7 @@ def _copy(source: torch.Tensor, destination: torch.Tensor, async_op: bool) -> Wa
 
 
 def view_of(tensor: torch.Tensor, memory: Saved) -> Saved:
-    """Returns a function that rebuilds `tensor`, bit for bit, with its strides. `memory` returns the storage's content,
-    (bytes,) uint8 on the device.
-    """
+    """Returns a function that rebuilds `tensor`, bit for bit, from `memory()`, its storage's (bytes,) uint8."""
     dtype, offset, shape, stride = tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
     def rebuild() -> torch.Tensor:
@@ -165,9 +163,7 @@ def view_of(tensor: torch.Tensor, memory: Saved) -> Saved:
 
 
 def kept(tensor: torch.Tensor) -> Saved:
-    """Returns a function that returns `tensor`, which is not offloaded. It raises RuntimeError if `tensor` was written
-    to.
-    """
+    """Returns a function that returns `tensor`, or raises RuntimeError if it was written to meanwhile."""
     version = tensor._version
 
     def unchanged() -> torch.Tensor:
@@ -229,19 +225,15 @@ class ActivationPartition:
 
 
 class Offloader:
-    """Offloads the tensors that autograd saves for units to the host, in storages of at least `least_bytes`.
-
-    `streams`: by device type, created on first use. `partition`: keeps only this rank's part of a tensor. `moves`:
-    False if the parts stay on the device.
+    """Offloads the tensors that autograd saves for units to the host, in storages of at least `least_bytes`. `streams`:
+    by device type, created on first use. `partition`: keeps only this rank's part of a tensor. `moves`: False if the
+    parts stay on the device.
     """
 
     def __init__(
-        self,
-        least_bytes: int,
-        streams: dict[str, StreamPair] | None = None,
-        partition: ActivationPartition | None = None,
-        moves: bool = True,
-    ) -> None:
+        self, least_bytes: int, streams: dict[str, StreamPair] | None = None,
+        partition: ActivationPartition | None = None, moves: bool = True,
+    ) -> None:  # fmt: skip
         self._least, self._partition, self._moves = least_bytes, partition, moves
         self._streams = streams or {}
         self._last: UnitForward | None = None
@@ -284,9 +276,7 @@ class Offloader:
 
 
 def stays_put(unit: nn.Module, tensor: torch.Tensor, least_bytes: int) -> bool:
-    """Returns True if a saved tensor is small, not plain memory, or part of the unit's own parameters and buffers,
-    because the strategy may free and gather that memory itself.
-    """
+    """Returns True for a small or unusual tensor, and for the unit's own, whose memory the strategy may free."""
     if not _is_plain(tensor) or tensor.untyped_storage().nbytes() < least_bytes:
         return True
     owned = (own for own in (*unit.parameters(), *unit.buffers()) if _is_plain(own))

@@ -21,13 +21,9 @@ unit's parameters before backward reaches the unit, and so before its recomputat
 inner wrapper acts first: the tensors that checkpointing saves (the inputs) are the ones that are offloaded. A copy of
 the module has plain forwards.
 
-Selective recomputation decides per operator whether its outputs are kept, or computed again in backward.
-
-kept          outputs of attention kernels, and of every second matrix product: expensive to recompute
-recomputed    all others: norms, activation functions, products between; they cost bandwidth more than arithmetic
-
-(torchtitan's activation checkpointing by operators, `selective_ac_option = "op"`; Korthikanti et al., arXiv 2205.05198,
-section 5, recompute only attention's core, which fused kernels already do.)
+Selective recomputation keeps the outputs of operators that are expensive to recompute; norms, activation functions and
+the products between cost bandwidth more than arithmetic (torchtitan's `selective_ac_option = "op"`; Korthikanti et al.,
+arXiv 2205.05198, section 5, recompute only attention's core, which fused kernels already do).
 """
 
 from __future__ import annotations
@@ -129,9 +125,7 @@ class Wrapped:
 
 
 class Recomputed(Wrapped):
-    """A forward that is recomputed in backward, with the same random numbers; if `selective`, except for operators
-    whose outputs are kept.
-    """
+    """A forward that is recomputed in backward with the same random numbers; if `selective`, only in part."""
 
     def __init__(self, forward: Forward, selective: bool) -> None:
         super().__init__(forward)
@@ -142,10 +136,8 @@ class Recomputed(Wrapped):
 
 
 class OffloadedForward(Wrapped):
-    """A forward whose saved tensors go to `keeper`, unless other saved-tensor hooks are active.
-
-    Recomputation around a unit has such hooks: it matches saved tensors by position, so removing some would mismatch
-    the rest.
+    """A forward whose saved tensors go to `keeper`, unless other saved-tensor hooks are active. Recomputation around a
+    unit has such hooks: it matches saved tensors by position, so removing some would mismatch the rest.
     """
 
     def __init__(self, forward: Forward, keeper: Keeper, unit: nn.Module, name: str, is_last: bool) -> None:
@@ -168,9 +160,8 @@ def recompute(unit: nn.Module, selective: bool = False) -> None:
 
 
 def apply(model: nn.Module, policy: ActivationPolicy, mesh: DeviceMesh | None = None) -> None:
-    """Puts the model's units under `policy`, before a strategy wraps the model. `mesh`: the ranks that share it.
-
-    Raises ValueError for a model without units.
+    """Puts the model's units under `policy`, before a strategy wraps the model. `mesh`: the ranks that share it. Raises
+    ValueError for a model without units.
     """
     if not policy.recompute and not policy.partition and policy.keep not in KEEPERS:
         return

@@ -9,8 +9,7 @@
     engine.load_weights("pretrained/")                                only weights: safetensors, or a checkpoint
 
 All are collective, and the folder must be visible to all ranks. contents.py lists the saved tensors and the JSON next
-to them, storage.py defines the files on disk and why an interrupted save harms nothing. save_load.py has both on one
-page.
+to them, storage.py defines the files on disk and why an interrupted save harms nothing.
 
 [Note: continuing]
 Masters, optimizer states, frozen parameters and buffers are restored bit for bit, at any stage and N. Training then

@@ -46,73 +46,65 @@ from torch import nn, optim
 from .. import labels
 from ..engine import ShardedEngine
 from ..layout import MemoryOrder
-from ..low_bit import block_numel, block_of
+from ..low_bit import block_numel, state_block
 from ..optim.segments import ELEMENTWISE, OptimizerSegment
 from ..optim.step_by_tiles import optimizer_over, raw_step
-from ..precision import flat_of
-from .storage import (
-    DTYPES,
-    FLOATS,
-    MOST_USER_BYTES,
-    Checkpoint,
-    Chunks,
-    StoredTensor,
-    is_blocks,
-    is_elements,
-    row_major,
-    saved_order,
-)
+from ..precision import dtype_name, flattened
+from . import storage
 
 
-def tensors_of(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) -> Chunks:
+def saved_tensors(engine: ShardedEngine, copy: bool, exclude_frozen: bool = False) -> storage.Chunks:
     """Returns this rank's part of the state: the live tensors, or with `copy` CPU copies, so that training can go on.
-    `exclude_frozen`: without frozen parameters.
-
-    Only the first of several replicas has a part; the others return an empty dict.
+    `exclude_frozen`: without frozen parameters. Only the first of several replicas has a part; the others return an
+    empty dict.
     """
-    flats: Chunks = {}
+    flats: storage.Chunks = {}
     if engine.comm.replica > 0:
         return flats
 
-    def add(name: str, start: int, chunk: torch.Tensor) -> None:
-        if chunk.numel():
-            flats.setdefault(name, {})[start] = flat_of(chunk).to("cpu", copy=True) if copy else flat_of(chunk)
+    def add(part: Part) -> None:
+        if part.tensor.numel():
+            chunk = flattened(part.tensor)
+            flats.setdefault(part.name, {})[part.start] = chunk.to("cpu", copy=True) if copy else chunk
 
     saved_by = {f"frozen.{name}": number % engine.comm.size for number, name in enumerate(whole_frozen(engine))}
     for part in parts_of(engine):
         if exclude_frozen and part.name.startswith("frozen."):
             continue
         if saved_by.get(part.name, engine.comm.rank) == engine.comm.rank:
-            add(part.name, part.start, part.tensor)
+            add(part)
     for segment in engine.segments:
         for part in _state_parts(engine, segment, engine.optimizer.state.get(segment.tensor, {})):
-            add(part.name, part.start, part.tensor)
-    for segment, gradient in engine.schedule.pending_gradients():
-        add(f"pending.{engine.names[segment.span.parameter]}", segment.span.start, gradient)
+            add(part)
+    for segment, gradient in engine.update.pending_gradients():
+        add(_part(engine, segment, "pending", gradient))
     if engine.comm.rank == 0:
         for name, buffer in buffers_of(engine.module).items():
-            add(f"buffer.{name}", 0, buffer.reshape(-1).contiguous())
+            add(Part(f"buffer.{name}", buffer, storage.row_major(*buffer.shape), 0, buffer.reshape(-1).contiguous()))
     return flats
 
 
 class Part(NamedTuple):
-    """This rank's part of a flat tensor `name` (see the note) of a parameter: the elements from `start` on, counted in
-    `order`, are in `tensor`, (numel,).
-    """
+    """This rank's part of a flat tensor (see the note): elements of a parameter from `start` on, in `order`."""
 
     name: str
-    parameter: nn.Parameter
+    parameter: torch.Tensor
     order: MemoryOrder
     start: int
     tensor: torch.Tensor
 
 
+def _part(engine: ShardedEngine, segment: OptimizerSegment, kind: str, tensor: torch.Tensor, key: str = "") -> Part:
+    """Returns `tensor`, which has an element for each of a segment's, as a part of the flat tensor of this kind."""
+    number, parameter = segment.span.parameter, engine.trainable[segment.span.parameter]
+    name = f"{kind}.{engine.names[number]}{key}"
+    return Part(name, parameter, engine.orders[parameter], segment.span.start, tensor)
+
+
 def parts_of(engine: ShardedEngine) -> Iterator[Part]:
     """Yields this rank's parts of all parameters: masters, frozen ones that the stage shards, frozen whole ones."""
     for segment in engine.segments:
-        name, parameter = engine.names[segment.span.parameter], engine.trainable[segment.span.parameter]
-        order, start = engine.orders[parameter], segment.span.start
-        yield Part(f"master.{name}", parameter, order, start, flat_of(segment.tensor))
+        yield _part(engine, segment, "master", flattened(segment.tensor))
     names = {p: name for name, p in engine.module.named_parameters()}
     frozen = set(engine.frozen)
     for unit in engine.gathered_units():
@@ -130,15 +122,14 @@ def parts_of(engine: ShardedEngine) -> Iterator[Part]:
 
 def _state_parts(engine: ShardedEngine, segment: OptimizerSegment, state: Mapping[str, Any]) -> Iterator[Part]:
     """Yields the parts of a segment's states that have an element for each of the parameter, or for each block."""
-    name, parameter = engine.names[segment.span.parameter], engine.trainable[segment.span.parameter]
-    order, start = engine.orders[parameter], segment.span.start
     for key, value in state.items():
-        block = block_of(engine.optimizer, key)
+        block = state_block(engine.optimizer, key)
         if block > 1:
-            blocks = row_major([-(-prod(order.shape) // block)])
-            yield Part(f"optimizer.{name}.{key}", parameter, blocks, start // block, value)
+            part = _part(engine, segment, "optimizer", value, f".{key}")
+            blocks = storage.row_major(-(-prod(part.order.shape) // block))
+            yield part._replace(order=blocks, start=part.start // block)
         elif isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
-            yield Part(f"optimizer.{name}.{key}", parameter, order, start, flat_of(value))
+            yield _part(engine, segment, "optimizer", flattened(value), f".{key}")
 
 
 def tensors_in(module: nn.Module) -> int:
@@ -155,7 +146,7 @@ def whole_frozen(engine: ShardedEngine) -> dict[str, nn.Parameter]:
 
 def before_load(engine: ShardedEngine, steps: int = 0) -> None:
     """Drops pending updates and waits for transfers, before masters are overwritten. `steps`: taken so far."""
-    engine.schedule.restart(steps)
+    engine.update.restart(steps)
     engine.placement.wait()
 
 
@@ -182,6 +173,13 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any], exclude_frozen: boo
         _add(groups, name, number_of.get(id(segment.tensor)), "its group")
         _add(states, name, states_of(name, segment, engine.optimizer), "its state")
     trainable = set(engine.trainable)
+    # a copy: the caller may change its lists and dicts while a thread writes them
+    text, most = json.dumps(check_json(dict(user), "user_state")), storage.MOST_USER_BYTES
+    if len(text) > most:
+        raise ValueError(
+            f"user_state: it has {len(text):,} bytes as JSON; an index holds at most {most:,}; write it into a file of"
+            " its own"
+        )
     return {
         "stage": engine.stage,
         "world_size": engine.comm.size,
@@ -208,19 +206,8 @@ def facts_of(engine: ShardedEngine, user: Mapping[str, Any], exclude_frozen: boo
             "states": states,
         },
         "extra": check_json(engine.extra_state(), "extra state"),
-        "user": _user_state(user),
+        "user": json.loads(text),
     }
-
-
-def _user_state(user: Mapping[str, Any]) -> Any:
-    """Returns a copy: the caller may change its lists and dicts while a thread writes them."""
-    text = json.dumps(check_json(dict(user), "user_state"))
-    if len(text) > MOST_USER_BYTES:
-        raise ValueError(
-            f"user_state: it has {len(text):,} bytes as JSON; an index holds at most {MOST_USER_BYTES:,}; write it into"
-            " a file of its own"
-        )
-    return json.loads(text)
 
 
 def merge(facts_of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -283,22 +270,17 @@ def decode(value: Any) -> Any:
         if "tuple" in value:
             return tuple(decode(item) for item in value["tuple"])
         try:
-            return torch.tensor(value["tensor"], dtype=DTYPES[value["dtype"]]).reshape(())
+            return torch.tensor(value["tensor"], dtype=storage.DTYPES[value["dtype"]]).reshape(())
         except (RuntimeError, ValueError) as error:  # torch's words for what is no number, or a too large one
             raise TypeError(str(error)) from None
     return value
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Returns a dtype's short name: `float32` for torch.float32."""
-    return str(dtype).removeprefix("torch.")
 
 
 def states_of(name: str, segment: OptimizerSegment, optimizer: optim.Optimizer) -> dict[str, Any]:
     """Returns the states of a segment as facts, by key. Raises ValueError for one that a checkpoint cannot hold."""
 
     def fact(key: str, value: Any) -> Any:
-        if (block := block_of(optimizer, key)) > 1:
+        if (block := state_block(optimizer, key)) > 1:
             return {"elements": dtype_name(value.dtype), "block": block}
         if isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
             return {"elements": dtype_name(value.dtype)}
@@ -316,23 +298,23 @@ def _kind(tensor: torch.Tensor) -> dict[str, Any]:
 # -- before a load -------------------------------------------------------------------------------------------------
 
 
-def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
-    """Yields the reasons why `engine` cannot load what it has in common with a checkpoint of these facts, the most
-    specific first.
-    """
+def differences(
+    engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mapping[str, storage.StoredTensor]
+) -> Iterator[str]:
+    """Yields why `engine` cannot load what it has in common with a checkpoint, the most specific first."""
     current = facts_of(engine, {})
     # 1 parameters and buffers: shape, training, dtype
     for kind in ("parameters", "buffers"):
         for name, saved in facts[kind].items():
             if (own := current[kind].get(name)) is None:
                 continue
-            dtypes = {DTYPES[saved["dtype"]], DTYPES[own["dtype"]]}
+            dtypes = {storage.DTYPES[saved["dtype"]], storage.DTYPES[own["dtype"]]}
             if saved["shape"] != own["shape"]:
                 yield f"{name}: its shape is {saved['shape']} in the checkpoint, {own['shape']} here"
             elif saved.get("trainable") != own.get("trainable"):
                 there, here = ("trainable" if entry["trainable"] else "frozen" for entry in (saved, own))
                 yield f"{name}: it is {there} in the checkpoint, {here} here"
-            elif len(dtypes) > 1 and not dtypes <= FLOATS:
+            elif len(dtypes) > 1 and not dtypes <= storage.FLOATS:
                 yield f"{name}: its dtype is {saved['dtype']} in the checkpoint, {own['dtype']} here"
     # 2 the optimizer: class and options
     saved, own = facts["optimizer"], current["optimizer"]
@@ -363,12 +345,12 @@ def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mappin
         name = engine.names[segment.span.parameter]
         if name not in common:
             continue
-        agrees = engine.orders[engine.trainable[segment.span.parameter]].agrees(saved_order(facts, name))
+        agrees = engine.orders[engine.trainable[segment.span.parameter]].agrees(storage.saved_order(facts, name))
         for key, state in saved["states"].get(name, {}).items():
-            if is_blocks(state) and state["block"] != (block := block_numel(engine.optimizer)):
+            if storage.is_blocks(state) and state["block"] != (block := block_numel(engine.optimizer)):
                 blocks = f"{state['block']} elements in the checkpoint, of {block} here"
                 yield f"{name}: its state {key} has blocks of {blocks}"
-            if is_blocks(state) and not agrees:
+            if storage.is_blocks(state) and not agrees:
                 order = "elements in the parameter's memory order, which is another one here"
                 yield f"{name}: its state {key} has blocks of {order}"
         master = tensors.get(f"master.{name}")
@@ -378,7 +360,6 @@ def differences(engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mappin
 
 
 def _of_options(what: str, saved: Sequence[Any], own: Sequence[Any]) -> Iterator[str]:
-    """Yields the differences between options of groups."""
     if len(saved) != len(own):
         yield f"{what}: {len(saved)} parameter groups in the checkpoint, {len(own)} here"
     for number, (saved_group, own_group) in enumerate(zip(saved, own, strict=False)):
@@ -391,9 +372,7 @@ def _of_options(what: str, saved: Sequence[Any], own: Sequence[Any]) -> Iterator
 
 
 def _can_replace(saved: Any, own: Any) -> bool:
-    """Returns True if a saved value has a type that can replace this engine's `own`; a dict may lack keys, and have
-    more.
-    """
+    """Returns True if a saved value may replace this engine's `own`; a dict may have other keys."""
     if isinstance(own, dict):
         return isinstance(saved, dict) and all(_can_replace(saved[key], own[key]) for key in own.keys() & saved.keys())
     if own is None or saved is None:
@@ -417,9 +396,7 @@ def names_of_one(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterator[st
 
 def problems_of_step(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields why a step after the load would raise, or would not continue that of the checkpoint: with the options of
-    the groups, and of a pending update.
-
-    A user's own optimizer is not tried: its step may have effects elsewhere.
+    the groups, and of a pending update. A user's own optimizer is not tried: its step may have effects elsewhere.
     """
     if type(engine.optimizer) in ELEMENTWISE:
         pending = facts["extra"].get("pending") or {}
@@ -441,7 +418,9 @@ def _problems_with(engine: ShardedEngine, states: Mapping[str, Any], options: Se
             key: decode(value) for key, value in options[number].items() if key not in IMPLEMENTATION
         }
         saved = {
-            key: torch.zeros(1, dtype=DTYPES[value["elements"]]) if is_elements(value) else decode(value)
+            key: torch.zeros(1, dtype=storage.DTYPES[value["elements"]])
+            if storage.is_elements(value)
+            else decode(value)
             for key, value in state.items()
         }
         try:
@@ -454,7 +433,7 @@ def _problems_with(engine: ShardedEngine, states: Mapping[str, Any], options: Se
             yield f"optimizer: a step with the options and states of {name} in the checkpoint raises {error!r:.200}"
         for key, value in saved.items():
             here = fresh.get(key)
-            if is_elements(state[key]) and isinstance(here, torch.Tensor) and here.dtype != value.dtype:
+            if storage.is_elements(state[key]) and isinstance(here, torch.Tensor) and here.dtype != value.dtype:
                 there = dtype_name(value.dtype)
                 yield f"{name}: its state {key} is {there} in the checkpoint, {dtype_name(here.dtype)} here"
 
@@ -478,7 +457,7 @@ def _step(
 class CheckpointLoad:
     """The load of a checkpoint into an engine: this rank's tensors, which are read, and then everything else."""
 
-    def __init__(self, engine: ShardedEngine, saved: Checkpoint) -> None:
+    def __init__(self, engine: ShardedEngine, saved: storage.Checkpoint) -> None:
         """Allocates the tensors that the engine does not have yet."""
         self._engine, self._saved, self.files = engine, saved, saved.files
         listed = saved.facts["parameters"]  # others keep their values and states
@@ -495,10 +474,10 @@ class CheckpointLoad:
         old = self._engine.optimizer.state.get(segment.tensor, {})
         new: dict[str, Any] = {}
         for key, value in self._saved.facts["optimizer"]["states"].get(name, {}).items():
-            if not is_elements(value):
+            if not storage.is_elements(value):
                 new[key] = decode(value)
                 continue
-            new[key], dtype = old.get(key), DTYPES[value["elements"]]
+            new[key], dtype = old.get(key), storage.DTYPES[value["elements"]]
             block = value.get("block", 1)
             shape = segment.tensor.shape if block == 1 else (-(-segment.tensor.numel() // block),)
             if not isinstance(new[key], torch.Tensor) or new[key].shape != shape or new[key].dtype != dtype:
@@ -515,27 +494,22 @@ class CheckpointLoad:
         """Reads this rank's tensors."""
         engine = self._engine
         for part in parts_of(engine):
-            self._read(part.name, part.order, part.start, part.tensor)
+            self._read(part)
         for segment, state in zip(self._segments, self._states, strict=True):
             for part in _state_parts(engine, segment, state):
-                self._read(part.name, part.order, part.start, part.tensor)
+                self._read(part)
             if segment in self._pending:
-                number = segment.span.parameter
-                order = engine.orders[engine.trainable[number]]
-                self._read(f"pending.{engine.names[number]}", order, segment.span.start, self._pending[segment])
+                self._read(_part(engine, segment, "pending", self._pending[segment]))
         for name, buffer in buffers_of(engine.module).items():
-            self._read(f"buffer.{name}", row_major(buffer.shape), 0, buffer.detach())
+            self._read(Part(f"buffer.{name}", buffer, storage.row_major(*buffer.shape), 0, buffer.detach()))
 
-    def _read(self, key: str, order: MemoryOrder, start: int, target: torch.Tensor) -> None:
-        """Fills `target` with elements of the tensor `key` from `start` on, counted in `order`."""
-        if target.numel() and key in self._saved.tensors:
-            put(target, self._saved.tensors[key].part(order, start, start + target.numel()).view(target.shape))
+    def _read(self, part: Part) -> None:
+        target, stored = part.tensor, self._saved.tensors.get(part.name)
+        if target.numel() and stored is not None:
+            put(target, stored.part(part.order, part.start, part.start + target.numel()).view(target.shape))
 
     def finish(self) -> dict[str, Any]:
-        """Restores the rest of the state once the tensors are filled, then refreshes parameters from the masters.
-
-        Returns the user's state.
-        """
+        """Restores the rest of the state, refreshes the parameters from the masters, and returns the user's state."""
         engine, optimizer, facts = self._engine, self._engine.optimizer, self._saved.facts
         group_of = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
         for segment, state in zip(self._segments, self._states, strict=True):
@@ -558,7 +532,7 @@ class CheckpointLoad:
         engine.load_extra_state(facts["extra"])
         if self._pending:
             with torch.no_grad():
-                engine.schedule.restore_pending(self._pending, facts["extra"]["pending"])
+                engine.update.restore_pending(self._pending, facts["extra"]["pending"])
         engine.after_load()
         user: dict[str, Any] = facts["user"]
         return user

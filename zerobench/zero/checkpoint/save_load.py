@@ -7,18 +7,15 @@ flight.
 `export_safetensors` writes the plain module's state as one safetensors file, on rank 0, unit by unit.
 
 [Note: only weights]
-`load_weights` loads weights, such as pretrained ones, into an existing engine. Each rank reads its own elements, in the
-file's dtype, into its masters and its parts of frozen parameters; then parameters are refreshed from the masters, as
-after `load`. Optimizer states, options and loss scale are unchanged; a delayed update (optim/delayed_update.py) is
-dropped, since it belongs to the replaced weights. Weights on disk, from any program, are tensors by name, read range by
-range:
+`load_weights` fills masters and frozen parameters, each rank its own elements, in the file's dtype. A delayed update
+(optim/delayed_update.py) is dropped, since it belongs to the replaced weights. Weights on disk, from any program, are
+tensors by name, read range by range:
 
     model.safetensors                 one file
     model.safetensors.index.json      an index of several files next to it, as transformers writes them
     a folder                          of either, or our own checkpoint: its masters, frozen parameters and buffers
 
-Nothing is unpickled or executed; files of torch.save are refused. A file that is damaged or of another format is a
-ValueError with a message that names the path.
+Nothing is unpickled or executed; files of torch.save are refused.
 """
 
 from __future__ import annotations
@@ -97,9 +94,8 @@ class Ranks:
         self.rank, self.size = (0, 1) if self.group is None else (dist.get_rank(self.group), comm.averaged_ranks)
 
     def agree(self, what: Callable[[], T], files: Callable[[T], Sequence[str]] = lambda value: ()) -> T:
-        """Runs `what` on each rank. If it raises on one, all raise its message, as RuntimeError or ValueError.
-
-        `files`: names of the files that a rank's value was read from. If the ranks' names differ, all raise ValueError.
+        """Runs `what` on each rank. If it raises on one, all raise its message, as RuntimeError or ValueError. `files`:
+        names of the files that a rank's value was read from. If the ranks' names differ, all raise ValueError.
         """
         error_type, text, value, names = "", "", None, []
         try:
@@ -182,8 +178,8 @@ def save(
                 "save: there are gradients, which a checkpoint does not hold; save after step(), or with"
                 " without_gradients=True, which leaves them in the engine and out of the checkpoint"
             )
-        engine.schedule.check_saveable()
-        tensors = contents.tensors_of(engine, asynchronous, exclude_frozen)
+        engine.update.check_saveable()
+        tensors = contents.saved_tensors(engine, asynchronous, exclude_frozen)
         return tensors, contents.facts_of(engine, user_state, exclude_frozen)
 
     write = partial(_write, ranks, folder, *ranks.agree(take))
@@ -197,7 +193,6 @@ def save(
 
 def _write(ranks: Ranks, path: Path, tensors: Chunks, facts: dict[str, Any]) -> None:
     """Writes the files over the ranks: see storage.py. Each step ends with an exchange, so that all learn of a failure.
-
     Raises RuntimeError, with the same message on all ranks.
     """
     is_first, folder = ranks.rank == 0, ""
@@ -238,7 +233,6 @@ def load(engine: ShardedEngine, path: str | os.PathLike[str], strict: bool) -> d
 
 
 def _check(engine: ShardedEngine, folder: Path, strict: bool) -> contents.CheckpointLoad:
-    """Prepares a load. Raises ValueError if the checkpoint is damaged, or for another model or optimizer."""
     saved = read_checkpoint(folder, contents.tensors_in(engine.module))
     with storage.wanting_facts(folder):
         unmatched = [*contents.names_of_one(engine, saved.facts)]
@@ -341,7 +335,7 @@ def load_weights(engine: ShardedEngine, path: str | os.PathLike[str], strict: bo
     )
     keys, chosen = ranks.agree(lambda: _match(engine, files, strict))
     engine.zero_grad()
-    contents.before_load(engine, engine.schedule.describe_pending().get("steps", 0))
+    contents.before_load(engine, engine.update.describe_pending().get("steps", 0))
 
     def read() -> None:
         for part in contents.parts_of(engine):
@@ -350,7 +344,7 @@ def load_weights(engine: ShardedEngine, path: str | os.PathLike[str], strict: bo
                 part.tensor.copy_(chosen[part.parameter].part(part.order, part.start, stop))
         for buffer in engine.module.buffers():
             if buffer in chosen and buffer.numel():
-                values = chosen[buffer].part(storage.row_major(buffer.shape), 0, buffer.numel())
+                values = chosen[buffer].part(storage.row_major(*buffer.shape), 0, buffer.numel())
                 contents.put(buffer, values.view(buffer.shape))
 
     with torch.no_grad(), labels.collective("control"):

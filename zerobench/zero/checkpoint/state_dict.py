@@ -25,10 +25,10 @@ from torch import nn
 
 from .. import labels
 from ..engine import ShardedEngine
-from ..gradients.access import number_of
+from ..gradients.access import trainable_number
 from ..gradients.flow import GradientFlow
 from ..modules.wrapping import in_normal_mode
-from ..precision import TRAINED, flat_of
+from ..precision import TRAINED, flattened
 from ..writes import Writes
 from . import save_load
 from .contents import before_load, decode, put, states_of, whole_frozen
@@ -76,24 +76,22 @@ class StateMixin(ShardedEngine):
         updated; with `rank0_only` the other ranks return an empty dict. `name`: as in `module.named_parameters()`.
         Raises ValueError if `name` is not a trainable parameter.
         """
-        number = number_of(self, name)
+        number = trainable_number(self, name)
         with self.placement.in_memory(write_back=False), torch.no_grad():
             self.settle()
-            self.schedule.check_saveable()
+            self.update.check_saveable()
             state = _whole_state(self, number)
         return state if self.comm.is_first or not rank0_only else {}
 
     @in_normal_mode
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of this rank's shards, buffers, frozen parameters and optimizer state, for this N and stage
-        only.
-        """
+        """A copy of this rank's shards, buffers, frozen parameters and optimizer state, for this N and stage only."""
         self.check_own_weights("state_dict")
         self.writes.check(collective=False)
         with self.placement.in_memory(write_back=False):
             self.settle()
-            self.schedule.check_saveable()
-            pending = dict(self.schedule.pending_gradients())
+            self.update.check_saveable()
+            pending = dict(self.update.pending_gradients())
             return {
                 "stage": self.stage,
                 "world_size": self.comm.size,
@@ -139,7 +137,7 @@ class StateMixin(ShardedEngine):
             if saved.get("pending"):
                 pending = {self.segments[number]: gradient.clone() for number, gradient in saved["pending"].items()}
                 with torch.no_grad():
-                    self.schedule.restore_pending(pending, extra["pending"])
+                    self.update.restore_pending(pending, extra["pending"])
             self.after_load()
 
     @contextmanager
@@ -177,7 +175,7 @@ class StateMixin(ShardedEngine):
         swap, is_due = TemporaryWeights(self, weights), self._buffers_due
         if self.writes.are_kept:
             raise RuntimeError("temporary_weights: leave `with engine.full_parameters()` first")
-        self.schedule.check_writable("temporary_weights")
+        self.update.check_writable("temporary_weights")
         self.writes.check()
         try:
             swap.put_in()
@@ -195,7 +193,7 @@ class StateMixin(ShardedEngine):
         files.
         """
         self.check_own_weights("sync_parameters")
-        self.schedule.check_writable("sync_parameters")
+        self.update.check_writable("sync_parameters")
         if not all(piece.is_present for piece in self.placement.all_ranges()):
             self.placement.restore_absent()
             self.writes.drop_unsent()
@@ -275,7 +273,6 @@ class StateMixin(ShardedEngine):
 
 
 def _whole_state(engine: ShardedEngine, number: int) -> dict[str, Any]:
-    """Returns the optimizer's whole state of a parameter, equal on all ranks; collective."""
     name, parameter, optimizer = engine.names[number], engine.trainable[number], engine.optimizer
     segments = [segment for segment in engine.segments if segment.span.parameter == number]
     engine.comm.meet(f"full_optimizer_state, {name}")
@@ -289,7 +286,7 @@ def _whole_state(engine: ShardedEngine, number: int) -> dict[str, Any]:
         block = fact.get("block", 1)
         flat = torch.zeros(-(-parameter.numel() // block), dtype=DTYPES[fact["elements"]], device=parameter.device)
         for segment in segments:
-            part, start = flat_of(optimizer.state[segment.tensor][key]), segment.span.start // block
+            part, start = flattened(optimizer.state[segment.tensor][key]), segment.span.start // block
             flat[start : start + part.numel()].copy_(part)
         engine.comm.sum(flat.view(torch.uint8))  # all other ranks' bytes are zero
         state[key] = flat if block > 1 else engine.orders[parameter].view(flat)
@@ -307,7 +304,6 @@ def _own_tensors(engine: ShardedEngine) -> dict[str, torch.Tensor]:
 
 
 def _orders(engine: ShardedEngine) -> dict[str, tuple[int, ...]]:
-    """Returns the dimensions, slowest first, of each parameter that is not row-major."""
     orders = {name: engine.orders[p] for name, p in engine.module.named_parameters() if p in engine.orders}
     return {name: order.dims for name, order in orders.items() if not order.is_row_major}
 

@@ -22,10 +22,8 @@ So the last good checkpoint is always complete, and the next save deletes the re
 another process, or perhaps another machine, is still writing them (`.<folder>.partial-<number>.lock`).
 
 [Note: why the package is not used]
-Reading: the package maps a file into private, writable memory, so a file larger than RAM and swap cannot be opened, and
-a file that is cut short or a failing disk ends the process by SIGBUS, without an error on the other ranks.
-Writing: the package's `save_file` needs all tensors at once, on the CPU, while here one tensor at a time is copied from
-the GPU, so a save needs no host memory for a whole shard, and an export none for a whole model.
+It maps a file into memory, so that a file larger than RAM and swap cannot be opened, and one that is cut short ends the
+process by SIGBUS, without an error on the other ranks; and it writes only tensors that are all on the CPU at once.
 
 [Note: a safetensors file]
     8 bytes   little-endian: the length of the header
@@ -99,10 +97,7 @@ class StoredTensor(NamedTuple):
     chunks: tuple[StoredChunk, ...]
 
     def part(self, order: MemoryOrder, start: int, stop: int) -> torch.Tensor:
-        """Reads elements [start, stop), counted in `order`: (stop - start,) on the CPU.
-
-        If the file has another order, the whole tensor is briefly in memory.
-        """
+        """Reads elements [start, stop) in `order`, (stop - start,); the whole tensor if the file has another."""
         if not order.agrees(self.order):
             whole = self.order.view(self.part(self.order, 0, prod(self.order.shape)))
             return order.flatten(whole)[start:stop]
@@ -112,7 +107,7 @@ class StoredTensor(NamedTuple):
             if first < last:
                 with _opened(chunk.path) as file:
                     file.seek(chunk.begin + (first - chunk.start) * self.dtype.itemsize)
-                    buffer = buffer_of(values[first - start : last - start])
+                    buffer = as_bytes(values[first - start : last - start])
                     if file.readinto(buffer) != len(buffer):
                         raise ValueError(f"{chunk.path}: it has become shorter")
         return values
@@ -140,13 +135,9 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def row_major(shape: Iterable[int]) -> MemoryOrder:
+@lru_cache  # the tensors of a file have few shapes
+def row_major(*shape: int) -> MemoryOrder:
     """Returns the order of a contiguous tensor."""
-    return _row_major(tuple(shape))
-
-
-@lru_cache
-def _row_major(shape: tuple[int, ...]) -> MemoryOrder:  # the tensors of a file have few shapes
     return MemoryOrder.from_dims(shape, range(len(shape)))
 
 
@@ -220,13 +211,12 @@ def _stored_tensor(path: Path, name: str, entry: Any, head: int, size: int) -> S
         right = False
     if not right or end - begin != (numel := prod(shape)) * dtype.itemsize or head + end > size:
         raise ValueError(f"{path}: it is damaged: its entry of {name} is {entry!r:.120}, in {size} bytes")
-    return StoredTensor(_row_major(tuple(shape)), dtype, (StoredChunk(0, numel, path, head + begin),))
+    return StoredTensor(row_major(*shape), dtype, (StoredChunk(0, numel, path, head + begin),))
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
-    """Returns the head of a file for `tensors` (length and header), and each tensor's byte offset in the file.
-
-    Only shapes and dtypes are read; the offsets are in the file's order. Raises ValueError for a dtype that the format
+    """Returns the head of a file for `tensors` (length and header), and each tensor's byte offset in the file. Only
+    shapes and dtypes are read; the offsets are in the file's order. Raises ValueError for a dtype that the format
     lacks.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -246,10 +236,10 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Returns a row-major copy of the elements as bytes; torch refuses to resize a storage that numpy has seen."""
-    return buffer_of(tensor.detach().to("cpu", copy=True).contiguous())
+    return as_bytes(tensor.detach().to("cpu", copy=True).contiguous())
 
 
-def buffer_of(tensor: torch.Tensor) -> memoryview:
+def as_bytes(tensor: torch.Tensor) -> memoryview:
     """Returns the memory of a contiguous CPU tensor as a writable buffer, without a copy."""
     array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
@@ -292,7 +282,7 @@ def begin(path: Path, held: ExitStack) -> str:
         raise ValueError(f"{path}: the path exists and is not a checkpoint; choose another one")
     for stale in path.parent.glob(f"{escape(path.name)}.partial-{NUMBER}"):
         own = all(file.match(OWN) or file.name == INDEX for file in stale.glob("*"))
-        if own and not is_held(_lock_of(stale)):
+        if own and not is_held(_lock_path(stale)):
             shutil.rmtree(stale, ignore_errors=True)
     for lock in path.parent.glob(f".{escape(path.name)}.partial-{NUMBER}.lock"):
         if not is_held(lock):
@@ -300,13 +290,13 @@ def begin(path: Path, held: ExitStack) -> str:
     number = uuid4().hex[:8]  # per save, so that new files never overwrite those of the checkpoint in place
     partial = path.parent / f"{path.name}.partial-{number}"
     partial.parent.mkdir(parents=True, exist_ok=True)
-    held.callback(_lock_of(partial).unlink, missing_ok=True)
-    held.callback(os.close, hold(_lock_of(partial)))
+    held.callback(_lock_path(partial).unlink, missing_ok=True)
+    held.callback(os.close, hold(_lock_path(partial)))
     partial.mkdir()
     return str(partial)
 
 
-def _lock_of(partial: Path) -> Path:
+def _lock_path(partial: Path) -> Path:
     """Returns the lock of a save in progress, next to its folder: there before it, and gone after it."""
     return partial.with_name(f".{partial.name}.lock")
 
@@ -352,10 +342,7 @@ def finish(partial: Path, path: Path, facts: dict[str, Any], files: dict[str, in
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on the disk: its facts and its flat tensors by name (contents.py).
-
-    `files`: names of its files, which have the save's number
-    """
+    """A checkpoint on the disk: its files, facts, and flat tensors by name (contents.py)."""
 
     path: Path
     files: tuple[str, ...]
@@ -365,9 +352,7 @@ class Checkpoint:
 
 @without_collector()
 def read_checkpoint(path: Path, tensors: int) -> Checkpoint:
-    """Reads the index and the headers of a checkpoint, for a model of so many tensors. Raises ValueError if there is
-    none, or if it is damaged.
-    """
+    """Reads index and headers, for a model of so many tensors. Raises ValueError for none, or a damaged one."""
     index = path / INDEX
     if not index.is_file():
         raise ValueError(f"{path}: it is not a checkpoint: it has no {INDEX}")
@@ -387,9 +372,7 @@ def read_checkpoint(path: Path, tensors: int) -> Checkpoint:
 
 @contextmanager
 def wanting_facts(path: Path) -> Iterator[None]:
-    """Raises ValueError if the facts that are used inside are missing or of another type: any program may have
-    written them.
-    """
+    """Raises ValueError if facts are missing or of another type: any program may have written them."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
@@ -399,7 +382,7 @@ def wanting_facts(path: Path) -> Iterator[None]:
 
 
 def _checked_tensors(path: Path, facts: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    described = _flats_of(facts)
+    described = _described_flats(facts)
     chunks: dict[str, list[tuple[StoredChunk, torch.dtype]]] = {}
     for file, size in files.items():
         if Path(file).name != file:
@@ -437,18 +420,18 @@ def _check_is_inside(folder: Path, name: str) -> None:
         raise ValueError(f"{folder / name}: it is a link to {(folder / name).resolve()}, outside of the checkpoint")
 
 
-def _flats_of(facts: Mapping[str, Any]) -> dict[str, tuple[MemoryOrder, torch.dtype]]:
+def _described_flats(facts: Mapping[str, Any]) -> dict[str, tuple[MemoryOrder, torch.dtype]]:
     """Returns the flat tensors that the facts allow: their order, and the dtype of their owner."""
     flats = {}
     for name, entry in facts["buffers"].items():
-        flats[f"buffer.{name}"] = row_major(entry["shape"]), DTYPES[entry["dtype"]]
+        flats[f"buffer.{name}"] = row_major(*entry["shape"]), DTYPES[entry["dtype"]]
     for name, entry in facts["parameters"].items():
         order, dtype = saved_order(facts, name), DTYPES[entry["dtype"]]
         kinds = ("master", "pending") if entry["trainable"] else ("frozen",)
         flats |= {f"{kind}.{name}": (order, dtype) for kind in kinds}
         for key, state in facts["optimizer"]["states"].get(name, {}).items():
             if is_elements(state):
-                blocks = row_major([-(-prod(order.shape) // state.get("block", 1))])
+                blocks = row_major(-(-prod(order.shape) // state.get("block", 1)))
                 flats[f"optimizer.{name}.{key}"] = blocks if is_blocks(state) else order, DTYPES[state["elements"]]
     return flats
 
@@ -458,7 +441,7 @@ def saved_order(facts: Mapping[str, Any], name: str) -> MemoryOrder:
     shape = facts["parameters"][name]["shape"]
     dims = facts["parameters"][name].get("order")
     if dims is None:
-        return row_major(shape)
+        return row_major(*shape)
     if sorted(dims) != list(range(len(shape))):
         raise ValueError(f"{name}: its order is {dims!r:.60} in the checkpoint, which is none of its dimensions")
     return MemoryOrder.from_dims(shape, dims)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import GroupComm, Handle, Sizes, slice_of
+from .base import GroupComm, Handle, Into, Sizes, slice_of
 from .streams import CommStream, Waitable
 
 # torch 2.13 renames these two; 2.11 knows the old names only.
@@ -22,9 +22,7 @@ scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatt
 
 
 class OwnersWork:
-    """One collective per owner, in flight together, or complete if they are not asynchronous. `own`: this rank's slice;
-    its sum is copied to `into`.
-    """
+    """One collective per owner. `own`: this rank's slice, whose sum is copied to `into`."""
 
     def __init__(
         self, works: Iterable[Waitable | None], async_op: bool, own: torch.Tensor | None = None,
@@ -67,9 +65,7 @@ class StagedComm(GroupComm):
     scatter_into: Callable[..., Any] = staticmethod(scatter_into)
     gather_into: Callable[..., Any] = staticmethod(gather_into)
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         into = slice_of(full, self.rank, self.size, sizes) if into is None else into
         carry = partial(self.scatter_into, into, full, group=self.group)
         if sizes is not None:

@@ -31,6 +31,9 @@ from .streams import CommStream, Threads, Waitable
 
 T = TypeVar("T")
 
+Into = torch.Tensor | None
+"""The destination of a sum; None: this rank's slice of the full buffer."""
+
 Sizes = Sequence[int] | None
 """Elements of each rank's slice of a full buffer, if they differ (layout.py [Note: owned]); None: all are equal."""
 
@@ -49,10 +52,9 @@ FAULT = 2**30
 
 
 class Handle:
-    """A collective in flight. `wait` completes it and releases every tensor that it kept alive.
-
-    `works`: awaited in order, other handles if it has several hops. `finish`: called after them. `operation`: its
-    number among the logical collectives (labels.collective); None for one of several hops.
+    """A collective in flight. `wait` completes it and releases every tensor that it kept alive. `works`: awaited in
+    order, other handles if it has several hops. `finish`: called after them. `operation`: its number among the logical
+    collectives (labels.collective); None for one of several hops.
     """
 
     watch: AbstractContextManager[object] = nullcontext()
@@ -110,9 +112,8 @@ class Launches:
 
 
 class Comm:
-    """Collectives of a world of one rank, which send nothing; the base class of the backends.
-
-    `full`: (N · shard_numel,). `unit`: the unit's name, equal on all ranks.
+    """Collectives of a world of one rank, which send nothing; the base class of the backends. `full`: (N ·
+    shard_numel,). `unit`: the unit's name, equal on all ranks.
     """
 
     rank = 0
@@ -132,9 +133,7 @@ class Comm:
     on_streams = False
     """True if collectives run on their own CUDA streams, concurrently with the compute stream: comm/streams.py."""
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         """Sums `full` over the ranks into this rank's slice, or `into` another tensor of its shape and dtype."""
         return Handle([])
 
@@ -148,7 +147,6 @@ class Comm:
 
     def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
         """Sends slice j of `to` to rank j and receives slice j of `here` from it, both (N · m,), except this rank's.
-
         `name`: the logical collective.
         """
         return Handle([])
@@ -171,18 +169,15 @@ class Comm:
         """Drops the state of earlier exchanges, because other weights are loaded."""
 
     def put_aside(self) -> Callable[[], None]:
-        """Copies the state of earlier exchanges, which other weights replace for a while. Returns the function that
-        restores it.
-        """
+        """Copies the state of earlier exchanges, before a swap of weights. Returns the function that restores it."""
         return self.forget
 
     def meet(self, what: str) -> None:
         """Returns when all ranks have called it: a barrier before a small collective that could pair with another."""
 
     def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-        """Runs a collective of all ranks that blocks until it is done, and returns its result.
-
-        `channel`: a name for it. `group`: the process group that it uses, by default this one's.
+        """Runs a collective of all ranks that blocks until it is done, and returns its result. `channel`: a name for
+        it. `group`: the process group that it uses, by default this one's.
         """
         return run()
 
@@ -258,50 +253,21 @@ class GroupComm(Comm):
         self._sent = values
 
 
+ATTRIBUTES = ("rank", "size", "averaged_ranks", "replica", "pairs_by_unit", "group", "flags_device", "on_streams")
+METHODS = (
+    "reduce_scatter", "all_gather", "all_reduce", "all_to_all", "forget", "put_aside", "meet", "call", "broadcast",
+    "maximum", "sum",
+)  # fmt: skip
+
+
 class WrappedComm(Comm):
-    """Forwards every collective to the Comm below; subclasses override those that they change."""
+    """The Comm `below`, but for the methods that a subclass has itself."""
 
     def __init__(self, below: Comm) -> None:
         self._below = below
-        self.rank, self.size = below.rank, below.size
-        self.averaged_ranks, self.replica = below.averaged_ranks, below.replica
-        self.pairs_by_unit = below.pairs_by_unit
-        self.group, self.flags_device, self.on_streams = below.group, below.flags_device, below.on_streams
-
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
-        return self._below.reduce_scatter(full, unit, into, sizes)
-
-    def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
-        return self._below.all_gather(full, unit, sizes)
-
-    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
-        return self._below.all_reduce(full, unit)
-
-    def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
-        return self._below.all_to_all(to, here, name, unit)
-
-    def forget(self) -> None:
-        self._below.forget()
-
-    def put_aside(self) -> Callable[[], None]:
-        return self._below.put_aside()
-
-    def meet(self, what: str) -> None:
-        self._below.meet(what)
-
-    def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-        return self._below.call(channel, run, group)
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        self._below.broadcast(tensor)
-
-    def maximum(self, flags: torch.Tensor) -> None:
-        self._below.maximum(flags)
-
-    def sum(self, values: torch.Tensor) -> None:
-        self._below.sum(values)
+        for name in (*ATTRIBUTES, *METHODS):
+            if getattr(type(self), name) is getattr(Comm, name):
+                setattr(self, name, getattr(below, name))
 
 
 class Source:
@@ -331,7 +297,7 @@ class Source:
         """Some rank's shard has changed: a kept copy is invalid."""
 
 
-def slices_of(full: torch.Tensor, ranks: int, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+def rank_slices(full: torch.Tensor, ranks: int, sizes: Sizes) -> tuple[torch.Tensor, ...]:
     """Returns each rank's slice of `full`."""
     return full.split(full.numel() // ranks if sizes is None else [*sizes])
 

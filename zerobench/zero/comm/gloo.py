@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import GroupComm, Handle, Sizes, slices_of
+from .base import GroupComm, Handle, Into, Sizes, rank_slices
 from .streams import Waitable
 
 GATHER_PIECE_BYTES = 16 * 2**20
@@ -80,23 +80,19 @@ class GlooComm(GroupComm):
         super().__init__(group)
         self._queue: SimpleQueue[PairwiseReduction | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
         _drain_thread()
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
-        """Queues the sends of the other slices and the sum of this rank's; a thread runs the reductions, one at a time,
-        in launch order.
-        """
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
+        """Queues the reduction; a thread runs one at a time, in launch order."""
         with labels.collective("reduce_scatter", unit) as operation:
-            slices = pieces_of(full, self.size, sizes, REDUCE_PIECE_BYTES)
+            slices = cut_in_pieces(full, self.size, sizes, REDUCE_PIECE_BYTES)
             own = slices[self.rank]
-            others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
             rounds = range(max(map(len, slices)))
-            to_go = [(peer, slices[peer][i]) for i in rounds for peer in others if i < len(slices[peer])]
-            slots = full.new_empty(min(SLOTS, len(own) * len(others)), own[0].numel() if own else 0)
+            to_go = [(peer, slices[peer][i]) for i in rounds for peer in self._others if i < len(slices[peer])]
+            slots = full.new_empty(min(SLOTS, len(own) * len(self._others)), own[0].numel() if own else 0)
             labels.label(slots, labels.COMMUNICATION, f"{unit} received")
-            sums = own if into is None else pieces_of(into, 1, None, REDUCE_PIECE_BYTES)[0]
+            sums = own if into is None else cut_in_pieces(into, 1, None, REDUCE_PIECE_BYTES)[0]
             reduction = PairwiseReduction(self, to_go, own, sums, slots, tag_of("reduction", unit, full.nbytes))
             if self._thread is None:
                 self._thread = labels.EngineThread(
@@ -112,12 +108,11 @@ class GlooComm(GroupComm):
 
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         with labels.collective("all_gather", unit) as operation:
-            slices = pieces_of(full, self.size, sizes, GATHER_PIECE_BYTES)
-            others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
+            slices = cut_in_pieces(full, self.size, sizes, GATHER_PIECE_BYTES)
             tag = tag_of("gather", unit, full.nbytes)
             # receives first: gloo would buffer and copy a piece that arrives before its receive is posted
-            works = [receive(piece, peer, self.group, tag) for peer in others for piece in slices[peer]]
-            works += [send(piece, peer, self.group, tag) for piece in slices[self.rank] for peer in others]
+            works = [receive(piece, peer, self.group, tag) for peer in self._others for piece in slices[peer]]
+            works += [send(piece, peer, self.group, tag) for piece in slices[self.rank] for peer in self._others]
         return Handle([PairwiseWorks(works)], operation=operation)
 
     def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
@@ -127,10 +122,9 @@ class GlooComm(GroupComm):
 
     def meet(self, what: str) -> None:
         tag, nothing = tag_of("meeting", what, self.size), torch.empty(0)  # an empty message from each rank to each
-        others = [peer for peer in range(self.size) if peer != self.rank]
         with labels.collective("control"):
-            works = [receive(nothing, peer, self.group, tag) for peer in others]
-            works += [send(nothing, peer, self.group, tag) for peer in others]
+            works = [receive(nothing, peer, self.group, tag) for peer in self._others]
+            works += [send(nothing, peer, self.group, tag) for peer in self._others]
             for work in works:
                 work.wait()
 
@@ -141,11 +135,12 @@ class GlooComm(GroupComm):
         return self._thread
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
-        going, coming = (pieces_of(full, self.size, None, REDUCE_PIECE_BYTES) for full in (to, here))
-        others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
+        going, coming = (cut_in_pieces(full, self.size, None, REDUCE_PIECE_BYTES) for full in (to, here))
         tag = tag_of("exchange", unit, to.nbytes)
-        works = [receive(piece, peer, self.group, tag) for peer in others for piece in coming[peer]]
-        works += [send(going[peer][i], peer, self.group, tag) for i in range(len(going[self.rank])) for peer in others]
+        works = [receive(piece, peer, self.group, tag) for peer in self._others for piece in coming[peer]]
+        works += [
+            send(going[peer][i], peer, self.group, tag) for i in range(len(going[self.rank])) for peer in self._others
+        ]
         return [PairwiseWorks(works)]
 
 
@@ -221,19 +216,13 @@ class _Arrival(NamedTuple):
 
 class PairwiseReduction:
     """One reduce-scatter in flight: `run` sends, receives and sums in a thread; `wait` blocks until it is done.
-
     `to_go`: (peer, piece) of the other slices. `is_sent`: set once all sends are launched.
     """
 
     def __init__(
-        self,
-        comm: GlooComm,
-        to_go: list[tuple[int, torch.Tensor]],
-        own: Pieces,
-        sums: Pieces,
-        slots: torch.Tensor,
+        self, comm: GlooComm, to_go: list[tuple[int, torch.Tensor]], own: Pieces, sums: Pieces, slots: torch.Tensor,
         tag: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._group, self._tag = comm.group, tag
         self._lower, self._higher = range(comm.rank), range(comm.rank + 1, comm.size)
         self._own, self._sums = own, sums
@@ -315,12 +304,10 @@ class PairwiseReduction:
             self._arriving.append(_Arrival(receive(piece, peer, self._group, self._tag), piece, slot))
 
 
-def pieces_of(full: torch.Tensor, ranks: int, sizes: Sizes, most_bytes: int) -> list[Pieces]:
-    """Splits each rank's slice of `full` into the pieces in which it is sent, of at most `most_bytes` each; an empty
-    slice has none.
-    """
+def cut_in_pieces(full: torch.Tensor, ranks: int, sizes: Sizes, most_bytes: int) -> list[Pieces]:
+    """Splits each rank's slice of `full` into pieces of at most `most_bytes`; an empty slice has none."""
     max_numel = max(1, most_bytes // full.element_size())
-    return [part.split(max_numel) if part.numel() else () for part in slices_of(full, ranks, sizes)]
+    return [part.split(max_numel) if part.numel() else () for part in rank_slices(full, ranks, sizes)]
 
 
 def _run_all(queue: SimpleQueue[PairwiseReduction | None]) -> None:

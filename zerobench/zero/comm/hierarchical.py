@@ -37,9 +37,9 @@ import torch.distributed as dist
 
 from . import simulated
 from .backends import NcclComm, StagedComm
-from .base import FAKE, Comm, GroupComm, Handle, Sizes, WrappedComm, backend_for
+from .base import FAKE, Comm, GroupComm, Handle, Into, Sizes, WrappedComm, backend_for
 from .gloo import GlooComm
-from .out_of_step import watch_of, watched
+from .out_of_step import hang_watch, watched
 
 KINDS: dict[tuple[str, str], type[GroupComm]] = {
     ("gloo", "cpu"): GlooComm,
@@ -55,10 +55,7 @@ def kinds() -> dict[tuple[str, str], type[GroupComm]]:
 
 
 def connect(group: dist.ProcessGroup | None, device: torch.device) -> Comm:
-    """Returns the Comm of `group`, by default of torch's default group; without one, the Comm of a world of one rank.
-
-    Raises ValueError for an unsupported backend.
-    """
+    """Returns the Comm of `group`, by default torch's; of one rank without any. Raises ValueError for its backend."""
     if group is None:
         if not dist.is_initialized():
             return Comm()
@@ -132,9 +129,7 @@ class Hierarchical(WrappedComm):
         self.hops = Hops()
         self.rank = nodes.within.rank * nodes.between.size + nodes.between.rank
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         """Reduces within the node, then between nodes; the block's other slices then hold the node's sums."""
         within, between, block = self.nodes.within, self.nodes.between, self._block(full)
         return self._launch(
@@ -163,9 +158,7 @@ class ShardGroup(WrappedComm):
         self._hops = Hops()
         self.rank, self.size, self.replica = shards.rank, shards.size, replicas.rank
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         numel = full.numel() // self.size
         own = full.narrow(0, self.rank * numel, numel) if into is None else into
         hops: tuple[Hop, Hop] = (
@@ -186,7 +179,6 @@ def connect_groups(
     group: dist.ProcessGroup | None, device: torch.device, node_size: int | None, shard_group: int | None
 ) -> Comm:
     """Returns the Comm over `group`, in nodes of `node_size` ranks or shard groups of `shard_group`, if not all ranks.
-
     Collective. Raises ValueError if the ranks cannot be divided in this way.
     """
     all_ranks = connect(group, device)
@@ -195,7 +187,7 @@ def connect_groups(
             _cpu_groups[all_ranks.group] = new_cpu_group(all_ranks)
         cpu_group = _cpu_groups[all_ranks.group]  # for flags
         all_ranks.use_cpu_group(cpu_group)
-        watch_of(all_ranks.group).groups.add(cpu_group)  # its waits end with the others
+        hang_watch(all_ranks.group).groups.add(cpu_group)  # its waits end with the others
     all_ranks = watched(all_ranks)
     check_groups(all_ranks.size, node_size, shard_group)
     if all(size in (None, all_ranks.size) for size in (node_size, shard_group)):

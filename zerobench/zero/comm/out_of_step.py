@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import FAKE, FAULT, Comm, Handle, Launches, NamedEngine, Sizes, WrappedComm
+from .base import FAKE, FAULT, Comm, Handle, Into, Launches, NamedEngine, Sizes, WrappedComm
 
 RULE = (
     "every rank must make the same calls of the engine, run the same modules in the same order and have as many"
@@ -167,13 +167,6 @@ class HangWatch:
         weakref.finalize(self, stop.set)
         labels.EngineThread(target=_look_on, args=(weakref.ref(self), stop), name="watch", daemon=True).start()
 
-    def launch(self, channel: str) -> int:
-        """Counts a collective of `channel` and returns its number, from 1. Raises RuntimeError after a fault."""
-        if self.verdict is not None:
-            raise RuntimeError(self.verdict)
-        number = self.launched[channel] = self.launched.get(channel, 0) + 1
-        return number
-
     def end(self, own: Position, error: RuntimeError) -> RuntimeError:
         """Returns the error, with the same message on all ranks, of a wait that another error has ended."""
         message = self.verdict or self._message()
@@ -237,13 +230,10 @@ class HangWatch:
         return positions or [own]
 
     def _message(self) -> str | None:
-        """Returns the message that the ranks have agreed on, or None."""
         return self._ask(lambda store: store.get("message").decode() if store.check(["message"]) else None)
 
     def _agree_and_break(self, message: str) -> str:
-        """Returns the message of the first rank that called this method, which all ranks raise. Ends all waits of this
-        rank and for this rank; the groups are unusable afterwards.
-        """
+        """Ends all waits of this rank and for it. Returns the message of the first rank that called this."""
         self.verdict = self._ask(lambda store: store.compare_set("message", "", message).decode()) or message
         for group in list(self.groups):
             break_connections(group)
@@ -274,9 +264,8 @@ def whereabouts(thread: int) -> str:
 
 
 def break_connections(group: dist.ProcessGroup) -> None:
-    """Makes all pending communication of `group` raise, on this rank and on the others.
-
-    gloo closes all connections of a context when one wait in it times out; it has no other way to end a wait.
+    """Makes all pending communication of `group` raise, on this rank and on the others. gloo closes all connections of
+    a context when one wait in it times out; it has no other way to end a wait.
     """
     backends = str(dist.get_backend_config(group))
     if "nccl" in backends:
@@ -299,7 +288,7 @@ def _look_on(watch: weakref.ref[HangWatch], stop: threading.Event) -> None:
 _watches: WeakKeyDictionary[dist.ProcessGroup, HangWatch] = WeakKeyDictionary()
 
 
-def watch_of(group: dist.ProcessGroup) -> HangWatch:
+def hang_watch(group: dist.ProcessGroup) -> HangWatch:
     """Returns the watch over `group` and its subgroups; all engines use the same one."""
     if group not in _watches:
         _watches[group] = HangWatch(group)
@@ -320,7 +309,9 @@ class Wait:
 
     def __init__(self, watch: HangWatch, channel: str, describe: Callable[[int], str], peers: list[int]) -> None:
         self._watch, self._channel, self._describe, self._peers = watch, channel, describe, peers
-        self._number = watch.launch(channel)
+        if watch.verdict is not None:
+            raise RuntimeError(watch.verdict)
+        self._number = watch.launched[channel] = watch.launched.get(channel, 0) + 1
 
     def __enter__(self) -> Wait:
         self._thread = threading.get_ident()
@@ -352,9 +343,7 @@ class WatchedComm(WrappedComm):
 
     # a launch can block too, not only its wait
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         with self._wait("reduction", unit, full) as wait:
             handle = self._below.reduce_scatter(full, unit, into, sizes)
         handle.watch = wait
@@ -415,13 +404,12 @@ class WatchedComm(WrappedComm):
 
 def watched(comm: Comm, whole: dist.ProcessGroup | None = None) -> Comm:
     """Returns `comm` under the watch of `whole`, a process group that contains its ranks; default: its own group.
-
     Returns `comm` itself in a world of one rank, and in a simulated world, in which no rank can wait.
     """
     group = comm.group
     if group is None or str(dist.get_backend(group)) == FAKE:
         return comm
-    watch = watch_of(whole or group)
+    watch = hang_watch(whole or group)
     watch.groups.add(group)
     peers = range(comm.size) if whole is None else dist.get_process_group_ranks(group)
     return WatchedComm(comm, watch, list(peers))
@@ -477,8 +465,8 @@ class ComparedLaunches(Launches):
         return [flag & 1 for flag in agreed]
 
 
-def launches_of(comm: Comm) -> Launches:
+def compared_launches(comm: Comm) -> Launches:
     """Returns the launches of an engine over `comm`."""
     if comm.group is None or str(dist.get_backend(comm.group)) == FAKE:
         return Launches()
-    return ComparedLaunches(watch_of(comm.group), comm.pairs_by_unit)
+    return ComparedLaunches(hang_watch(comm.group), comm.pairs_by_unit)

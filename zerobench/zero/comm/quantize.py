@@ -65,7 +65,11 @@ class Codec:
         if self.bits == 8:
             values.copy_(whole.view(torch.uint8))
         else:
-            _pack(whole, values)
+            half = values.shape[1]
+            rest = whole.shape[1] - half
+            shifted = whole.add_(8).view(torch.uint8)
+            values.copy_(shifted[:, :half])
+            values[:, :rest] |= shifted[:, half:] << 4
         payloads[:, self._values_bytes(slices.shape[1]) + 4 * scales.shape[1] :].zero_()
 
     def decode(self, payloads: torch.Tensor, slices: torch.Tensor) -> None:
@@ -101,7 +105,6 @@ def _blocks(
     block: int, first: torch.Tensor, second: torch.Tensor, scales: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Returns views of two (rows, numel) tensors as (rows, blocks, elements), and of their scales, (rows, blocks, 1).
-
     First the whole blocks, CHUNKS elements at a time, then the shorter block at the end.
     """
     rows, numel = first.shape
@@ -117,15 +120,6 @@ def _blocks(
         both = (x[:, end:].unsqueeze(1) for x in (first, second))
         parts.append((*both, scales[:, whole:].unsqueeze(2)))
     return parts
-
-
-def _pack(whole: torch.Tensor, values: torch.Tensor) -> None:
-    """Packs two numbers of -7 .. 7 per byte, 8 added to each. `whole`: (rows, n) int8; `values`: (rows, ceil(n/2))."""
-    half = values.shape[1]
-    rest = whole.shape[1] - half
-    shifted = whole.add_(8).view(torch.uint8)
-    values.copy_(shifted[:, :half])
-    values[:, :rest] |= shifted[:, half:] << 4
 
 
 def _unpack(values: torch.Tensor, numel: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from .. import labels
 from .backends import NcclComm
-from .base import GroupComm, Handle, Sizes, slice_of, slices_of
+from .base import GroupComm, Handle, Into, Sizes, rank_slices, slice_of
 from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, GlooComm
 from .streams import Waitable
 
@@ -33,15 +33,11 @@ TAG = 7000
 
 class SimulatedGloo(GlooComm):
     """The pairwise exchange of gloo at constant cost: one of several equal pieces is sent, and accounted once per piece
-    and other rank.
-
-    Nothing is received or summed, so that a world of 1,024 ranks costs no more than one of 8, and a shard of 1 GB no
-    more than one of 1 MB.
+    and other rank. Nothing is received or summed, so that a world of 1,024 ranks costs no more than one of 8, and a
+    shard of 1 GB no more than one of 1 MB.
     """
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         own = slice_of(full, self.rank, self.size, sizes)
         pieces = Pieces.of(own, REDUCE_PIECE_BYTES)
         slots = full.new_empty(min(SLOTS, len(pieces) * (self.size - 1)), pieces.largest)
@@ -49,7 +45,7 @@ class SimulatedGloo(GlooComm):
         with labels.collective("reduce_scatter", unit) as operation:
             if sizes is None:
                 self._send_to_all(pieces)
-            for peer, part in enumerate(() if sizes is None else slices_of(full, self.size, sizes)):
+            for peer, part in enumerate(() if sizes is None else rank_slices(full, self.size, sizes)):
                 self._send(Pieces.of(part, REDUCE_PIECE_BYTES), [peer] * (peer != self.rank))
         if into is not None:
             with torch.no_grad():

@@ -60,10 +60,7 @@ class CommStream:
 
 
 class StreamWork:
-    """A collective on a communication stream.
-
-    Deleting it waits too: an exception may drop it unwaited, and its buffers would be reused while still in use.
-    """
+    """A collective on a communication stream. Deleting it waits too: its buffers are still in use."""
 
     def __init__(self, cuda: Any, end: Any) -> None:
         self._cuda = cuda

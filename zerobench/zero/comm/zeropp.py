@@ -36,6 +36,7 @@ where a block's bound is half a step (comm/quantize.py), m/14 with m the block's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,7 +44,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import Comm, Handle, Sizes, Source, WrappedComm
+from .base import Comm, Handle, Into, Sizes, Source, WrappedComm
 from .hierarchical import Hierarchical, Hops, Nodes, connect_groups, nodes_of
 from .quantize import DTYPES, LEVELS, Codec
 
@@ -105,29 +106,24 @@ class ZeroppComm(WrappedComm):
             source.invalidate()
 
     def put_aside(self) -> Callable[[], None]:
-        restore = [source.put_aside() for source in self._kept]
-
-        def restore_all() -> None:
-            for each in restore:
-                each()
-
-        return restore_all
+        stack = ExitStack()
+        for source in self._kept:
+            stack.callback(source.put_aside())
+        return stack.close
 
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         """Gathers quantized slices; every rank decodes all slices, its own too, so that all have equal parameters."""
         if not self._policy.quantize_weights or full.dtype not in DTYPES:
-            return super().all_gather(full, unit)
+            return self._below.all_gather(full, unit)
         slices = full.view(self.size, -1)
         payloads = new_payloads(self._weights, slices, unit)
         self._weights.encode(slices[self.rank : self.rank + 1], payloads[self.rank : self.rank + 1])
         gather = self._below.all_gather(payloads.view(-1), unit)
         return Handle([gather], partial(_decode_all, self._weights, payloads, slices))
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", into: torch.Tensor | None = None, sizes: Sizes = None
-    ) -> Handle:
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         if not self._policy.quantize_gradients or full.dtype not in DTYPES:
-            return super().reduce_scatter(full, unit, into)
+            return self._below.reduce_scatter(full, unit, into)
         own = full.view(self.size, -1)[self.rank] if into is None else into
         reduction = QuantizedReduction(self._reductions, full, own, unit)
         return self._hops.launch(*[reduction.send] * len(self._reductions), finish=reduction.finish)
@@ -293,7 +289,6 @@ def connect_zeropp(
     policy: Zeropp | None,
 ) -> Comm:  # fmt: skip
     """Returns the Comm over `group`, in nodes or shard groups (comm/hierarchical.py), under a policy. Collective.
-
     Raises ValueError for options that exclude each other.
     """
     below = connect_groups(group, device, node_size, shard_group)

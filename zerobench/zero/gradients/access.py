@@ -21,6 +21,7 @@ from torch import nn
 from ..engine import ShardedEngine
 from ..layout import MemoryOrder
 from ..modules.wrapping import in_normal_mode
+from ..optim.segments import OptimizerSegment
 from ..precision import norm_over_ranks, sum_of_powers
 from .flow import GradientFlow
 
@@ -63,8 +64,8 @@ class GradientMixin(ShardedEngine):
         """
         self.gradients.check_reduced("clip_grad_norm_")
         with torch.no_grad():
-            norm: torch.Tensor = self.update.clip(float(max_norm), float(norm_type), error_if_nonfinite)
-        return norm
+            self.update.agree("clip_grad_norm_")
+            return self.update.scaling.clip(float(max_norm), float(norm_type), error_if_nonfinite)
 
     def gradient_segments(self) -> Iterator[GradientSegment]:
         """Yields this rank's segments of all existing gradients, to be read and changed in place; collective.
@@ -83,7 +84,7 @@ class GradientMixin(ShardedEngine):
         It has the parameter's shape and its master's dtype; None if no rank has a gradient. `name`: as in
         `module.named_parameters()`. Raises ValueError if `name` is not a trainable parameter.
         """
-        number = number_of(self, name)
+        number = trainable_number(self, name)
         _begin(self, "full_gradient", self.names[number])
         with torch.no_grad():
             if number not in self.update.used:
@@ -104,7 +105,7 @@ class GradientMixin(ShardedEngine):
         `value` is the gradient that the optimizer is to get: the engine rounds it to the gradients' dtype and applies
         the loss scale. Raises ValueError for a wrong name or shape, RuntimeError if there is no gradient to replace.
         """
-        number = number_of(self, name)
+        number = trainable_number(self, name)
         if value.shape != self.trainable[number].shape:
             shapes = f"{tuple(value.shape)}, but the parameter's is {tuple(self.trainable[number].shape)}"
             raise ValueError(f"set_full_gradient: {name}: the value's shape is {shapes}")
@@ -124,6 +125,10 @@ class GradientMixin(ShardedEngine):
 
         Ranks of one shard group yield different parts; replicas yield the same (`gradient_holders`).
         """
+        return (gradient for _, gradient in self.reduced_segments())
+
+    def reduced_segments(self) -> Iterator[tuple[OptimizerSegment, torch.Tensor]]:
+        """Yields the optimizer's segments with `reduced_gradients`."""
         for bucket in self.gradients.buckets:
             bucket.wait_for_copies()
         used = self.update.used
@@ -142,7 +147,7 @@ class GradientMixin(ShardedEngine):
                     for segment in present:
                         gradient = segment.gradient()
                         assert gradient is not None
-                        yield gradient
+                        yield segment, gradient
             finally:
                 for segment, was_used in zip(present, before, strict=True):
                     segment.used = was_used
@@ -181,7 +186,7 @@ def _begin(engine: GradientMixin, what: str, sums: str = "") -> None:
     engine.update.agree()
 
 
-def number_of(engine: ShardedEngine, name: str) -> int:
+def trainable_number(engine: ShardedEngine, name: str) -> int:
     """Returns a trainable parameter's number. Raises ValueError for another name."""
     named = dict(engine.module.named_parameters(remove_duplicate=False))
     if name not in named:

@@ -4,7 +4,7 @@
     reduce    the buckets that the stage calls due are sent; the next one fills meanwhile
     wait      oldest first, when too many are in flight, at the end of a backward, or before a second gradient
 
-The order is decided here; units/bucket.py has the buffers, and the stages allocate and free their memory.
+The order is decided here; bucket.py has the buffers, and the stages allocate and free their memory.
 
 [Note: stand-ins]
 From backward to step the engine holds the gradients, and a parameter's `.grad` is a stand-in of its shape and dtype,
@@ -45,13 +45,12 @@ from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from torch.utils import _pytree as pytree
 
 from .. import labels
+from ..bucket import GradientBucket
 from ..comm.base import Handle
 from ..engine import ShardedEngine
 from ..layout import Piece
-from ..modules.tied import TiedName, names_of_tied
-from ..modules.wrapping import NO_TASK, graph_task, inside_backward, tensors_that_require_grad
+from ..modules.wrapping import NO_TASK, TiedName, graph_task, inside_backward, names_of_tied, tensors_that_require_grad
 from ..parameters.access import as_they_are
-from ..units.bucket import GradientBucket
 from ..units.unit import Unit
 
 REDUCTIONS_IN_FLIGHT = 1
@@ -60,23 +59,6 @@ REDUCTIONS_IN_FLIGHT = 1
 HOW = (
     "to read or change gradients use engine.clip_grad_norm_(), engine.full_gradient(name), engine.gradient_norms() or"
     " engine.gradient_segments() (docs/how-to/gradients.md)"
-)
-
-GRAD_SCALER = "a GradScaler finds no gradients here; give initialize() loss_scaling=zerobench.zero.LossScaling()"
-
-SCALED = (
-    "call engine.backward(loss), not loss.backward(): the engine scales losses (loss_scaling=), and this one is not"
-    " scaled"
-)
-
-SECOND_ORDER = (
-    "loss.backward(create_graph=True): the engine's gradients have no graph; use torch.autograd.grad(create_graph=True)"
-    " for a penalty, and then loss.backward()"
-)
-
-OTHERS = (
-    "engine.backward of another engine came to this one's parameters: call loss.backward(), which trains both, or"
-    " freeze this one's model by requires_grad_(False)"
 )
 
 
@@ -112,13 +94,11 @@ class StandIn(torch.Tensor):
             first._added = args[1]
             return args[0]
         if name == "_amp_foreach_non_finite_check_and_unscale_":
-            raise RuntimeError(f"{first.parameter_name}: {GRAD_SCALER}; {HOW}")
+            raise RuntimeError(
+                f"{first.parameter_name}: a GradScaler finds no gradients here; give initialize()"
+                f" loss_scaling=zerobench.zero.LossScaling(); {HOW}"
+            )
         raise RuntimeError(f"{first.parameter_name}: its gradient is in the engine's shards, not in .grad; {HOW}")
-
-    def take_added(self) -> torch.Tensor | None:
-        """Returns the gradient that autograd has added, and forgets it."""
-        added, self._added = self._added, None
-        return added
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:
         """Returns no inner tensors, so that instruments that count memory find none."""
@@ -223,18 +203,25 @@ class PlainBackward:
         return self._end is not None
 
     def begin(self) -> None:
-        """Begins a backward, if the running graph task gives parameters their gradients. Raises RuntimeError for one
-        that the engine cannot follow.
-        """
+        """Begins a backward that gives parameters gradients. Raises RuntimeError for one that cannot be followed."""
         previous, self._last_seen = self._last_seen, graph_task()
         if previous == self._last_seen or not will_accumulate(self._engine.trainable):
             return
         if self.engine_backwards:
-            raise RuntimeError(OTHERS)
+            raise RuntimeError(
+                "engine.backward of another engine came to this one's parameters: call loss.backward(), which trains"
+                " both, or freeze this one's model by requires_grad_(False)"
+            )
         if self._engine.update.scaling.scaler.policy is not None:
-            raise RuntimeError(SCALED)
+            raise RuntimeError(
+                "call engine.backward(loss), not loss.backward(): the engine scales losses (loss_scaling=), and this"
+                " one is not scaled"
+            )
         if torch.is_grad_enabled():
-            raise RuntimeError(SECOND_ORDER)
+            raise RuntimeError(
+                "loss.backward(create_graph=True): the engine's gradients have no graph; use"
+                " torch.autograd.grad(create_graph=True) for a penalty, and then loss.backward()"
+            )
         self._engine.begin_backward()
         end = partial(self._finish)
         self._end = weakref.ref(end, self._abandon)
@@ -301,8 +288,8 @@ class GradientFlow:
 
     def __init__(self, engine: ShardedEngine) -> None:
         self._engine = engine
-        # (bucket, its handle, where its mean lands)
-        self._in_flight: deque[tuple[GradientBucket, Handle, torch.Tensor]] = deque()
+        # reductions: (bucket, its handle, where its mean lands)
+        self.in_flight: deque[tuple[GradientBucket, Handle, torch.Tensor]] = deque()
         self.stand_ins = StandIns(engine, self.drop)
         self.plain = PlainBackward(engine)
         self._in_engine_backward = False  # `engine.backward` runs
@@ -379,7 +366,8 @@ class GradientFlow:
             return
         gradient = leaf.grad
         if isinstance(gradient, StandIn):
-            gradient = gradient.take_added()
+            stand_in, gradient = gradient, gradient._added
+            stand_in._added = None
         else:
             leaf.grad = None
         if not self._in_engine_backward:
@@ -439,7 +427,7 @@ class GradientFlow:
                 last.wait_all()
             GradientFlow._last_sender = weakref.ref(self)
             # before this one takes memory
-            while not bucket.reduces_in_place and len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:
+            while not bucket.reduces_in_place and len(self.in_flight) >= REDUCTIONS_IN_FLIGHT:
                 self._wait_oldest()
             # a bucket without gradients is sent as zeros: all ranks send the same buckets
             full, into = bucket.prepare()
@@ -449,22 +437,17 @@ class GradientFlow:
             else:
                 handle = comm.reduce_scatter(full, unit.name, into, unit.layout.sizes)
             bucket.is_in_flight = True
-            self._in_flight.append((bucket, handle, unit.own_slice(full) if into is None else into))
-
-    @property
-    def reducing(self) -> bool:
-        """True while a reduction is in flight."""
-        return bool(self._in_flight)
+            self.in_flight.append((bucket, handle, unit.own_slice(full) if into is None else into))
 
     def wait_all(self) -> None:
         """Waits for all reductions, and for copies of means to other tiers."""
-        while self._in_flight:
+        while self.in_flight:
             self._wait_oldest()
         self._engine.placement.release_copied()
 
     def _wait_oldest(self) -> None:
         """Waits in launch order, which is equal on all ranks."""
-        bucket, handle, mean = self._in_flight.popleft()
+        bucket, handle, mean = self.in_flight.popleft()
         handle.wait()
         if bucket.divisor_after != 1:
             mean.div_(bucket.divisor_after)

@@ -142,10 +142,10 @@ def check_memory(model: nn.Module, moves_frozen: bool, ignored: Collection[nn.Pa
     """Raises ValueError for the first parameter to be moved that shares memory with another tensor of the model."""
     parameters = {p: name for name, p in model.named_parameters() if has_memory(p)}
     held = [
-        (extent_of(p), name, p not in ignored and (moves_frozen or p.requires_grad)) for p, name in parameters.items()
+        (byte_range(p), name, p not in ignored and (moves_frozen or p.requires_grad)) for p, name in parameters.items()
     ]
     storages = {extent[0] for extent, *_ in held}
-    others = [(extent_of(tensor), name, False) for name, tensor in _others(model) if tensor not in parameters]
+    others = [(byte_range(tensor), name, False) for name, tensor in _others(model) if tensor not in parameters]
     end: Extent = (0, 0, 0)
     last: tuple[str, bool] = ("", False)
     for extent, name, is_moved in sorted([*held, *(other for other in others if other[0][0] in storages)]):
@@ -165,7 +165,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
     return type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.numel() > 0 and tensor.data_ptr() != 0
 
 
-def extent_of(tensor: torch.Tensor) -> Extent:
+def byte_range(tensor: torch.Tensor) -> Extent:
     """Returns the bytes of memory between a tensor's first and last element."""
     length = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     first = tensor.data_ptr()

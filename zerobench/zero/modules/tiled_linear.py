@@ -31,9 +31,7 @@ Draw = Callable[[torch.Tensor], Any]
 
 
 class TiledLinear(nn.Module):
-    """A Linear in tiles: (..., in_features) -> (..., out_features). Raises ValueError for splits that leave a tile
-    empty.
-    """
+    """A Linear in tiles: (..., in_features) -> (..., out_features). Raises ValueError for an empty tile."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, in_splits: int = 1, out_splits: int = 1,
@@ -153,9 +151,7 @@ def parts_of(linear: nn.Module) -> Sequence[nn.Module]:
 
 
 def whole_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Converts `state` of a model with TiledLinears to the state of its equivalent with Linears; joined tensors are
-    copies.
-    """
+    """Converts the state of a model with TiledLinears to that of its equivalent with Linears; copies."""
     converted = dict(state)
     for path, tiled in _tiled(model):
         weights, biases = [], []

@@ -5,6 +5,19 @@ they run; hooks, and the mode in which an engine runs.
 The order is recorded in one forward and used for prefetch in the next. A *use* is one run of a unit's module; its
 number is its index in the list. Backward traverses the uses in reverse. Every rank must run its units in the same
 order, so that all ranks launch gathers and reductions in the same order.
+
+[Note: tied parameters]
+Autograd sums the gradients of one leaf before it delivers them: for a head tied to its embedding it keeps the head's
+gradient through the whole backward, and at the end holds three tensors of that size. Here each use in a module is an
+*alias*: a tensor over the parameter's memory, made by a Function whose backward passes the use's gradient to the
+engine and none to the parameter. The sum is computed, in the same order, where gradients are accumulated anyway; when
+autograd reaches the parameter itself, all its uses have been handled.
+
+An alias replaces the parameter in its module only while that module runs, is a Parameter of the same class, and has the
+parameter's own attributes. If the parameter itself needs the summed gradient, autograd sums as usual: for
+torch.autograd.grad, for another engine's backward, and for hooks on the parameter, which may be registered at any time.
+
+Inside of a forward `first.weight is second.weight` is False, and an alias is not a leaf; outside both are as usual.
 """
 
 from __future__ import annotations
@@ -71,19 +84,17 @@ def blocks(root: nn.Module) -> list[tuple[str, nn.Module]]:
     """Returns the elements of every outermost nn.ModuleList, by convention a transformer's blocks; in a model without
     one, the elements of every outermost nn.Sequential. A list inside a list is not a block: its elements are.
     """
-    return _elements_of(root, nn.ModuleList) or _elements_of(root, nn.Sequential)
+    return _elements(root, nn.ModuleList) or _elements(root, nn.Sequential)
 
 
 def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Returns the blocks, and all modules with a true attribute `is_unit`, such as a tile of a Linear, in the order of
-    the model's modules.
-    """
+    """Returns the blocks, and the modules with a true `is_unit`, such as a tile of a Linear, in order."""
     names = {module: name for name, module in blocks(root)}
     names |= {module: name for name, module in root.named_modules() if getattr(module, "is_unit", False)}
     return [(names[module], module) for module in root.modules() if module in names]
 
 
-def _elements_of(root: nn.Module, container: type[nn.Module]) -> list[tuple[str, nn.Module]]:
+def _elements(root: nn.Module, container: type[nn.Module]) -> list[tuple[str, nn.Module]]:
     inside: set[nn.Module] = set()  # everything below an element
     elements: list[tuple[str, nn.Module]] = []
     for path, module in root.named_modules():
@@ -136,9 +147,8 @@ def tensors_left_in(modules: list[nn.Module]) -> list[torch.Tensor]:
 
 
 def check_visible(name: str, output: Any) -> None:
-    """Raises ValueError for the output of unit `name` if it may hide tensors that require a gradient.
-
-    This is the case if it contains no tensors, or objects of unknown types. Tensors without a gradient are accepted.
+    """Raises ValueError for the output of unit `name` if it may hide tensors that require a gradient. This is the case
+    if it contains no tensors, or objects of unknown types. Tensors without a gradient are accepted.
     """
     leaves = pytree.tree_leaves(output)
     plain = (torch.Tensor, type(None), str, bytes, int, float, complex, torch.dtype, torch.device)
@@ -175,9 +185,7 @@ def inside_backward() -> bool:
 
 
 def saved_by_others() -> bool:
-    """Returns True if other saved-tensor hooks receive the tensors that autograd saves now.
-    (torch-private, tested.)
-    """
+    """Returns True if other saved-tensor hooks are active. (torch-private, tested.)"""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
@@ -277,3 +285,66 @@ class UnitOrder(Generic[U]):
         """Returns the number of the unit's use if it has exactly one, otherwise None."""
         uses = [number for number, used in enumerate(self._uses) if used is unit]
         return uses[0] if len(uses) == 1 else None
+
+
+# -- tied parameters (see the note) ----------------------------------------------------------------------------
+
+
+Take = Callable[[torch.Tensor], torch.Tensor | None]
+"""Takes the gradient of one use and returns the part that is passed on to the parameter."""
+
+
+class TiedName:
+    """One of several names, `module.name`, of a tied `parameter`; `take` receives the gradient of each use."""
+
+    def __init__(self, parameter: nn.Parameter, module: nn.Module, name: str, take: Take) -> None:
+        self._parameter = parameter
+        self._module = module
+        self._name = name
+        self._take = take
+        self._alias: nn.Parameter | None = None
+        module.register_forward_pre_hook(Hook(self._put_alias))
+        module.register_forward_hook(Hook(self._take_back), always_call=True)
+
+    def _put_alias(self, *_: Any) -> None:
+        parameters = self._module._parameters
+        is_present = parameters.get(self._name) is self._parameter  # False if functional_call has replaced it
+        if is_present and self._parameter.requires_grad and torch.is_grad_enabled():
+            alias: nn.Parameter = _Use.apply(self._parameter, self._take)
+            alias.__class__ = type(self._parameter)
+            alias.__dict__ = self._parameter.__dict__
+            parameters[self._name] = self._alias = alias
+
+    def _take_back(self, *_: Any) -> None:
+        alias, self._alias = self._alias, None
+        if alias is not None and self._module._parameters.get(self._name) is alias:
+            self._module._parameters[self._name] = self._parameter
+
+
+class _Use(torch.autograd.Function):
+    """The identity, whose backward passes the gradient to `take`; an undefined gradient stays undefined."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(parameter: torch.Tensor, _take: Take) -> torch.Tensor:
+        return parameter.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, Take], output: torch.Tensor) -> None:
+        ctx.take = inputs[1]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
+        return (None if gradient is None else ctx.take(gradient)), None
+
+
+def names_of_tied(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    """Returns trainable parameter -> (module, name) of all its names, for parameters with more than one."""
+    names: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.requires_grad:
+                names.setdefault(parameter, []).append((module, name))
+    return {parameter: several for parameter, several in names.items() if len(several) > 1}

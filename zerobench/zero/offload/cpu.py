@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from .. import labels
-from ..precision import flat_of
-from ..unit_tensors import UnitTensors
-from .placement import GradientSink, Offload, PlacedSegment, Placement, ShardRange
+from ..bucket import GradientSink, UnitTensors
+from ..precision import flattened
+from .placement import Offload, PlacedSegment, Placement, ShardRange
 
 
 def host_tensor(numel: int, dtype: torch.dtype, device: torch.device, category: str, name: str) -> torch.Tensor:
@@ -36,9 +36,7 @@ STREAMS: dict[str, Any] = {"cuda": torch.cuda}
 
 
 class CopyStreams:
-    """Copies between a device and host memory. On CUDA each direction has its own stream: a copy is queued behind all
-    work on the current stream, and waited for before its result is used.
-    """
+    """Copies to and from host memory, on CUDA behind the current stream's work, in a stream per direction."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = STREAMS.get(device.type)
@@ -66,9 +64,7 @@ class CopyStreams:
         return stream.record_event()
 
     def release(self, end: Any, give_back: Callable[[], None]) -> None:
-        """Gives memory back that is read until the event `end`, at the latest at the next such call: compute need not
-        wait for this copy, but at most for the one before it.
-        """
+        """Gives memory back after the event `end`, at the next call: compute waits only for the copy before."""
         self.release_all()
         self._being_read.append((end, give_back))
 
@@ -162,9 +158,8 @@ ON_THEIR_WAY_UP = "on their way up"
 
 
 class Upload:
-    """Copies parameters up: rounded in host memory, in one of two pinned buffers, and copied from there.
-
-    `copies`: False if the parameter shards are in host memory too, so that nothing is copied up.
+    """Copies parameters up: rounded in host memory, in one of two pinned buffers, and copied from there. `copies`:
+    False if the parameter shards are in host memory too, so that nothing is copied up.
     """
 
     BUFFERS, BUFFER_NUMEL = 2, 2**20
@@ -228,7 +223,7 @@ class HostRange(ShardRange):
         for share in tile:  # of several units
             parameters = share.shard_range.unit.parameter_shard
             target = parameters.narrow(0, share.span.offset, share.span.numel)
-            self._upload.send(target, flat_of(share.tensor))
+            self._upload.send(target, flattened(share.tensor))
 
 
 class TieredPlacement(Placement):
@@ -279,13 +274,8 @@ class HostPlacement(TieredPlacement):
         self._sinks.append(HostGradients(unit, self.offloaded_numel(unit), self._streams))
         return self._sinks[-1]
 
-    def settle_gradients(self) -> None:
-        """Waits until all gradients that were sent here have arrived."""
-        for sink in self._sinks:
-            sink.settle()
-
     def put_gradients_aside(self) -> None:
-        """Puts the current gradients aside for a later update; new ones are stored elsewhere."""
+        """Waits for the current gradients, and puts them aside for a later update; new ones are stored elsewhere."""
         for sink in self._sinks:
             sink.put_aside()
 

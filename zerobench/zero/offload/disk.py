@@ -85,7 +85,6 @@ LOCK = "lock"
 
 class Scratch:
     """A new folder in `parent`, removed with its content when it is garbage-collected or its interpreter ends.
-
     Leftovers of ended processes in `parent` are removed first. Raises DiskError if no folder can be created there.
     """
 
@@ -104,9 +103,7 @@ class Scratch:
 
 
 def hold(lock: Path) -> int:
-    """Makes a file that names this machine and is locked until its descriptor, which is returned, is closed: by the
-    kernel (flock), in every case that ends the process.
-    """
+    """Makes a file that names this machine, locked (flock) until the returned descriptor is closed."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -350,9 +347,7 @@ class Pool:
 
 class Channel:
     """A new file at `path` for at most `depth` concurrent pieces of at most `piece_bytes`. `direct`: whether direct I/O
-    is wanted; the attribute: whether it is used.
-
-    Raises DiskError if the file cannot be created.
+    is wanted; the attribute: whether it is used. Raises DiskError if the file cannot be created.
     """
 
     def __init__(self, path: Path, direct: bool, piece_bytes: int, depth: int) -> None:
@@ -405,7 +400,8 @@ class Channel:
         """Returns memory for the system call in place of `piece`, and how many bytes at its end are in the bounce."""
         if not self.direct:
             return [piece], 0
-        whole = 0 if address_of(piece) % ALIGN_BYTES else len(piece) // ALIGN_BYTES * ALIGN_BYTES
+        address = ctypes.addressof(ctypes.c_char.from_buffer(piece)) if len(piece) else 0
+        whole = 0 if address % ALIGN_BYTES else len(piece) // ALIGN_BYTES * ALIGN_BYTES
         loose = len(piece) - whole
         parts = [piece[:whole]] if whole else []
         if loose:
@@ -421,7 +417,7 @@ class Channel:
         while done < wanted:
             try:
                 with self._slots:
-                    moved = call(self._fd, _rest_of(parts, done), offset + done)
+                    moved = call(self._fd, _unmoved(parts, done), offset + done)
             except OSError as error:
                 raise self._failed(kind, offset, nbytes, error) from error
             done += moved
@@ -456,13 +452,7 @@ class Channel:
         )
 
 
-def address_of(piece: memoryview) -> int:
-    """Returns the address of a piece's memory."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(piece)) if len(piece) else 0
-
-
-def _rest_of(parts: Sequence[memoryview], done: int) -> list[memoryview]:
-    """Returns the rest of `parts` after their first `done` bytes."""
+def _unmoved(parts: Sequence[memoryview], done: int) -> list[memoryview]:
     left = []
     for part in parts:
         if done < len(part):
@@ -510,10 +500,8 @@ class Region:
         self._written: set[int] = set()  # numbers of blocks
 
     def read(self, tensor: torch.Tensor, at: int = 0) -> IoHandle:
-        """Launches reading all of `tensor` from byte `at` of the region.
-
-        `tensor`: contiguous, in host memory, any dtype and shape. It begins with a block, and ends with one or with the
-        region. The handle raises DiskError.
+        """Launches reading all of `tensor` from byte `at` of the region. `tensor`: contiguous, in host memory, any
+        dtype and shape. It begins with a block, and ends with one or with the region. The handle raises DiskError.
         """
         return self._launch(self._read, tensor, at)
 
@@ -543,10 +531,9 @@ class Region:
 
 
 class FileStore:
-    """A file in `folder`, removed when it is garbage-collected or when the interpreter ends.
-
-    Up to `depth` requests of `block_bytes` are at the disk concurrently, past the page cache if `direct` is wanted and
-    possible. Raises DiskError if the file cannot be created.
+    """A file in `folder`, removed when it is garbage-collected or when the interpreter ends. Up to `depth` requests of
+    `block_bytes` are at the disk concurrently, past the page cache if `direct` is wanted and possible. Raises DiskError
+    if the file cannot be created.
     """
 
     def __init__(

@@ -6,11 +6,9 @@
 
 A step's update is a pipeline over chunks: chunk k + 1 is read, chunk k is updated, chunk k - 1 is written. Parameters
 of stage 3 are read for the gather after the next, in the order of the last step; gradients are written as they are
-reduced. Every rank reads and writes its own 1/N (bandwidth-centric partitioning, section 5.1).
-
-Host memory contains the pool, `buffers` of `block_bytes`; a chunk's gradients in fp32, if they are stored in half
-precision; and 1 Mi parameters twice on their way up. Nothing else grows with the model except the optimizer's step
-counts: 4 bytes for each parameter's part of a chunk.
+reduced. Every rank reads and writes its own 1/N (bandwidth-centric partitioning, section 5.1). Host memory contains the
+pool, a chunk's gradients in fp32, if they are stored in half precision, and 1 Mi parameters twice on their way up; only
+the optimizer's step counts grow with the model.
 
 [Note: a chunk of a paged tensor]
     in the file     it has no buffer
@@ -35,12 +33,12 @@ import torch
 from torch import optim
 
 from .. import labels
+from ..bucket import GradientSink, UnitTensors
 from ..low_bit import block_numel
 from ..parameters.access import absent_value
-from ..unit_tensors import UnitTensors
 from .cpu import TieredPlacement, wait_for
 from .disk import Buffer, FileStore, IoHandle, Pool, Region, Scratch
-from .placement import LEAST_BUFFERS, GradientSink, NvmeOffload, PlacedSegment, ShardRange
+from .placement import LEAST_BUFFERS, NvmeOffload, PlacedSegment, ShardRange
 
 MASTER = "master"
 """The master's name among the names of the optimizer's states."""
@@ -296,7 +294,6 @@ class FileRange(ShardRange):
                 paged.write_back(self.chunk)
 
     def _point_to(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Makes the optimizer's tensors views of the chunk's `tensors`: master and states, by name."""
         for share in self.segments:
             offset, numel, shape = share.span.offset - self.start, share.span.numel, share.tensor.shape
             share.tensor.data = tensors[MASTER].narrow(0, offset, numel).view(shape)
@@ -345,9 +342,7 @@ class FileGradients(GradientSink):
 
 
 class FilePlacement(TieredPlacement):
-    """Files for the states that a policy moves off the device: one file and one pool. `is_in_memory`: all states are in
-    memory, for a checkpoint.
-    """
+    """Files for states: one file and one pool. `is_in_memory`: all are in memory, for a checkpoint."""
 
     optimizer: optim.Optimizer
     is_in_memory = False

@@ -17,7 +17,7 @@ device: one range per unit, and no sink. cpu.py and nvme.py implement the other 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -27,9 +27,9 @@ import torch
 from torch import nn, optim
 
 from .. import labels
+from ..bucket import GradientSink, UnitTensors
 from ..layout import Segment
 from ..parameters.access import UnseenWrites, fingerprint
-from ..unit_tensors import UnitTensors
 
 LEAST_BUFFERS = 8
 """Buffers that one chunk may need at the same time: its master, gradients and rounded parameters, and up to 5 states.
@@ -115,29 +115,6 @@ class NvmeOffload(Offload):
 
 COMPARED = {"cpu": 2**16, "cuda": 2**21}
 """Elements of a master that are compared with its parameters at a time: as many as a cache can hold."""
-
-
-class GradientSink(Protocol):
-    """The destination, off the device, of the reduced gradients of a shard's first `numel` elements."""
-
-    tier: str
-    numel: int
-
-    def take(self, mean: torch.Tensor, adds: bool) -> None:
-        """Keeps `mean`, (numel,), from the device, or adds it to the gradients kept here."""
-
-    def release(self, give_back: Callable[[], None]) -> None:
-        """Calls `give_back`, for the memory of the last `take`, once it has been read: now, or after a copy."""
-
-    def view(self, offset: int, numel: int) -> torch.Tensor:
-        """Returns a view of elements [offset, offset + numel) of the gradients."""
-
-    def settle(self) -> None:
-        """Waits until all gradients that were taken can be read."""
-
-    def held_tensors(self) -> Iterator[labels.Held]:
-        """Yields its tensors in memory."""
-        return iter(())
 
 
 def follow_written(master: torch.Tensor, written: torch.Tensor) -> None:
@@ -239,9 +216,7 @@ class ShardRange:
 
     @property
     def may_be_written(self) -> bool:
-        """True if the parameters may have been written to since `note_parameters`. Without tiers the writes are found
-        by comparing parameters with the master.
-        """
+        """True if the parameters may have been written to since `note_parameters`; always without tiers."""
         if self.is_parameters:
             return False
         if self._left is None:
@@ -250,9 +225,7 @@ class ShardRange:
 
     @contextmanager
     def visit(self, tile: Sequence[PlacedSegment]) -> Iterator[None]:
-        """Makes masters, states and gradients of a tile of this range available for an update inside; then its
-        parameters are set to the rounded masters.
-        """
+        """Makes a tile's masters, states and gradients available inside; then rounds the masters."""
         if (parts := self._parts.get(id(tile))) is None:
             parts = self._parts[id(tile)] = []
             for shard_range, segments in groupby(tile, lambda segment: segment.shard_range):

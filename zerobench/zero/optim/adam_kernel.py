@@ -182,7 +182,6 @@ DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 def _options(group: dict[str, Any], device: torch.device) -> list[int]:
-    """Returns the bits of a group's options."""
     lr, decay, decoupled = group["lr"], group["weight_decay"], group["decoupled_weight_decay"]
     numbers = (
         0 if _is_read(lr, device) else lr, *group["betas"], group["eps"], decay * decoupled, decay * (not decoupled),

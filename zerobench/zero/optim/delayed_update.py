@@ -24,8 +24,7 @@ from torch import optim
 
 from .. import labels
 from ..offload.cpu import HostPlacement
-from ..offload.placement import Placement
-from ..precision import Share, shaped_as
+from ..precision import Share
 from .segments import OptimizerSegment
 from .step_by_tiles import Facts, facts_of, follow_facts, optimizer_over, step_without_update, update_silently
 from .update import Update
@@ -38,16 +37,11 @@ class PendingShare(Share):
     """A segment with the gradient for its next update, in host memory."""
 
     def __init__(self, segment: OptimizerSegment, gradient: torch.Tensor | None) -> None:
-        self.tensor, self.tier = segment.tensor, segment.tier
-        self.segment = segment
-        self._gradient = gradient
+        self.tensor, self.tier, self.unit_name = segment.tensor, segment.tier, segment.unit_name
+        self.segment, self._gradient = segment, gradient
 
     def gradient(self) -> torch.Tensor | None:
         return self._gradient
-
-    @property
-    def unit_name(self) -> str:
-        return self.segment.unit_name
 
 
 @dataclass
@@ -62,9 +56,7 @@ class Pending:
     error: BaseException | None = None
 
     def run(self, wait: Callable[[], None]) -> None:
-        """Updates the masters after `wait`, which waits for all that the last update sent up; an error is kept, and
-        raised when the update is waited for.
-        """
+        """Updates the masters after `wait`; an error is kept, and raised when the update is waited for."""
         try:
             with torch.no_grad():
                 wait()
@@ -73,54 +65,42 @@ class Pending:
             self.error = error
 
 
-class UpdateSchedule:
-    """Decides when an `update` is made: in `step`, or, after the first `delayed_after` steps, one step late. None:
-    never late.
+class DelayedUpdate(Update):
+    """Updates in `step` for the first `delayed_after` steps, and one step late from then on.
 
     `pending`   the update that is still to be made; None if there is none
     """
 
-    def __init__(self, update: Update, placement: Placement, delayed_after: int | None) -> None:
-        self._update = update
-        self._placement = placement
+    def __init__(self, delayed_after: int, *given: Any) -> None:
+        super().__init__(*given)
         self._delayed_after = delayed_after
         self._steps = 0
         self.pending: Pending | None = None
 
     def run(self) -> bool:
-        """Makes the update of a step; or, if delayed, makes that of the step before, and the current gradients become
-        pending. Returns False if no master has changed.
-        """
+        """Makes the update of a step; or, if delayed, that of the step before, and the present gradients wait."""
         self._steps += 1
-        if self._delayed_after is None or self._steps <= self._delayed_after:
-            return self._update.run()
-        self._update.prepare()
+        if self._steps <= self._delayed_after:
+            return super().run()
+        self.prepare()
         # 1 the masters become those of the step before, which checkpoints and hooks of this step will see
-        completed = self._complete()
+        completed = self.complete()
         # 2 in place of the update, so that the caller's hooks run in their step and schedulers see its options
-        with self._update.running():
-            step_without_update(self._update.optimizer, self._postpone)
+        with self.running():
+            step_without_update(self.optimizer, self._postpone)
         # 3 the parameters follow
         if completed:
             self._placement.round_masters()
         return completed
 
     def launch(self) -> None:
-        """Starts the pending update when a training forward starts."""
         pending = self.pending
         if pending is not None and pending.thread is None:
             pending.thread = Thread(target=pending.run, args=(self._placement.wait,), name="delayed update")
-            self._update.is_running = True
+            self.is_running = True
             pending.thread.start()
 
-    def finish(self) -> bool:
-        """Makes the pending update, if any, and updates the parameters. Returns True if one was pending."""
-        completed = self._complete()
-        if completed:
-            self._placement.round_masters()
-        return completed
-
-    def _complete(self) -> bool:
+    def complete(self) -> bool:
         """Makes or awaits the pending update, without updating parameters. Returns True if one was pending."""
         pending, self.pending = self.pending, None
         if pending is None:
@@ -131,37 +111,35 @@ class UpdateSchedule:
             self._join(pending.thread)
         if pending.error is not None:
             raise pending.error
-        follow_facts(self._update.optimizer, pending.before, facts_of(pending.optimizer))
+        follow_facts(self.optimizer, pending.before, facts_of(pending.optimizer))
         return True
 
     def forget(self) -> None:
-        """Drops the gradients, except those that an update in the background is using."""
+        """Forgets the gradients, except those that an update in the background is using."""
         if self.is_at_work:
-            self._update.forget_use()
+            self.forget_use()
         else:
-            self._update.forget()
+            super().forget()
 
     @property
-    def is_at_work(self) -> bool:
+    def is_at_work(self) -> bool:  # type: ignore[override]
         """True while the pending update is running."""
         return self.pending is not None and self.pending.thread is not None
 
     def _join(self, thread: threading.Thread) -> None:
         thread.join()
-        self._update.is_running = False
+        self.is_running = False
 
     def _postpone(self) -> None:
-        """Makes the current gradients pending."""
         assert isinstance(self._placement, HostPlacement)
-        self._placement.settle_gradients()
-        tiles = [[PendingShare(s, s.gradient()) for s in tile] for tile in self._update.tiles]
+        tiles = [[PendingShare(s, s.gradient()) for s in tile] for tile in self.tiles]
         self._placement.put_gradients_aside()
-        coefficient = self._update.scaling.coefficient
+        coefficient = self.scaling.coefficient
         if isinstance(coefficient, torch.Tensor):  # the host has just waited for gradients that came after it
             coefficient = float(coefficient)
         options = [
             {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in _options(group).items()}
-            for group in self._update.optimizer.param_groups
+            for group in self.optimizer.param_groups
         ]
         self.pending = self._new_pending(tiles, coefficient, options)
 
@@ -169,20 +147,17 @@ class UpdateSchedule:
         self, tiles: list[list[PendingShare]], coefficient: float | None, options: list[dict[str, Any]]
     ) -> Pending:
         """Returns a pending update with these options and the optimizer's states; later changes do not affect it."""
-        optimizer = self._update.optimizer
-        groups = [group | saved for group, saved in zip(optimizer.param_groups, options, strict=True)]
-        then = optimizer_over(optimizer, groups)
+        groups = [group | saved for group, saved in zip(self.optimizer.param_groups, options, strict=True)]
+        then = optimizer_over(self.optimizer, groups)
         return Pending(tiles, coefficient, then, facts_of(then))
 
     # -- writes and checkpoints ----------------------------------------------------------------------------------
 
     def check_saveable(self) -> None:
-        """Raises ValueError while the pending update is running."""
         if self.is_at_work:
             raise ValueError("save: a delayed update is running since the last forward; save between step and forward")
 
     def check_writable(self, name: str) -> None:
-        """Raises RuntimeError while the pending update is running: masters cannot follow writes to `name`."""
         if self.is_at_work:
             raise RuntimeError(
                 f"{name}: it was written to while a delayed update runs, which would undo that; write between step and"
@@ -190,16 +165,10 @@ class UpdateSchedule:
             )
 
     def pending_gradients(self) -> list[tuple[OptimizerSegment, torch.Tensor]]:
-        """Returns gradients whose update is still to be made, by segment."""
         shares = [share for tile in self.pending.tiles for share in tile] if self.pending else []
         return [(share.segment, g) for share in shares if (g := share.gradient()) is not None]
 
     def describe_pending(self) -> dict[str, Any]:
-        """Returns the facts that a checkpoint keeps next to the gradients, as JSON: steps so far, and the pending
-        update's facts; empty if updates are never late.
-        """
-        if self._delayed_after is None:
-            return {}
         if self.pending is None:
             return {"steps": self._steps}
         coefficient = None if self.pending.coefficient is None else float(self.pending.coefficient)
@@ -210,26 +179,14 @@ class UpdateSchedule:
         return {"steps": self._steps, "pending": {"coefficient": coefficient, "options": options}}
 
     def restart(self, steps: int) -> None:
-        """Discards the pending update, which belongs to replaced weights. `steps`: taken so far."""
         pending, self.pending = self.pending, None
         if pending is not None and pending.thread is not None:
             self._join(pending.thread)
         self._steps = steps
 
     def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], described: dict[str, Any]) -> None:
-        """Makes an update by these gradients pending; if updates are never late, it is made now."""
-        if self._delayed_after is None:
-            for segment, gradient in gradients.items():
-                segment.tensor.grad = shaped_as(segment.tensor, gradient).to(segment.tensor)
-                if described["coefficient"] is not None:
-                    segment.tensor.grad.mul_(described["coefficient"])
-            with self._update.running():
-                self._update.optimizer.step()
-            for segment in gradients:
-                segment.tensor.grad = None
-            return
         self._steps = max(self._steps, self._delayed_after)  # a step that was delayed has been taken
-        tiles = [[PendingShare(s, gradients.get(s)) for s in tile] for tile in self._update.tiles]
+        tiles = [[PendingShare(s, gradients.get(s)) for s in tile] for tile in self.tiles]
         options = [
             {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
             for group in described["options"]

@@ -38,11 +38,7 @@ WORDS = (*DIMENSIONS, *REST[1:])
 
 
 class MuonWithAdamW(optim.Optimizer):
-    """torch.optim.Muon for the groups with `owned=True`, torch.optim.AdamW for those with `owned=False`.
-
-    A group's other options are passed to its optimizer. States: `momentum_buffer` of a matrix; `step`, `exp_avg` and
-    `exp_avg_sq` of the rest. Raises ValueError for a group without `owned`.
-    """
+    """torch.optim.Muon for groups with `owned=True`, AdamW for `owned=False`; ValueError for a group without it."""
 
     parts: ClassVar[dict[bool, Any]] = {True: optim.Muon, False: optim.AdamW}
     """Value of a group's key OWNED -> the optimizer of the group."""
@@ -56,7 +52,6 @@ class MuonWithAdamW(optim.Optimizer):
         super().__init__(made, {"differentiable": False})
 
     def _checked(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Returns the group with the defaults of its optimizer, which checks it."""
         kind, params = self.parts[group[OWNED]], list(group["params"])
         shown = [p.detach().flatten(0, 1) if kind is optim.Muon and _is_stack(p) else p for p in params]
         made: dict[str, Any] = kind([group | {"params": shown}]).param_groups[0]

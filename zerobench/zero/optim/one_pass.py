@@ -1,9 +1,7 @@
 """Adam and AdamW on a GPU: one kernel updates all of a rank's shards, and reads and writes each value once.
 
-Per element it reads the gradient in its own dtype, the master and both moments; multiplies the gradient by a factor
-that is on the device (unscaling, clipping); and writes master, moments and the rounded parameter. With `flags` it reads
-the parameter too, and sets its segment's flag if that is not the rounded master: something else has written to it.
-
+Per element it reads the gradient in its own dtype, times a factor on the device (unscaling, clipping), the master and
+both moments, and writes master, moments and the rounded parameter; with `flags` it compares the old parameter, too.
 The kernel is in Triton (adam_kernel.py). At the first use on a device it is compared with torch's own; if it is
 missing, fails or differs, a warning says so, and updates are made in tiles (step_by_tiles.py).
 """
@@ -93,9 +91,7 @@ def new_state(master: torch.Tensor, amsgrad: bool) -> dict[str, torch.Tensor]:
 
 
 class OnePass:
-    """The update of all `shares` by `kernels`. `flags`: (shares,) int32, set for those that were written to since their
-    last update; None: nothing is compared.
-    """
+    """The update of all `shares`. `flags`: (shares,) int32, set for those written to since; None: none are compared."""
 
     flags: torch.Tensor | None = None
 
@@ -122,27 +118,24 @@ class OnePass:
 
         def launch() -> None:
             flags = None if masters.have_moved else self.flags
-            self._launch(coefficient, flags)
+            group_of = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
+            used, parts = [], []
+            for number, share in enumerate(self._shares):
+                if (gradient := share.gradient()) is not None and (group := group_of.get(id(share.tensor))) is not None:
+                    used.append(share)
+                    if not (state := self._optimizer.state[share.tensor]):
+                        state.update(new_state(share.tensor.detach(), group["amsgrad"]))
+                    parts.append(UpdatedShare(share.tensor.detach(), gradient, share.rounded, state, group, number))
+            labels.updates(used)
+            factor = torch.full((), coefficient, device=self._device) if isinstance(coefficient, float) else coefficient
+            found_inf = getattr(self._optimizer, "found_inf", None)
+            parts.sort(key=lambda part: part.dtypes)
+            for _, alike in groupby(parts, lambda part: part.dtypes):
+                self._kernels.update([*alike], factor, found_inf, flags)
             masters.note()
 
         step_with(self._optimizer, launch)
         return masters.have_moved
-
-    def _launch(self, coefficient: torch.Tensor | float | None, flags: torch.Tensor | None) -> None:
-        group_of = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
-        used, parts = [], []
-        for number, share in enumerate(self._shares):
-            if (gradient := share.gradient()) is not None and (group := group_of.get(id(share.tensor))) is not None:
-                used.append(share)
-                if not (state := self._optimizer.state[share.tensor]):
-                    state.update(new_state(share.tensor.detach(), group["amsgrad"]))
-                parts.append(UpdatedShare(share.tensor.detach(), gradient, share.rounded, state, group, number))
-        labels.updates(used)
-        factor = torch.full((), coefficient, device=self._device) if isinstance(coefficient, float) else coefficient
-        found_inf = getattr(self._optimizer, "found_inf", None)
-        parts.sort(key=lambda part: part.dtypes)
-        for _, alike in groupby(parts, lambda part: part.dtypes):
-            self._kernels.update([*alike], factor, found_inf, flags)
 
     def sum_of_squares(self) -> torch.Tensor:
         """Returns the sum of all gradients' squares, 0-dim fp64."""

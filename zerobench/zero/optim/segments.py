@@ -31,13 +31,13 @@ import torch
 from torch import nn, optim
 
 from .. import labels
+from ..bucket import GradientBucket
 from ..comm.base import Comm
 from ..layout import MemoryOrder, Segment
-from ..low_bit import AdamW8bit, AdamWBf16, block_of
+from ..low_bit import AdamW8bit, AdamWBf16, state_block
 from ..modules.wrapping import in_normal_mode
 from ..offload.placement import ShardRange
 from ..precision import IS_PART, Share, shaped_as
-from ..units.bucket import GradientBucket
 
 OWNED = "owned"
 """The key in a parameter group: True if its parameters are owned, False if they are elementwise."""
@@ -77,8 +77,9 @@ class OptimizerSegment(Share):
         is_owned = shard_range.unit.layout.sizes is not None
         super().__init__(order.view(flat) if is_owned else flat.view(*[1] * (ndim - 1), segment.numel))
         self.shard_range, self.unit, self.bucket = shard_range, shard_range.unit, bucket
-        self.span = segment
-        self.tier = shard_range.tier
+        self.span, self.unit_name = segment, shard_range.unit.name
+        self.tier, self.gradient_tier = shard_range.tier, bucket.tier_of(segment.offset)
+        self.crosses = self.tier != self.gradient_tier
         self.used = False
         self._gradient: torch.Tensor | None = None  # a view of the bucket's shard, a permanent tensor without a sink
 
@@ -92,24 +93,9 @@ class OptimizerSegment(Share):
         shard_range, numel = self.shard_range, self.span.numel
         return None if shard_range.is_parameters else self.unit.parameter_shard.narrow(0, self.span.offset, numel)
 
-    @property
-    def gradient_tier(self) -> str:
-        """The tier of its gradient."""
-        return self.bucket.tier_of(self.span.offset)
-
-    @property
-    def crosses(self) -> bool:
-        return self.tier != self.gradient_tier
-
-    @property
-    def unit_name(self) -> str:
-        return self.unit.name
-
 
 def dimensions(optimizer: optim.Optimizer, parameter: nn.Parameter) -> int:
-    """Returns the number of dimensions of a parameter's segments: the parameter's, at least 1; 1 for optimizers of
-    torch, which ignore it.
-    """
+    """Returns the dimensions of a parameter's segments: its own, at least 1; 1 for torch's optimizers."""
     return 1 if type(optimizer) in ELEMENTWISE else max(1, parameter.dim())
 
 
@@ -136,10 +122,8 @@ def check_optimizer(
     optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool,
     ignored: Collection[nn.Parameter] = (),
 ) -> None:  # fmt: skip
-    """Raises ValueError for an optimizer that cannot be sharded.
-
-    `trainable`: the module's unique trainable parameters and their names. `elementwise`: the caller asserts that an
-    optimizer from outside torch is elementwise.
+    """Raises ValueError for an optimizer that cannot be sharded. `trainable`: the module's unique trainable parameters
+    and their names. `elementwise`: the caller asserts that an optimizer from outside torch is elementwise.
     """
     kind = type(optimizer)
     why, owned = why_not_sharded(kind.__name__), [group.get(OWNED) for group in optimizer.param_groups]
@@ -164,9 +148,7 @@ def check_optimizer(
 
 
 def check_states(optimizer: optim.Optimizer, comm: Comm) -> None:
-    """Raises ValueError, on all ranks, if their states of an optimizer that has stepped differ; otherwise collective
-    only for such an optimizer.
-    """
+    """Raises ValueError, on all ranks, if their states of an optimizer that has stepped differ."""
     states = [optimizer.state.get(p) or {} for group in optimizer.param_groups for p in group["params"]]
     if comm.size == 1 or not any(state and float(state.get("step", 1)) != 0 for state in states):
         return
@@ -228,13 +210,12 @@ def _cut_state(
     optimizer: optim.Optimizer, state: dict[str, Any], parameter: nn.Parameter, order: MemoryOrder,
     segment: OptimizerSegment,
 ) -> dict[str, Any]:  # fmt: skip
-    """Returns the segment's part of the `state` of a whole parameter, copied."""
     own, start, stop = segment.tensor, segment.span.start, segment.span.stop
 
     def cut(name: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        is_flat, block = name in getattr(optimizer, "dtypes", ()), block_of(optimizer, name)  # low_bit.py
+        is_flat, block = name in getattr(optimizer, "dtypes", ()), state_block(optimizer, name)  # low_bit.py
         if is_flat:
             value = value[start // block : -(-stop // block)].to(own.device)
         elif name != "step" and value.shape == parameter.shape:
@@ -255,9 +236,7 @@ STEP = (
 
 
 def step_by(optimizer: optim.Optimizer, engine: Any) -> None:
-    """Makes `optimizer.step()` do `engine.step()`, which calls the optimizer's own; a scheduler's wrapper stays known
-    as one, by its attributes.
-    """
+    """Makes `optimizer.step()` do `engine.step()`, which calls its own; a scheduler's attributes stay."""
     own = optimizer.step
 
     @wraps(own)
@@ -322,7 +301,7 @@ def _check_states(own: tuple[int, int], optimizer: optim.Optimizer, saved: dict[
         for key, segment in zip(keys, segments, strict=True) if type(optimizer) in ELEMENTWISE else ():
             for name, value in saved["state"].get(key, {}).items():
                 if isinstance(value, torch.Tensor) and value.dim():  # one with an element for each of the parameter
-                    block = block_of(optimizer, name)
+                    block = state_block(optimizer, name)
                     shape = segment.shape if block == 1 else (-(-len(segment) // block),)
                     if value.shape != shape:
                         raise _state_error(
@@ -350,7 +329,7 @@ def _own_states(optimizer: optim.Optimizer) -> None:
 # -- whole matrices (see the note) ---------------------------------------------------------------------------------
 
 
-def cost_of(shape: Sequence[int]) -> int:
+def muon_cost(shape: Sequence[int]) -> int:
     """Returns the multiplications and additions of one Newton-Schulz iteration on an (m, n) matrix, m ≤ n: X Xᵀ, its
     square, and the product with X: 4m²n + 2m³. Of a stack, (experts, m, n), those of all its matrices.
     """
@@ -359,9 +338,7 @@ def cost_of(shape: Sequence[int]) -> int:
 
 
 def assign(costs: Sequence[int], ranks: int) -> list[int]:
-    """Returns the owner of each matrix: the costliest first, each to the rank with the least load so far. Ties go to
-    the lowest rank, and to the first matrix.
-    """
+    """Returns each matrix's owner: the costliest first, to the rank with the least load (ties: the lowest)."""
     loads, owner = [0] * ranks, [0] * len(costs)
     for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
         owner[number] = rank = loads.index(min(loads))
@@ -375,9 +352,7 @@ def owned_by(optimizer: optim.Optimizer) -> set[nn.Parameter]:
 
 
 def owners_of(held: set[nn.Parameter], trainable: Iterable[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
-    """Returns the owner of every trainable parameter in `held`. Raises ValueError for one that is neither a matrix nor
-    a stack of matrices, which one rank owns together.
-    """
+    """Returns the owners of `held`. Raises ValueError for one that is no matrix, nor a stack of matrices."""
     owned = [p for p in trainable if p in held and p.numel()]
     for parameter in owned:
         if parameter.dim() not in (2, 3):
@@ -385,4 +360,4 @@ def owners_of(held: set[nn.Parameter], trainable: Iterable[nn.Parameter], ranks:
                 f"optimizer: a parameter of shape {tuple(parameter.shape)} is in a group with owned=True, which is for"
                 " matrices, and stacks of them"
             )
-    return dict(zip(owned, assign([cost_of(p.shape) for p in owned], ranks), strict=True))
+    return dict(zip(owned, assign([muon_cost(p.shape) for p in owned], ranks), strict=True))

@@ -24,7 +24,7 @@ from torch import optim
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from .. import labels
-from ..arena import Heap
+from ..bucket import Heap
 from ..parameters.access import Versions
 from ..precision import Share, shaped_as
 from .segments import ELEMENTWISE
@@ -52,7 +52,7 @@ def update_tiles(
     finished_masters = Versions([share.tensor for tile in tiles[:-1] for share in tile])
     with ExitStack() as open_until_the_end:
         if len(tiles) > 1:
-            facts, update = FactsOfParts(optimizer), update_of(optimizer)
+            facts, update = FactsOfParts(optimizer), tile_update(optimizer)
 
             # The last tile is updated by `optimizer.step` itself, so that the caller's hooks run once around all
             # tiles; the others run right before it, after the hooks that may still change learning rates.
@@ -81,7 +81,7 @@ def update_silently(
     optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None
 ) -> None:
     """Runs update_tiles without hooks: in a thread, after the step that they belonged to."""
-    facts, update, buffers = FactsOfParts(optimizer), update_of(optimizer), TileBuffers(tiles)
+    facts, update, buffers = FactsOfParts(optimizer), tile_update(optimizer), TileBuffers(tiles)
     facts.begin()
     with buffers.present():
         for tile in tiles:
@@ -167,7 +167,7 @@ def optimizer_over(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> 
     return other
 
 
-def update_of(optimizer: optim.Optimizer) -> Callable[[Sequence[Share]], None]:
+def tile_update(optimizer: optim.Optimizer) -> Callable[[Sequence[Share]], None]:
     """Returns a function that runs the optimizer's step, without hooks, over a tile.
 
     torch's optimizers go through all parameters of their groups, which over many tiles is quadratic: they get groups
@@ -188,10 +188,7 @@ def update_of(optimizer: optim.Optimizer) -> Callable[[Sequence[Share]], None]:
 
 
 class TileBuffers:
-    """Gradients on their way to the optimizer: one buffer of the largest tile's size per tier and dtype.
-
-    A buffer is a permanent tensor with permanent views, and has memory only during an update.
-    """
+    """Gradients for the optimizer: per tier and dtype one permanent buffer, with memory only during an update."""
 
     def __init__(self, tiles: Sequence[Sequence[Share]]) -> None:
         self._max_numel = max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0)
@@ -201,9 +198,7 @@ class TileBuffers:
 
     @contextmanager
     def present(self) -> Iterator[None]:
-        """Gives memory to the buffers that exist already (`ready` creates the others), and frees all of it at the
-        end.
-        """
+        """Gives memory to the buffers inside; `ready` creates those that do not exist yet."""
         for (tier, _), buffer in self._buffers.items():
             Heap().restore(labels.label(buffer, labels.GRADIENTS, "tile", tier=tier))
         try:
@@ -213,9 +208,7 @@ class TileBuffers:
                 Heap().release(buffer)
 
     def ready(self, tile: Sequence[Share]) -> list[torch.Tensor | None]:
-        """Returns the gradients of a tile's shares, in their masters' tier and dtype. Those that are copied or cast
-        overwrite the previous tile's.
-        """
+        """Returns a tile's gradients in its masters' tier and dtype; copies overwrite the previous tile's."""
         self._offsets.clear()
         gradients = [share.gradient() for share in tile]
         casts, sources = list[torch.Tensor](), list[torch.Tensor]()
@@ -303,7 +296,6 @@ def restore_facts(optimizer: optim.Optimizer, facts: Facts) -> None:
 
 
 def _changed(before: Facts, after: Facts) -> Facts:
-    """Returns the entries of `after` that are new or different."""
     return {key: fact for key, fact in after.items() if key not in before or not fact.equals(before[key])}
 
 
@@ -322,7 +314,6 @@ def follow_facts(optimizer: optim.Optimizer, before: Facts, after: Facts) -> Non
 
 class FactsOfParts:
     """An update in parts, each of which starts with the same facts; changes by any part are in effect at the end.
-
     torch's own optimizers change no facts, and are skipped.
     """
 

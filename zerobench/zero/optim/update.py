@@ -8,8 +8,6 @@
 None of these steps waits for a GPU: flags are sent between the hosts if the process group can (backend
 "cpu:gloo,cuda:nccl"; with only "nccl" the host waits once per step), norms stay on the device, and so does the
 information that gradients overflowed if the optimizer accepts it there (precision.GradientScaling).
-
-The optimizer holds segments (optim/segments.py), each a view of parameter ∩ shard, in tiles (precision.py).
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from torch import nn, optim
 from .. import labels
 from ..comm.base import FAULT, Comm
 from ..layout import MemoryOrder, Segment
-from ..offload.placement import Placement, ShardRange
-from ..precision import GradientScaling, LossScaling, is_fused, norm_over_ranks, sum_of_powers, tiles_of
+from ..offload.placement import Placement
+from ..precision import GradientScaling, LossScaling, cut_in_tiles, is_fused, norm_over_ranks, shaped_as, sum_of_powers
 from ..units.unit import Unit, align_numel
 from .one_pass import OnePass
 from .segments import OWNED, STEP, OptimizerSegment, Waiting, dimensions, guard, set_aside, swap_parameters
@@ -87,12 +85,23 @@ class Update:
         new = []
         for unit in units:
             for shard_range in self._placement.ranges[unit]:
-                for segment in _segments_of(shard_range, self.comm.rank, max_numel):
-                    parameter = self.trainable[segment.parameter]
-                    ndim, order = dimensions(self.optimizer, parameter), self._orders[parameter]
-                    new.append(OptimizerSegment(shard_range, segment, unit.gradients, ndim, order))
+                for segment in unit.layout.segments(self.comm.rank, max_numel):
+                    # cut at the range's ends
+                    first = max(segment.offset, shard_range.start)
+                    last = min(segment.offset + segment.numel, shard_range.stop)
+                    if first < last:
+                        start = segment.start + first - segment.offset
+                        part = Segment(segment.parameter, start, start + last - first, first)
+                        parameter = self.trainable[segment.parameter]
+                        ndim, order = dimensions(self.optimizer, parameter), self._orders[parameter]
+                        new.append(OptimizerSegment(shard_range, part, unit.gradients, ndim, order))
         self.segments += new
-        self.tiles += _tiles(new, max_numel)
+        groups: dict[Any, list[OptimizerSegment]] = {}  # a tile's segments are of one tier, or of one range of its own
+        for optimized in new:
+            groups.setdefault(optimized.shard_range.group, []).append(optimized)
+        for key, group in groups.items():
+            is_cut = max_numel is not None and key is not group[0].shard_range
+            self.tiles += cut_in_tiles(group, max_numel) if is_cut and max_numel else [group]
         self.buffers = TileBuffers(self.tiles)
         wanted = self._tile_bytes == ONE_PASS and casts  # without casts torch's own fused kernel is one pass
         self.one_pass = OnePass.of(self.optimizer, self.segments, self._device) if wanted else None
@@ -115,7 +124,6 @@ class Update:
 
     def agree(self, what: str = "step") -> None:
         """Finds the parameters with a gradient on any rank; parameters unused on all keep grad None, as under DDP.
-
         `what`: the operation that this rank is about to do, which must be the same on every rank.
         """
         if self._agreed:
@@ -148,11 +156,6 @@ class Update:
             )
         self._agreed = False
         self.scaling.forget()
-
-    def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
-        """Returns the norm of all unscaled gradients, 0-dim fp32; `run` will scale them to at most `max_norm`."""
-        self.agree("clip_grad_norm_")
-        return self.scaling.clip(max_norm, norm_type, error_if_nonfinite)
 
     def run(self) -> bool:
         """Updates the masters; returns False if the host knows that gradients overflowed and every rank skips."""
@@ -233,6 +236,42 @@ class Update:
                 with shard_range.gradients(edits):
                     yield from chosen
 
+    # -- an update that is one step late (delayed_update.py), which this one never is -----------------------
+
+    is_at_work = False
+    """True while a pending update is running."""
+
+    def launch(self) -> None:
+        """Starts the pending update when a training forward starts."""
+
+    def check_saveable(self) -> None:
+        """Raises ValueError while the pending update is running."""
+
+    def check_writable(self, name: str) -> None:
+        """Raises RuntimeError while the pending update is running: masters cannot follow writes to `name`."""
+
+    def pending_gradients(self) -> list[tuple[OptimizerSegment, torch.Tensor]]:
+        """Returns gradients whose update is still to be made, by segment."""
+        return []
+
+    def describe_pending(self) -> dict[str, Any]:
+        """Returns the steps so far and the pending update's facts, as JSON, for a checkpoint; else empty."""
+        return {}
+
+    def restart(self, steps: int) -> None:
+        """Discards the pending update, which belongs to replaced weights. `steps`: taken so far."""
+
+    def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], described: dict[str, Any]) -> None:
+        """Makes an update by these gradients pending, or, here, at once."""
+        for segment, gradient in gradients.items():
+            segment.tensor.grad = shaped_as(segment.tensor, gradient).to(segment.tensor)
+            if described["coefficient"] is not None:
+                segment.tensor.grad.mul_(described["coefficient"])
+        with self.running():
+            self.optimizer.step()
+        for segment in gradients:
+            segment.tensor.grad = None
+
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _norm(self, norm_type: float) -> torch.Tensor:
@@ -252,9 +291,7 @@ class Update:
             raise RuntimeError(STEP)
 
     def _add_param_group(self, group: dict[str, Any]) -> None:
-        """torch's `add_param_group` for parameters of the model that are in no group yet; frozen ones are trained once
-        they are not frozen any more.
-        """
+        """Adds a group of the model's parameters that are in none yet; frozen ones wait until they are not."""
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else list(given)
         trained = {self._index[p] for p in given if p in self._index}
@@ -273,25 +310,3 @@ class Update:
 
     def _ids_in_groups(self) -> list[int]:
         return [id(tensor) for group in self.optimizer.param_groups for tensor in group["params"]]
-
-
-def _segments_of(shard_range: ShardRange, rank: int, max_numel: int | None) -> Iterator[Segment]:
-    """Yields the segments of a unit's shard, cut at the range's ends, with at most `max_numel` elements."""
-    for segment in shard_range.unit.layout.segments(rank, max_numel):
-        first = max(segment.offset, shard_range.start)
-        last = min(segment.offset + segment.numel, shard_range.stop)
-        if first < last:
-            start = segment.start + first - segment.offset
-            yield Segment(segment.parameter, start, start + last - first, first)
-
-
-def _tiles(segments: list[OptimizerSegment], max_numel: int | None) -> list[list[OptimizerSegment]]:
-    """Returns the segments that are updated together: those of one tier, or of one range that is its own group."""
-    groups: dict[Any, list[OptimizerSegment]] = {}
-    for segment in segments:
-        groups.setdefault(segment.shard_range.group, []).append(segment)
-    return [
-        tile
-        for name, group in groups.items()
-        for tile in (tiles_of(group, max_numel) if max_numel and name is not group[0].shard_range else [group])
-    ]

@@ -105,9 +105,7 @@ class Hiding:
             self.bare(parameter)
 
     def ask(self, parameter: nn.Parameter, writes: bool = False) -> None:
-        """Asks the engine that hides `parameter` to show it, for an operation that reads it or, with `writes`, writes
-        to it. Raises the engine's error if it refuses, and RuntimeError if the engine no longer exists.
-        """
+        """Asks the engine to show `parameter`, to be read or written. Raises its error, or that it is gone."""
         if self._asked is None:
             return
         asked = self._asked()
@@ -271,7 +269,6 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _weights(chunk: int, device: torch.device) -> torch.Tensor:
-    """Returns (chunk,) odd numbers, one for each position in a chunk."""
     numbers = torch.arange(1, chunk + 1, dtype=torch.int64, device=device).mul_(_MULTIPLIER)
     return numbers.bitwise_xor_(numbers >> 31).mul_(_MULTIPLIER).bitwise_or_(1)
 

@@ -88,7 +88,7 @@ def use_placeholders(model: nn.Module, device: torch.device) -> None:
     setattr(model, _PLACEHOLDERS, orders)
 
 
-def orders_of(model: nn.Module) -> dict[nn.Parameter, MemoryOrder]:
+def memory_orders(model: nn.Module) -> dict[nn.Parameter, MemoryOrder]:
     """Returns each parameter's memory order; for a placeholder, the order of the meta parameter."""
     orders: dict[nn.Parameter, MemoryOrder] | None = getattr(model, _PLACEHOLDERS, None)
     return orders or {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
@@ -103,7 +103,7 @@ def fill(
     """
     device = device or torch.device("cpu")
     versions = {name: (buffer, buffer._version) for name, buffer in model.named_buffers()}
-    own_state = _generator_state(device)
+    own_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
     state = own_state.to(next(model.parameters()).device, copy=True)  # on a device that the ranks can communicate from
     comm.broadcast(state)
     state = state.cpu()
@@ -148,11 +148,6 @@ def _children_first(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Modu
         for child in module.children():
             yield from _children_first(child, seen)
         yield module
-
-
-def _generator_state(device: torch.device) -> torch.Tensor:
-    """Returns the generator's state, (bytes,) uint8, on the CPU."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _set_generator_state(state: torch.Tensor, device: torch.device) -> None:

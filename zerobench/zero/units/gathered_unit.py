@@ -34,23 +34,10 @@ from .unit import Unit
 FREED = "storage of size 0"
 """torch's message for a view that reads a unit's storage while the storage is empty."""
 
-CAPTURED = "mutate a captured Tensor"
-"""torch's message for a gather inside of a transform, which may only write to tensors that it created itself."""
-
-TRANSFORMED = (
-    "zero3 cannot gather it inside of a transform of torch.func (jvp, grad, vjp, ...); call the transform on"
-    " engine.module inside `with engine.full_parameters()`, on every rank, or use zero2"
-)
-
 IN_PARTS = (
     "where zero3 holds a part of it only; in a forward, name a module that contains every use in units=, or let"
     " persistence_numel keep it whole; in another method, register that by engine.register_forward_method; elsewhere,"
     " read it inside `with engine.full_parameters()`"
-)
-
-LOST = (
-    "a forward wrote to its parameters by .data, or in another way that autograd does not count, and that is lost where"
-    " {} them; write inside `with engine.full_parameters()`"
 )
 
 UNHEARD = (
@@ -135,8 +122,10 @@ class GatheredUnit(Unit):
             part = flat[start - piece.offset : stop - piece.offset].to(self.dtypes.parameters)  # not finer than those
             self.placement.put(self, start - first, part)
 
-    def launch_unshard(self) -> None:
-        """sharded -> gathering: fills this rank's slice and launches the all-gather of the others."""
+    def launch_unshard(self, exactly: bool = False) -> None:
+        """sharded -> gathering: fills this rank's slice and launches the all-gather of the others. `exactly`: with the
+        bits of the shards, even if training gathers quantized values.
+        """
         if self.is_whole or self.gather is not None:
             return
         full = self.full_parameters
@@ -147,26 +136,26 @@ class GatheredUnit(Unit):
                 self.placement.fetch(self, self.own_slice(full))
             except RuntimeError as error:
                 full.untyped_storage().resize_(0)
-                if CAPTURED in str(error):
-                    raise RuntimeError(f"{self.name}: {TRANSFORMED}") from error
-                raise
+                if "mutate a captured Tensor" not in str(error):  # a transform may write only to tensors of its own
+                    raise
+                raise RuntimeError(
+                    f"{self.name}: zero3 cannot gather it inside of a transform of torch.func (jvp, grad, vjp, ...);"
+                    " call the transform on engine.module inside `with engine.full_parameters()`, on every rank, or"
+                    " use zero2"
+                ) from error
             self.comm.launches.add("gather", self.name)
-            self.gather = self.source.launch(full, self.name)
-            self.is_from_source = True
+            if exactly:
+                self.gather = self.comm.exact.all_gather(full, self.name, self.layout.sizes)
+            else:
+                self.gather = self.source.launch(full, self.name)
+                self.is_from_source = True
 
     def unshard_exactly(self) -> None:
-        """-> unsharded, with the exact bits of the shards, even if training gathers quantized values."""
-        if self._is_exact:
-            self.unshard()
-            return
-        self.reshard()
-        if not self.is_whole:
-            full = self.full_parameters
-            full.untyped_storage().resize_(full.numel() * full.element_size())
-            self.placement.fetch(self, self.own_slice(full))
-            self.comm.launches.add("gather", self.name)
-            self.gather = self.comm.exact.all_gather(full, self.name, self.layout.sizes)
-            self.unshard()
+        """-> unsharded, with the exact bits of the shards."""
+        if not self._is_exact:
+            self.reshard()
+            self.launch_unshard(exactly=True)
+        self.unshard()
 
     def unshard(self) -> None:
         """-> unsharded: the parameters are views of the full buffer."""
@@ -184,13 +173,10 @@ class GatheredUnit(Unit):
 
     @property
     def _may_go(self) -> bool:
-        """True if it is gathered, or about to be, and nobody wants it to stay."""
         return (self.is_whole or self.gather is not None) and not (self.stays or self.held)
 
     def reshard(self) -> None:
-        """unsharded -> sharded, after the shard is updated from this rank's slice, to which a forward may have written,
-        equally on every rank.
-        """
+        """unsharded -> sharded, after the shard was updated from what a forward has written to this slice."""
         if self._may_go:
             self.unshard()
             self.keep_written()
@@ -253,7 +239,10 @@ class GatheredUnit(Unit):
         """The error message about such a write."""
         why = "offload keeps" if self._is_exact else "ZeRO++ rounds"
         way = ", or in place under torch.no_grad() (`p.clamp_()`)" if self._is_exact else ""
-        return f"{self.name}: {LOST.format(why)}{way}"
+        return (
+            f"{self.name}: a forward wrote to its parameters by .data, or in another way that autograd does not count,"
+            f" and that is lost where {why} them; write inside `with engine.full_parameters()`{way}"
+        )
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         if self.is_from_source and not self._is_exact:

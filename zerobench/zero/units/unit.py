@@ -7,7 +7,7 @@ For a unit of `padded_numel` elements, of which this rank owns `shard_numel` (la
     parameter_shard   (shard_numel,)    this rank's part of them; in stage 3 the masters, which a gather rounds
     masters           (shard_numel,)    updated by the optimizer: the parameter shard itself, or fp32 copies of a half
                                         one; in ranges, each in its tier, owned by a placement (offload/placement.py)
-    gradients                           from autograd to the optimizer (units/bucket.py)
+    gradients                           from autograd to the optimizer (bucket.py)
 
 The stages differ in which of these tensors are views, and in when their memory is allocated and freed:
 
@@ -23,19 +23,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 
 import torch
 from torch import optim
 
 from .. import labels
+from ..bucket import GradientBucket, UnitTensors
 from ..comm.base import Comm
 from ..layout import Layout
 from ..low_bit import block_numel
 from ..offload.placement import Placement
 from ..parameters.access import Versions
 from ..precision import Dtypes
-from ..unit_tensors import UnitTensors
-from .bucket import GradientBucket
 
 ALIGN_BYTES = 64
 """See layout.py [Note: alignment]: the widest vector of a fused optimizer."""
@@ -74,26 +74,19 @@ class Unit(UnitTensors):
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         """Updates this rank's shard and masters after the full parameters were written to, equally on every rank.
-
         `loaded`: numbers of parameters whose masters are replaced even if their rounded values are equal.
         """
         self.follow(loaded)
 
     def put_aside(self) -> Callable[[], None]:
-        """Copies the ranges of this rank's shard that no separate master restores to host memory. Returns the function
-        that puts them back.
-        """
-        copies = {}
+        """Copies what no master restores of this shard to the host. Returns the function that puts it back."""
+        stack = ExitStack()
         for start, stop in self.placement.ranges_without_masters(self):
             copy = torch.empty(stop - start, dtype=self.dtypes.shard)
-            copies[start] = labels.label(copy, self.shard_category, self.name, tier=labels.HOST)
+            labels.label(copy, self.shard_category, self.name, tier=labels.HOST)
             self.placement.read(self, start, copy)
-
-        def put_back() -> None:
-            for start, copy in copies.items():
-                self.placement.put(self, start, copy)
-
-        return put_back
+            stack.callback(self.placement.put, self, start, copy)
+        return stack.close
 
     def follow(self, loaded: Collection[int]) -> None:
         """Updates the masters after this rank's parameter shard was written to."""

@@ -1,4 +1,4 @@
-"""The gradients of one unit on this rank, from autograd to the optimizer.
+"""The memory of one unit on this rank: temporary buffers, and its gradients, from autograd to the optimizer.
 
 [Note: the life of a gradient bucket]
 
@@ -18,19 +18,140 @@ reduced.
     shard    (shard_numel,)    the mean over the ranks, whose segments the optimizer sees, without the sink's part
 
 At N = 1, without a sink, `full` and `shard` are one tensor, which has memory from the first gradient to the update.
+
+[Note: slots]
+Temporary buffers are allocated here (M_D: ZeRO, arXiv 1910.02054, section 6.3)::
+
+    Heap     torch's allocator each time: freed memory goes to other tensors, and longer-lived ones may fragment it
+    Arena    a slot of that size, allocated on first use and kept for good. Every step uses the same sizes: from the
+             second step on nothing is allocated, and no long-lived tensor is placed between temporary ones
+
+Each size has as many slots as were ever in use at the same time, each with its own allocation. The paper moves tensors
+into one contiguous buffer; here the sizes are not known before the first step is over, and it suffices that no slot is
+allocated or freed after it. All slots belong to the compute stream: they are taken and given back in its order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 
-from .. import labels
-from ..comm.base import Comm
-from ..layout import Piece
-from ..offload.placement import GradientSink
-from ..unit_tensors import UnitTensors
+from . import labels
+from .comm.base import Comm
+from .layout import Layout, Piece
+from .precision import Dtypes
+
+
+class Heap:
+    """torch's allocator: released memory can be reused by any tensor."""
+
+    def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocates (numel,), not filled."""
+        return torch.empty(numel, dtype=dtype, device=device)
+
+    def give_back(self, taken: torch.Tensor) -> None:
+        """Frees the memory of `taken` now, even if other references to the tensor remain."""
+        taken.untyped_storage().resize_(0)
+
+    def restore(self, tensor: torch.Tensor) -> None:
+        """Gives memory to `tensor`, a permanent tensor object; not filled."""
+        tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Frees the memory of `tensor`, a permanent tensor object, until `restore`."""
+        tensor.untyped_storage().resize_(0)
+
+
+class Arena(Heap):
+    """Slots that are allocated once. Permanent tensors keep their memory."""
+
+    def __init__(self) -> None:
+        self._slots = Slots()
+
+    def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self._slots.take(numel * dtype.itemsize, device).view(dtype)
+
+    def give_back(self, taken: torch.Tensor) -> None:
+        self._slots.give_back(taken)
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """Keeps the memory: the next step uses it again."""
+
+
+class Slots:
+    """Memory by the byte: uint8 tensors, each a storage of its own. `taken`: by address; `free`: by size and device."""
+
+    def __init__(self) -> None:
+        self.taken: dict[int, torch.Tensor] = {}
+        self.free: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
+
+    def take(self, size: int, device: torch.device) -> torch.Tensor:
+        """Returns a slot of (size,), not filled; allocates one if none of that size is free."""
+        free = self.free.setdefault((size, device), [])
+        slot = free.pop() if free else torch.empty(size, dtype=torch.uint8, device=device)
+        self.taken[slot.data_ptr()] = slot
+        return slot
+
+    def give_back(self, taken: torch.Tensor) -> None:
+        """Gives back a slot, or another view of it that starts at its first byte."""
+        slot = self.taken.pop(taken.data_ptr())
+        self.free[slot.numel(), slot.device].append(slot)
+
+
+class UnitTensors:
+    """Parameters of one unit on one rank. `heap`: allocates temporary memory; an arena has it in slots."""
+
+    full_parameters: torch.Tensor
+    parameter_shard: torch.Tensor
+    heap = Heap()
+
+    def __init__(self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes) -> None:
+        self.name = name
+        self.layout = layout
+        self.rank = comm.rank
+        self.start, stop = layout.bounds(comm.rank)
+        self.shard_numel = stop - self.start
+        self.size = comm.size
+        self.dtypes = dtypes
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the full parameters, wherever the shards are."""
+        return self.full_parameters.device
+
+    @property
+    def shard_category(self) -> str:
+        """The label of the parameter shard."""
+        return labels.MASTER if self.dtypes.keeps_masters else labels.PARAMETERS
+
+    def own_slice(self, full: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's (shard_numel,) view of a (padded_numel,) tensor."""
+        return full.narrow(0, self.start, self.shard_numel)
+
+
+class GradientSink(Protocol):
+    """The destination, off the device, of the reduced gradients of a shard's first `numel` elements."""
+
+    tier: str
+    numel: int
+
+    def take(self, mean: torch.Tensor, adds: bool) -> None:
+        """Keeps `mean`, (numel,), from the device, or adds it to the gradients kept here."""
+
+    def release(self, give_back: Callable[[], None]) -> None:
+        """Calls `give_back`, for the memory of the last `take`, once it has been read: now, or after a copy."""
+
+    def view(self, offset: int, numel: int) -> torch.Tensor:
+        """Returns a view of elements [offset, offset + numel) of the gradients."""
+
+    def settle(self) -> None:
+        """Waits until all gradients that were taken can be read."""
+
+    def held_tensors(self) -> Iterator[labels.Held]:
+        """Yields its tensors in memory."""
+        return iter(())
 
 
 def divisors(wire: torch.dtype, count: int) -> tuple[float, float]:
@@ -82,7 +203,6 @@ class GradientBucket:
 
     def open(self, sends: bool) -> None:
         """released, or reduced -> open. `sends`: gradients are reduced in this backward, not kept by no_sync."""
-        raise NotImplementedError
 
     def prepare(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """open -> ready to send; if no gradient has come since it was released or reduced, it opens first and sends
@@ -93,7 +213,6 @@ class GradientBucket:
 
     def store(self, mean: torch.Tensor) -> None:
         """in flight -> reduced. `mean`: (shard_numel,), the tensor that `prepare` chose."""
-        raise NotImplementedError
 
     def release(self) -> None:
         """-> released: the optimizer has used the gradients, or they are dropped."""
@@ -109,9 +228,7 @@ class GradientBucket:
         return self.arrived >= self.expected
 
     def fill(self, piece: Piece, gradient: torch.Tensor) -> None:
-        """Scales a gradient, (piece.numel,), by 1/`_divisor_before` and writes it to its piece of `full`, or adds it to
-        the gradient already there (tied parameters, micro-batches).
-        """
+        """Writes a gradient, (piece.numel,), scaled, to its piece of `full`, or adds it to the one there."""
         assert self.full is not None
         view, scale = self.full.narrow(0, piece.offset, piece.numel), 1 / self._divisor_before
         if piece in self.filled:
@@ -123,9 +240,7 @@ class GradientBucket:
         self.filled.add(piece)
 
     def zero_missing(self) -> None:
-        """Zeroes the padding and the pieces without a gradient: they are sent too, and would otherwise hold whatever
-        was in the memory.
-        """
+        """Zeroes padding and pieces without a gradient, which are sent too."""
         assert self.full is not None
         for piece in self.unit.layout.pieces:
             if piece not in self.filled:
