@@ -280,7 +280,6 @@ published-runs: setup
 
 predicted-maps: setup
 	$(VALIDATE) predicted-maps $(PREDICTED_MAPS)
-	$(RUN) -m analysis predicted_maps
 	$(RUN) tools/docs/pages.py
 
 # FILE=mine.csv predicts the runs of a file of the same columns, and fits nothing.

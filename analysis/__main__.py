@@ -49,7 +49,7 @@ DRAWN_HERE: dict[str, Callable[..., Figure]] = {
 DRAWN_AS = {"muon": "memory", "compile": "memory", "long_sequences": "memory"}
 """Figure -> the figure of `zerobench plot` that draws its runs."""
 
-OF_FOLDERS = ("compare", "largest_model", "table1", "predicted_maps", "calibration")
+OF_FOLDERS = ("compare", "largest_model", "table1", "calibration")
 """Modules with FOLDER, `read` and FIGURES (name -> function), and, if the figures come with tables, `write_tables`."""
 
 WITHOUT_FIGURE = (

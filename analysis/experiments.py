@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from zerobench.results.selection import latest
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results
 
+MIB = 2**20
 MS = 1000
 
 
@@ -47,61 +48,10 @@ def in_short(labels: Sequence[str]) -> list[str]:
     return [" ".join(word for word in label.split() if word not in shared) for label in labels]
 
 
-def stacked(
-    axes: Axes, cells: pd.DataFrame, columns: Mapping[str, str], fills: Fills, unit: float,
-    rows: Rows | None = None, words: Callable[[float], str] = show,
-) -> None:  # fmt: skip
-    """A bar a cell: its columns, by what they are called, one on the other, with their sum in numbers.
-
-    `rows`: of the table below the bars. `words`: how a sum is written.
-    """
-
-    def draw(axes: Axes, place: int, cell: Any) -> None:
-        known = _known(axes, place, cell, columns, unit)
-        if known:
-            height = stack(axes, place, known, fills, 0.6)
-            number(axes, place, height, words(height))
-
-    bars(axes, cells, draw, rows)
-
-
-def phases(axes: Axes, cells: pd.DataFrame, rows: Rows | None = None) -> None:
-    """A bar a cell, as high as the median of a step, split in the proportions of its phases' medians, with the interval
-    of the step.
-    """
-
-    def draw(axes: Axes, place: int, cell: Any) -> None:
-        known = _known(axes, place, cell, {phase: f"{phase}_s" for phase in PHASES}, 1 / MS)
-        if known:
-            stack(axes, place, split(MS * cell.step_s, known), PHASES, 0.6)
-            number(axes, place, step_interval(axes, place, cell), show(MS * cell.step_s))
-
-    bars(axes, cells, draw, rows)
-
-
-def _known(axes: Axes, place: int, cell: Any, columns: Mapping[str, str], unit: float) -> dict[str, float]:
-    """The columns that have a value, in `unit`; where none has one the axes say so."""
-    values = {name: getattr(cell, column) for name, column in columns.items()}
-    known = {name: float(value) / unit for name, value in values.items() if not pd.isna(value)}
-    if not known:
-        absent(axes, place, "not measured")
-    return known
-
-
-def step_interval(axes: Axes, place: int, cell: Any) -> float:
-    """Draws the 95 % interval of a cell's step, if it has one. Returns the top, in ms."""
-    step = MS * float(cell.step_s)
-    if pd.isna(cell.step_s_low):
-        return step
-    low, high = MS * float(cell.step_s_low), MS * float(cell.step_s_high)
-    axes.errorbar([place], [step], [[step - low], [high - step]], color="black", capsize=3, lw=1)
-    return high
-
-
-def mark(axes: Axes, place: int, height: float) -> None:
+def mark(axes: Axes, x: int, height: float) -> None:
     """Draws the black mark of a prediction or a formula across a bar; none if there is no value."""
     if not pd.isna(height):
-        axes.hlines(height, place - 0.38, place + 0.38, color="black", lw=1.8)
+        axes.hlines(height, x - 0.38, x + 0.38, color="black", lw=1.8)
 
 
 def name_failed(axes: Axes, cells: Iterable[Any], name: Callable[[Any], str], at_top: bool = False) -> None:
@@ -111,16 +61,7 @@ def name_failed(axes: Axes, cells: Iterable[Any], name: Callable[[Any], str], at
     axes.text(0.02, height, failed, transform=axes.transAxes, va=alignment, style="italic", fontsize="small")
 
 
-def highest(runs: pd.DataFrame, columns: Mapping[str, str]) -> float:
-    """The largest value of any of the columns; 0 if there is none."""
-    most = runs[list(columns.values())].astype("float64").max().max()
-    return 0.0 if pd.isna(most) else float(most)
-
-
 # -- tiers -----------------------------------------------------------------------------------------
-
-
-MIB = 2**20
 
 TIERS: Fills = {
     "device": (BLUE, ""),
@@ -130,9 +71,6 @@ TIERS: Fills = {
 }
 OFFLOADED = {("true", "true"): "both", ("true", "false"): "optimizer", ("false", "true"): "gradients"}
 """Optimizer and gradients, as a label has them -> what leaves the device."""
-
-
-# -- bytes ---------------------------------------------------------------------------------------------------
 
 
 def offload(results: Results, panels: int = MOST_PANELS) -> Figure:
@@ -148,27 +86,32 @@ def offload(results: Results, panels: int = MOST_PANELS) -> Figure:
         "Model states at their maximum by tier, in bytes per parameter on the rank with the most. Numbers: on the "
         "device, of all. Buffers in flight are temporary; the formula is for the part that the device keeps."
     )
-    figure, places = sheet(settings, panels, (4.0, 1.7), caption)
-    for axes, cells in places:
-        bars(axes, cells, lambda axes, place, cell: _draw_tiers(axes, place, cell, results), _offload_rows(cells))
+
+    def draw(axes: Axes, x: int, cell: Any) -> None:
+        if rows_of(results, "memory", cell).empty:
+            absent(axes, x, "no memory table")
+            return
+        parts = parts_of(results, cell)
+        height = stack(axes, x, parts, TIERS, 0.6)
+        on_device = parts["device"] + parts["device, in flight"]
+        number(axes, x, height, f"{on_device:.1f}\nof {height:.1f}" if height > on_device else f"{height:.1f}")
+        mark(axes, x, cell.floor_states_bytes / cell.psi)
+
+    figure, grid = sheet(settings, panels, (4.0, 1.7), caption)
+    for axes, cells in grid:
+        labels = [str(label) for label in cells["label"]]
+        others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("optimizer", "gradients")}
+        tier = others.pop("offload", [])
+        away = {"to": [{"cpu": "host", "nvme": "files"}.get(name, name) for name in tier]} if "nvme" in tier else {}
+        bars(axes, cells, draw, {"offloaded": [_offloaded(words_of(label)) for label in labels], **away, **others})
         axes.set_ylabel("bytes per parameter")
         axes.set_title(title(cells, settings))
     key(figure, [*patches(seen(figure, TIERS)), rule("the paper's formula for the device", lw=1.8)])
     return figure
 
 
-def _offload_rows(cells: pd.DataFrame) -> Rows:
-    """The table below the bars: what leaves the device, and for where if not all of it for host memory."""
-    labels = [str(label) for label in cells["label"]]
-    others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("optimizer", "gradients")}
-    where = others.pop("offload", [])
-    away = {"to": [{"cpu": "host", "nvme": "files"}.get(name, name) for name in where]} if "nvme" in where else {}
-    return {"offloaded": [_what_leaves(label) for label in labels], **away, **others}
-
-
-def _what_leaves(label: str) -> str:
+def _offloaded(words: dict[str, str]) -> str:
     """Model states that leave the device under a cell's label."""
-    words = words_of(label)
     if "offload" not in words:
         return "none"
     return OFFLOADED.get((words.get("optimizer", "true"), words.get("gradients", "true")), "parameters")
@@ -185,20 +128,6 @@ def parts_of(results: Results, cell: Any) -> dict[str, float]:
     parts = (kept, int(sizes["communication"]), cell.host_states_bytes, cell.nvme_bytes)
     return {name: 0.0 if pd.isna(size) else size / cell.psi for name, size in zip(TIERS, parts, strict=True)}
 
-
-def _draw_tiers(axes: Axes, place: int, cell: Any, results: Results) -> None:
-    if rows_of(results, "memory", cell).empty:
-        absent(axes, place, "no memory table")
-        return
-    parts = parts_of(results, cell)
-    height = stack(axes, place, parts, TIERS, 0.6)
-    on_device = parts["device"] + parts["device, in flight"]
-    words = f"{on_device:.1f}\nof {height:.1f}" if height > on_device else f"{height:.1f}"
-    number(axes, place, height, words)
-    mark(axes, place, cell.floor_states_bytes / cell.psi)
-
-
-# -- files, as the model grows -------------------------------------------------------------------------------
 
 LINES = {
     "nvme_bytes": ("in files", GREEN, "D"),
@@ -218,8 +147,8 @@ def infinity(results: Results, panels: int = MOST_PANELS) -> Figure:
     runs = newest[(newest["status"] == "ok") & (newest["nvme_bytes"] > 0)].sort_values("psi")
     if runs.empty:
         raise ValueError("no finished run with states in files; offload=nvme makes some")
-    words = "States by tier as the model grows: files take the growth, host memory stays near the pool."
-    figure = Sheet(1, 2.6, f"{words} Logarithmic axes.")
+    caption = "States by tier as the model grows: files take the growth, host memory stays near the pool."
+    figure = Sheet(1, 2.6, f"{caption} Logarithmic axes.")
     axes = figure.subplots()
     psi = runs["psi"].astype("float64") / 1e6
     for column, (_, color, marker) in LINES.items():
@@ -237,9 +166,9 @@ def infinity(results: Results, panels: int = MOST_PANELS) -> Figure:
     axes.minorticks_off()
     axes.margins(x=0.1, y=0.15)
     run = runs.iloc[0]
-    where = "a simulated world" if run["backend"] == "simulated" else run["device"]
-    words = f"{run['strategy']} {run['systems']}, {run['precision']}, N = {run['world_size']} ({where})"
-    axes.set_title(words, loc="left")
+    world = "a simulated world" if run["backend"] == "simulated" else run["device"]
+    setting = f"{run['strategy']} {run['systems']}, {run['precision']}, N = {run['world_size']} ({world})"
+    axes.set_title(setting, loc="left")
     name_failed(axes, summarize(newest).itertuples(), lambda cell: f"{cell.model} {cell.shape}")
     lines = [rule(name, color=color, marker=marker) for name, color, marker in LINES.values()]
     key(figure, [*lines, rule("predicted", "", marker="_", ms=14), rule("the pool", "--", lw=1.2)])
@@ -247,9 +176,6 @@ def infinity(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 
 # -- ZeRO-R: policies for activations, constant-size buffers ---------------------------------------
-
-
-# -- activations ---------------------------------------------------------------------------------------------
 
 PEAK_TIERS: Fills = {"device": (PURPLE, ".."), "host memory": (GRAY, "//")}
 PEAK_COLUMNS = {"device": "peak_bytes", "host memory": "host_peak_bytes"}
@@ -265,19 +191,39 @@ def activation(results: Results, panels: int = MOST_PANELS) -> Figure:
     that train the same thing; a cell that failed, or was not run, is named.
     """
     settings = with_times(comparisons(results))
-    name, unit = unit_of(highest(results.runs, PEAK_COLUMNS))
+    name, unit = _unit(results, PEAK_COLUMNS.values())
     caption = (
         "Policies for activations (both: checkpoint_offload). Peak memory by tier, on the rank with the most; and the "
         "median time of a step, split in the proportions of its phases' medians, with its 95 % interval"
     )
-    figure, places = sheet(settings, panels, (4.0, 1.5), f"{caption}{on_cores(settings)}.", across=2)
-    for (memory, time), cells in places:
+
+    def draw_peaks(axes: Axes, x: int, cell: Any) -> None:
+        sizes = {tier: getattr(cell, column) for tier, column in PEAK_COLUMNS.items()}
+        if parts := {tier: float(size) / unit for tier, size in sizes.items() if not pd.isna(size)}:
+            height = stack(axes, x, parts, PEAK_TIERS, 0.6)
+            number(axes, x, height, show(height))
+        else:
+            absent(axes, x, "not measured")
+
+    def draw_step(axes: Axes, x: int, cell: Any) -> None:
+        seconds = {phase: getattr(cell, f"{phase}_s") for phase in PHASES}
+        parts = {phase: MS * float(value) for phase, value in seconds.items() if not pd.isna(value)}
+        if not parts:
+            absent(axes, x, "not measured")
+            return
+        low, top, high = (MS * float(value) for value in (cell.step_s_low, cell.step_s, cell.step_s_high))
+        stack(axes, x, split(top, parts), PHASES, 0.6)
+        if not pd.isna(low):
+            axes.errorbar([x], [top], [[top - low], [high - top]], color="black", capsize=3, lw=1)
+        number(axes, x, top if pd.isna(low) else high, show(top))
+
+    figure, grid = sheet(settings, panels, (4.0, 1.5), f"{caption}{on_cores(settings)}.", across=2)
+    for (memory, time), cells in grid:
         labels = [str(label) for label in cells["label"]]
         others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("activation", "recomputed")}
-        rows: Rows = {"activation": [_policy_of(label).replace(*BOTH) for label in labels], **others}
-        peaks = cells.assign(status=cells["status"].replace("no times", "ok"))
-        stacked(memory, peaks, PEAK_COLUMNS, PEAK_TIERS, unit, rows)
-        phases(time, cells, rows)
+        rows: Rows = {"activation": [_policy(words_of(label)) for label in labels], **others}
+        bars(memory, cells.assign(status=cells["status"].replace("no times", "ok")), draw_peaks, rows)
+        bars(time, cells, draw_step, rows)
         memory.set_ylabel(f"peak ({name})")
         time.set_ylabel("time of a step (ms)")
         memory.set_title(title(cells, settings), loc="left")
@@ -286,13 +232,14 @@ def activation(results: Results, panels: int = MOST_PANELS) -> Figure:
     return figure
 
 
-def _policy_of(label: str) -> str:
-    """The policy for activations under a cell's label, a value of the key `activation`."""
-    words = words_of(label)
-    return words.get("activation", "checkpoint" if "recomputed" in words else "none")
+def _unit(results: Results, columns: Iterable[str]) -> tuple[str, int]:
+    return unit_of(results.runs[list(columns)].astype("float64").max().max())
 
 
-# -- buffers -------------------------------------------------------------------------------------------------
+def _policy(words: dict[str, str]) -> str:
+    """The policy for activations under a cell's label, as the figure names it."""
+    return words.get("activation", "checkpoint" if "recomputed" in words else "none").replace(*BOTH)
+
 
 BUFFER_PARTS = {"communication": ("max_communication_bytes", "-", "on its way"),
          "gradients": ("max_gradients_bytes", ":", "gradients")}  # fmt: skip
@@ -312,36 +259,37 @@ def buffers(results: Results, panels: int = MOST_PANELS) -> Figure:
     """
     cells = pd.concat(comparisons(results))
     settings = [setting for _, setting in cells.groupby(ALIKE, sort=False, dropna=False)]
-    name, unit = unit_of(highest(results.runs, {part: column for part, (column, *_) in BUFFER_PARTS.items()}))
+    name, unit = _unit(results, [column for column, *_ in BUFFER_PARTS.values()])
     caption = (
         "Gradients and communication buffers as the model grows, each at its own maximum on the rank with the most. "
         "Fused: one buffer as large as the model; else buckets of a constant size."
     )
-    figure, places = sheet(settings, panels, (3.2, 2.2), caption)
+    figure, grid = sheet(settings, panels, (3.2, 2.2), caption)
     variants: dict[str, Line2D] = {}
-    for axes, setting in places:
-        variants |= {str(line.get_label()): line for line in _lines(axes, setting, unit)}
+    for axes, setting in grid:
+        _draw_buffers(axes, setting, unit, variants)
         axes.set(ylabel=name, xlabel="parameters ψ (million)")
         first = setting.iloc[0]
-        where = "simulated" if first["backend"] == "simulated" else first["device"]
-        axes.set_title(f"{first.model}, N = {first.world_size}, batch {first.batch} × {first.sequence}, {where}")
+        world = "simulated" if first["backend"] == "simulated" else first["device"]
+        axes.set_title(f"{first.model}, N = {first.world_size}, batch {first.batch} × {first.sequence}, {world}")
     marks = [rule(words, line) for _, line, words in BUFFER_PARTS.values()]
     key(figure, [*variants.values(), *marks, rule("4ψ bytes", "--", lw=1)])
     return figure
 
 
-def _lines(axes: Axes, cells: pd.DataFrame, unit: int) -> Iterator[Line2D]:
-    """Draws the lines of each variant; yields what stands for it in the legend."""
-    known = cells[(cells["status"] == "ok") & cells["psi"].notna()]
+def _draw_buffers(axes: Axes, cells: pd.DataFrame, unit: int, variants: dict[str, Line2D]) -> None:
+    """Draws the lines of each variant; adds what stands for it in the legend to `variants`."""
+    ok = cells[(cells["status"] == "ok") & cells["psi"].notna()]
     names = dict(zip(cells["label"], in_short(list(cells["label"])), strict=True))
-    for (label, variant), (color, marker) in zip(known.groupby("label", sort=False), MARKS * len(known), strict=False):
+    for (label, variant), (color, marker) in zip(ok.groupby("label", sort=False), MARKS * len(ok), strict=False):
         variant = variant.sort_values("psi")
         psi = variant["psi"].astype("float64") / 1e6
         for column, line, _ in BUFFER_PARTS.values():
             axes.plot(psi, variant[column].astype("float64") / unit, color=color, marker=marker, ls=line, ms=4, lw=1.3)
         name = names[label].replace("buffers=fused", "fused")
-        yield Line2D([], [], color=color, marker=marker, ms=4, label=name if "fused" in name else f"{name} constant")
-    sizes = sorted(known["psi"].astype("float64").unique())
+        name = name if "fused" in name else f"{name} constant"
+        variants[name] = Line2D([], [], color=color, marker=marker, ms=4, label=name)
+    sizes = sorted(ok["psi"].astype("float64").unique())
     if sizes:
         axes.plot([psi / 1e6 for psi in sizes], [4 * psi / unit for psi in sizes], color="black", ls="--", lw=1)
         axes.set_xscale("log")
@@ -352,7 +300,6 @@ def _lines(axes: Axes, cells: pd.DataFrame, unit: int) -> Iterator[Line2D]:
 
 
 # -- ZeRO++ between nodes --------------------------------------------------------------------------
-
 
 LINK_PARTS: Fills = {
     "gathers, forward": (GREEN, "\\\\"),
@@ -375,8 +322,8 @@ def zeropp(results: Results, panels: int = MOST_PANELS) -> Figure:
     """
     settings = comparisons(results)
     caption = "Left: bytes between nodes under ZeRO++. Right: its effect on the loss (means over 10 steps)."
-    figure, places = sheet(settings, panels, (3.2, 2.1), caption, across=2)
-    for (left, right), whole in places:
+    figure, grid = sheet(settings, panels, (3.2, 2.1), caption, across=2)
+    for (left, right), whole in grid:
         cells = whole.assign(label=in_short(list(whole["label"])))
         bars(left, cells, partial(_draw_links, results))
         left.set_ylabel("sent by a node to others in a step\n(bytes per parameter)")
@@ -387,29 +334,22 @@ def zeropp(results: Results, panels: int = MOST_PANELS) -> Figure:
     return figure
 
 
-def _draw_links(results: Results, axes: Axes, place: int, cell: Any) -> None:
-    each = (json.loads(cell.config).get("node_size") or cell.world_size) / cell.psi
-    height = stack(
-        axes, place, {name: each * size for name, size in _link_parts(results, cell).items()}, LINK_PARTS, 0.6
-    )
-    number(axes, place, height, f"{height:.2f}")
-    mark(axes, place, each * cell.predicted_between_nodes_bytes)
-
-
-def _link_parts(results: Results, cell: Any) -> dict[str, float]:
-    """Bytes that a rank sends to other nodes in a step, in the mean over the ranks, by what they are for."""
+def _draw_links(results: Results, axes: Axes, x: int, cell: Any) -> None:
+    """Draws the bytes that a node sends to others in a step, by what they are for."""
     traffic = rows_of(results, "traffic", cell)
     traffic = traffic[~traffic["control"].astype(bool)]
-    if traffic.empty:
-        return {}
-    named = {
-        "gathers, forward": (traffic["kind"] == "all_gather") & (traffic["phase"] != "backward"),
-        "gathers, backward": (traffic["kind"] == "all_gather") & (traffic["phase"] == "backward"),
-        "reductions": traffic["kind"] == "reduce_scatter",
-    }
-    steps = traffic["run_id"].nunique() * traffic["rank"].nunique() * traffic["step"].nunique()
-    sizes = {name: traffic[which]["between_bytes"].sum() / steps for name, which in named.items()}
-    return sizes | {"other": traffic["between_bytes"].sum() / steps - sum(sizes.values())}
+    each = (json.loads(cell.config).get("node_size") or cell.world_size) / cell.psi
+    parts: dict[str, float] = {}
+    if not traffic.empty:
+        gathers, in_backward = traffic["kind"] == "all_gather", traffic["phase"] == "backward"
+        purposes = gathers & ~in_backward, gathers & in_backward, traffic["kind"] == "reduce_scatter"
+        steps = traffic["run_id"].nunique() * traffic["rank"].nunique() * traffic["step"].nunique()
+        sizes = [traffic[which]["between_bytes"].sum() / steps for which in purposes]
+        sizes.append(traffic["between_bytes"].sum() / steps - sum(sizes))
+        parts = {name: each * size for name, size in zip(LINK_PARTS, sizes, strict=True)}
+    height = stack(axes, x, parts, LINK_PARTS, 0.6)
+    number(axes, x, height, f"{height:.2f}")
+    mark(axes, x, each * cell.predicted_between_nodes_bytes)
 
 
 def _draw_gaps(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
@@ -422,24 +362,21 @@ def _draw_gaps(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
     if first is None:
         axes.set_axis_off()
         return
-    off = {label: curve - curves[first] for label, curve in curves.items() if label != first}
-    equal = [label for label, curve in off.items() if (curve == 0).all()]
-    for n, label in enumerate(label for label in off if label not in equal):
-        curve = off[label].rolling(RUNNING, min_periods=1).mean()
+    gaps = {label: curve - curves[first] for label, curve in curves.items() if label != first}
+    equal = [label for label, curve in gaps.items() if (curve == 0).all()]
+    for n, label in enumerate(label for label in gaps if label not in equal):
+        curve = gaps[label].rolling(RUNNING, min_periods=1).mean()
         color, line = CURVES[n % len(CURVES)]
         axes.plot(curve.index.astype(int), curve, color=color, ls=line, lw=1.2, label=label)
-    words = " = ".join([first, *equal]) + ", to the bit" * bool(equal)
-    axes.axhline(0, color="black", lw=0.8, label=words)
+    axes.axhline(0, color="black", lw=0.8, label=" = ".join([first, *equal]) + ", to the bit" * bool(equal))
     axes.margins(y=0.05)
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + ROOM * (high - low))
-    axes.set_xlabel("step")
-    axes.set_ylabel(f"loss minus that of {first}\n(nats per token)")
+    axes.set(xlabel="step", ylabel=f"loss minus that of {first}\n(nats per token)")
     axes.legend(loc="upper left")
 
 
 # -- the delayed update ----------------------------------------------------------------------------
-
 
 WINDOW = 21
 """Steps of the thick curves' means."""
@@ -455,31 +392,24 @@ def delayed(results: Results, panels: int = MOST_PANELS) -> Figure:
     first step whose parameters are one update late. One panel, of the newest launches. Raises ValueError if no run has
     its states in host memory.
     """
-    every = [cell for cell in summarize(results.runs).itertuples() if "delayed" in _offload_of(cell)]
-    cells = {bool(_offload_of(cell)["delayed"]): cell for cell in every if cell.status == "ok"}
-    if not cells:
+    offloads = [(json.loads(cell.config).get("offload", {}), cell) for cell in summarize(results.runs).itertuples()]
+    offloads = [(offload, cell) for offload, cell in offloads if "delayed" in offload]
+    ok = {bool(offload["delayed"]): (offload, cell) for offload, cell in offloads if cell.status == "ok"}
+    if not ok:
         raise ValueError("no finished run with offload=cpu; offload.delayed=false,true makes two")
     figure = Sheet(1, 2.4, "Loss with and without the delayed parameter update; thick: means over 21 steps.")
     axes = figure.subplots()
-    for is_delayed, cell in sorted(cells.items()):
-        _draw_curve(axes, losses_of(results, cell).astype("float64"), *LOOKS[is_delayed])
-    if late := cells.get(True):
-        axes.axvline(_offload_of(late)["delayed_after"], color="black", ls=":", lw=1.2, label="delayed from here on")
+    for is_delayed, (offload, cell) in sorted(ok.items()):
+        name, color = LOOKS[is_delayed]
+        curve = losses_of(results, cell).astype("float64")
+        steps, mean = curve.index.astype(int), curve.rolling(WINDOW, center=True, min_periods=1).mean()
+        axes.plot(steps, curve, color=color, lw=0.5, alpha=0.5)
+        axes.plot(steps, mean, color=color, lw=2, label=name)
+        if is_delayed:
+            axes.axvline(offload["delayed_after"], color="black", ls=":", lw=1.2, label="delayed from here on")
     axes.set(xlabel="step", ylabel="loss (nats per token)")
     axes.set_title(f"{cell.model}, {cell.strategy} {cell.systems}, {cell.precision}, N = {cell.world_size}", loc="left")
     axes.legend(title="parameter update")
-    name_failed(axes, every, lambda cell: LOOKS[bool(_offload_of(cell)["delayed"])][0])
+    is_delayed_of = lambda cell: bool(json.loads(cell.config)["offload"]["delayed"])  # noqa: E731
+    name_failed(axes, [cell for _, cell in offloads], lambda cell: LOOKS[is_delayed_of(cell)][0])
     return figure
-
-
-def _offload_of(cell: Any) -> dict[str, Any]:
-    """A cell's section of the config; empty if nothing leaves the device."""
-    section: dict[str, Any] = json.loads(cell.config).get("offload", {})
-    return section
-
-
-def _draw_curve(axes: Axes, curve: pd.Series, words: str, color: str) -> None:
-    """Draws losses by step, thin, and their mean over WINDOW steps."""
-    mean = curve.rolling(WINDOW, center=True, min_periods=1).mean()
-    axes.plot(curve.index.astype(int), curve, color=color, lw=0.5, alpha=0.5)
-    axes.plot(curve.index.astype(int), mean, color=color, lw=2, label=words)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,6 @@ class Largest:
 
     gpus: int
     device_bytes: int
-    usable_bytes: int
     strategy: str
     offload: str
     best: dict[str, Any]
@@ -89,44 +89,42 @@ class Largest:
 
 def read(folder: Path) -> list[Largest]:
     """Returns the rows of all plans in a folder, by device and strategy. Raises ValueError if there are none."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        plan = json.loads(path.read_text())
-        sizes = plan["device_bytes"], plan["usable_bytes"]
-        fitting = [row for row in plan["rows"] if row["best"] is not None]
-        names = ("strategy", "offload", "best", "beyond", "at_end")
-        found += [Largest(row["best"]["gpus"], *sizes, **{name: row.get(name) for name in names}) for row in fitting]
-    if not found:
+    names = ("strategy", "offload", "best", "beyond", "at_end")
+    plans = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    rows = [
+        Largest(row["best"]["gpus"], plan["device_bytes"], **{name: row.get(name) for name in names})
+        for plan in plans for row in plan["rows"] if row["best"] is not None
+    ]  # fmt: skip
+    if not rows:
         raise ValueError(f"no plan in {folder} has a model that fits; `make largest-model` makes some")
-    return sorted(found, key=lambda one: (one.gpus, one.device_bytes, *one.place))
+    return sorted(rows, key=lambda row: (row.gpus, row.device_bytes, *row.place))
 
 
 def draw(rows: list[Largest]) -> Figure:
     """Draws bars by strategy, a color for each device; billions of parameters on a logarithmic scale. The devices of
     Table 2 are in the table alone.
     """
-    rows = [one for one in rows if one.gpus != TABLE_2_GPUS]
-    devices = list(dict.fromkeys(one.device for one in rows))
-    labels = list(dict.fromkeys(one.label for one in sorted(rows, key=lambda one: one.place)))
+    rows = [row for row in rows if row.gpus != TABLE_2_GPUS]
+    labels = list(dict.fromkeys(row.label for row in sorted(rows, key=lambda row: row.place)))
+    fills = dict(zip(dict.fromkeys(row.device for row in rows), cycle(FILLS), strict=False))
     figure = Sheet(1, 2.4, CAPTION)
     axes = figure.subplots()
-    width = 0.8 / len(devices)
-    for n, device in enumerate(devices):
-        color, hatch = FILLS[n % len(FILLS)]
-        for one in (one for one in rows if one.device == device):
-            place = labels.index(one.label) + (n - (len(devices) - 1) / 2) * width
-            axes.bar(place, one.billions, width, color=color, hatch=hatch, edgecolor="white", lw=0.4)
-            words = f"{one.billions:,.0f}" if one.billions >= 1000 else f"{one.billions:.3g}"
-            number(axes, place, one.billions, "≥ " * bool(one.at_end) + words, 2)
-        there = {one.label for one in rows if one.device == device}
-        for place in (place for place, label in enumerate(labels) if label not in there):
-            absent(axes, place + (n - (len(devices) - 1) / 2) * width, "missing")
+    width = 0.8 / len(fills)
+    for n, (device, (color, hatch)) in enumerate(fills.items()):
+        of_device = {row.label: row for row in rows if row.device == device}
+        for x, label in enumerate(labels):
+            at = x + (n - (len(fills) - 1) / 2) * width
+            if row := of_device.get(label):
+                axes.bar(at, row.billions, width, color=color, hatch=hatch, edgecolor="white", lw=0.4)
+                size = f"{row.billions:,.0f}" if row.billions >= 1000 else f"{row.billions:.3g}"
+                number(axes, at, row.billions, "≥ " * bool(row.at_end) + size, 2)
+            else:
+                absent(axes, at, "missing")
     axes.set(yscale="log", ylabel="largest model, billion parameters (log)")
     axes.set_yticks(TICKS, [str(tick) for tick in TICKS])
     axes.minorticks_off()
-    axes.set_ylim(1, 1.4 * max(one.billions for one in rows))
+    axes.set_ylim(1, 1.4 * max(row.billions for row in rows))
     axes.set_xticks(range(len(labels)), [label.replace(" ", "\n") for label in labels], fontsize="small")
-    fills = {device: FILLS[n % len(FILLS)] for n, device in enumerate(devices)}
     key(figure, patches(fills))
     return figure
 
@@ -140,35 +138,32 @@ HEADER = [
 def table(rows: list[Largest]) -> str:
     """Returns the table of all rows in markdown."""
     lines = []
-    for one in rows:
-        best, beyond = one.best, one.beyond
+    for row in rows:
+        best, beyond = row.best, row.beyond
+        sizes = [show_bytes(best[f"{name}_bytes"]) for name in ("peak", "reserved")]
         host = show_bytes(best["host_bytes"]) if best["host_bytes"] else "–"
-        why = "the family's largest" if one.at_end else "the states alone"
-        then = f"{_shape(beyond)}: {show_bytes(beyond['reserved_bytes'])} reserved" if beyond else f"– ({why})"
-        sizes = [f"{one.billions:.2f}B", _shape(best), show_bytes(best["peak_bytes"])]
-        sizes += [show_bytes(best["reserved_bytes"]), host]
-        lines.append([one.device, one.label, *sizes, best["binds"], then])
+        following = "– (the family's largest)" if row.at_end else "– (the states alone)"
+        if beyond:
+            following = f"{_shape(beyond)}: {show_bytes(beyond['reserved_bytes'])} reserved"
+        size = f"{row.billions:.2f}B"
+        lines.append([row.device, row.label, size, _shape(best), *sizes, host, best["binds"], following])
     return Grid(HEADER, lines).markdown(sides=False)
 
 
 def table_2(rows: list[Largest]) -> str:
     """Returns ZeRO's Table 2 in markdown, row of 64 GPUs, with what was executed beside it; empty without such rows."""
-    same = {one.strategy: one for one in rows if one.gpus == TABLE_2_GPUS and one.offload == "none"}
+    same = {row.strategy: row for row in rows if row.gpus == TABLE_2_GPUS and row.offload == "none"}
     if not same:
         return ""
     header = ["strategy", "formula", "paper, theoretical", "paper, measured", "simulated"]
     lines = []
     for strategy, (theoretical, measured) in TABLE_2.items():
-        one = same.get(strategy)
-        shown = f"{measured}B" if measured else "–"
-        executed = f"{one.billions:.2f}B ({_shape(one.best)})" if one else "–"
-        lines.append([strategy, f"{by_formula(strategy):.1f}B", f"{theoretical}B", shown, executed])
+        row = same.get(strategy)
+        formula = 32 / states_per_parameter(strategy, TABLE_2_GPUS)  # 2 + 2 + 12 bytes a parameter fill the device
+        executed = f"{row.billions:.2f}B ({_shape(row.best)})" if row else "–"
+        printed = f"{measured}B" if measured else "–"
+        lines.append([strategy, f"{formula:.1f}B", f"{theoretical}B", printed, executed])
     return Grid(header, lines).markdown(sides=False)
-
-
-def by_formula(strategy: str) -> float:
-    """Returns the billions of parameters whose 2 + 2 + 12 bytes fill a device of Table 2."""
-    return 32 / states_per_parameter(strategy, TABLE_2_GPUS)
 
 
 def _shape(probe: dict[str, Any]) -> str:

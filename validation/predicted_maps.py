@@ -84,22 +84,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Executes the cells that are not kept yet, and writes the maps."""
-    words = [f"model={','.join(MODELS)}", f"strategy={','.join(STRATEGIES)}", "precision=bf16", "world_size=8"]
-    words += [f"micro_batch={MICRO_BATCH}", f"sequence={SEQUENCE}", "activation=checkpoint", "optimizer=adamw"]
-    asked = [cell.config for cell in ask(words, "cuda").cells]
-    facts = {config.model_name: facts_of(config) for config in asked if config.strategy.name == STRATEGIES[0]}
-
-    def states_of(config: CellConfig) -> int:
-        return closed_form(config, facts[config.model_name]) or 0
-
+    words = f"model={','.join(MODELS)} strategy={','.join(STRATEGIES)} precision=bf16 world_size=8 optimizer=adamw"
+    words += f" micro_batch={MICRO_BATCH} sequence={SEQUENCE} activation=checkpoint"
+    asked = {(c.config.model_name, c.config.strategy.name): c.config for c in ask(words.split(), "cuda").cells}
+    facts = {model: facts_of(asked[model, STRATEGIES[0]]) for model in MODELS}
     costs = costs_of(CLUSTER, None)
-    of_ranks = {
-        (config.model_name, ranks, config.strategy.name): replace(config, world_size=ranks, batch=MICRO_BATCH * ranks)
-        for model in MODELS for ranks in MODELS[model]
-        for name in STRATEGIES for config in asked if (config.model_name, config.strategy.name) == (model, name)
-    }  # fmt: skip
     usable = USABLE * costs.device.memory_gib * 2**30
-    grid = {key: config for key, config in of_ranks.items() if states_of(config) <= usable}
+    grid: dict[tuple[str, int, str], CellConfig] = {}
+    states: dict[tuple[str, int, str], int] = {}
+    for model, of_model in MODELS.items():
+        for key in ((model, ranks, name) for ranks in of_model for name in STRATEGIES):
+            config = replace(asked[model, key[2]], world_size=key[1], batch=MICRO_BATCH * key[1])
+            states[key] = closed_form(config, facts[model]) or 0
+            if states[key] <= usable:
+                grid[key] = config
 
     # options of zero3 that send less between nodes
     zero3, per_node = grid[OPTION_MODEL, OPTION_RANKS, "zero3"], costs.cluster.devices_per_node
@@ -117,15 +115,19 @@ def run(chosen: argparse.Namespace) -> int:
     for (model, ranks, strategy), config in grid.items():
         step, psi = step_of(config), sum(shape.numel for shape in facts[model].shapes)
         rate = config.micro_batch * config.accumulation * config.sequence / step.step_s
-        steps.append(StepRow(model, psi, ranks, strategy, states_of(config), step.step_s, step.exposed_s, rate))
+        size = states[model, ranks, strategy]
+        steps.append(StepRow(model, psi, ranks, strategy, size, step.step_s, step.exposed_s, rate))
     write(chosen.out / "steps.csv", StepRow, steps)
 
     pairs = [
-        (model, ranks, "zero2", "zero3", config, grid[model, ranks, "zero3"])
+        (model, ranks, name, config)
         for (model, ranks, name), config in grid.items() if name == "zero2" and ranks > RANKS[0]
     ]  # fmt: skip
-    pairs += [(OPTION_MODEL, OPTION_RANKS, option, "zero3", config, zero3) for option, config in options.items()]
-    edges = [BreakEvenRow(*pair[:4], *_edge(step_of, *pair[4:])) for pair in pairs]
+    pairs += [(OPTION_MODEL, OPTION_RANKS, option, config) for option, config in options.items()]
+    edges = [
+        BreakEvenRow(model, ranks, fast, "zero3", *_edge(step_of, config, grid[model, ranks, "zero3"]))
+        for model, ranks, fast, config in pairs
+    ]
     write(chosen.out / "break_even.csv", BreakEvenRow, edges)
     print(f"{chosen.out}: steps.csv, break_even.csv")
     return 0
@@ -135,10 +137,8 @@ def _edge(step_of: Callable[..., StepTime], fast: CellConfig, slow: CellConfig) 
     """Returns the network at which `fast` stops being ahead, and 1 if it is ahead on all of them."""
     ahead = lambda rate: step_of(fast, rate).step_s < step_of(slow, rate).step_s  # noqa: E731
     low, high = NETWORKS
-    if not ahead(low):
-        return None, 0
-    if ahead(high):
-        return None, 1
+    if not ahead(low) or ahead(high):
+        return None, int(ahead(low))
     while high / low > 1.05:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if ahead(middle) else (low, middle)

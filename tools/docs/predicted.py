@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
 from types import SimpleNamespace
@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 
 from analysis import largest_model as largest
-from analysis import predicted_maps as figure
 from tools.docs.measured import volume
 from tools.docs.recorded import RESULTS, beside
 from tools.docs.render import render, table
@@ -178,24 +177,22 @@ def predicted_misses() -> str:
 
 def map_fastest() -> str:
     """The fastest strategy of what fits, over parameters and ranks."""
-    rows = figure.fastest(figure.read(RESULTS / "predicted_maps")).itertuples()
-    best = {(row.psi, row.ranks): f"{row.strategy}, {row.tokens_s_gpu:,.0f}" for row in rows}
-    return _by_ranks("parameters", "–", {(f"{psi / 1e9:.1f}B", ranks): best[psi, ranks] for psi, ranks in sorted(best)})
+    steps = pd.read_csv(RESULTS / "predicted_maps/steps.csv")
+    best = steps.loc[steps.groupby(["psi", "ranks"])["step_s"].idxmin()]
+    shown = best["strategy"] + best["tokens_s_gpu"].map(", {:,.0f}".format)
+    return _by_ranks("parameters", "–", best.assign(shown=shown, name=best["psi"]), lambda psi: f"{psi / 1e9:.1f}B")
 
 
 def map_scaling() -> str:
     """Tokens per second and GPU of one model over the ranks."""
-    steps = figure.read(RESULTS / "predicted_maps")
-    rows = steps[steps["model"] == figure.MODEL].itertuples()
-    rates = {(f"`{row.strategy}`", row.ranks): f"{row.tokens_s_gpu:,.0f}" for row in rows}
-    return _by_ranks("strategy", "does not fit", rates)
+    steps = pd.read_csv(RESULTS / "predicted_maps/steps.csv").query("model == 'gpt2_1_5b'")
+    shown = steps["tokens_s_gpu"].map("{:,.0f}".format)
+    return _by_ranks("strategy", "does not fit", steps.assign(shown=shown, name=steps["strategy"]), "`{}`".format)
 
 
-def _by_ranks(what: str, otherwise: str, shown: dict[tuple[str, int], str]) -> str:
-    ranks = sorted({number for _, number in shown})
-    names = dict.fromkeys(name for name, _ in shown)
-    lines = [[name, *(shown.get((name, number), otherwise) for number in ranks)] for name in names]
-    return table([what, *(f"{number:,} ranks" for number in ranks)], lines)
+def _by_ranks(heading: str, otherwise: str, cells: pd.DataFrame, show: Callable[[Any], str]) -> str:
+    wide = cells.pivot(index="name", columns="ranks", values="shown").fillna(otherwise)
+    return table([heading, *(f"{ranks:,} ranks" for ranks in wide)], [[show(name), *row] for name, *row in wide.itertuples()])
 
 
 def interpolation() -> Iterator[Any]:
