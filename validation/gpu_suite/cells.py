@@ -78,7 +78,7 @@ TRAINS_ALIKE = "measure.passes=timed measure.warmup=2 deterministic=true"
 
 
 PARITY_COLUMNS: Columns = (
-    ("backend", lambda row: row["backend"] + ", sharing a GPU" * (row["ranks_per_gpu"] > 1)),
+    ("backend", lambda row: row["backend"] + ", sharing a GPU" * (row["cell"].ranks_per_gpu > 1)),
     ("training against DDP's", lambda row: row["training_words"] or NONE),
     ("last loss", lambda row: f"{row['loss_last']:.6f}"),
 )
