@@ -9,7 +9,7 @@ REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
 .PHONY: questions compare published gpu-suite peers setup-browser setup-triton test-triton kernel-ulps lock replay report fake-equality
-.PHONY: table1 answer-times certificates watch-cost gpu-runs one-gpu update-traffic published-runs predicted-maps predicted-runs
+.PHONY: table1 answer-times certificates gpu-runs one-gpu update-traffic published-runs predicted-maps predicted-runs
 .PHONY: largest-model clean
 
 help:
@@ -36,7 +36,6 @@ help:
 	@echo "make report     the example of a report (docs/assets/report/), with screenshots; needs make setup-browser"
 	@echo "make answer-times  how long the first commands take, as ratios to import torch (results/answer_times.csv)"
 	@echo "make certificates  what certificates say of honest loops and planted failures (results/certificates/)"
-	@echo "make watch-cost  what a watched and a verified step cost, as ratios to a plain one (results/watch_cost.csv)"
 	@echo "make gpu-suite  what this machine's GPU can do, in 8 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make predicted-runs  others' throughput beside our predictions; fits what is fitted (results/predicted_runs/)"
@@ -303,11 +302,6 @@ answer-times: setup
 # CERTIFICATES="--seed 7", or CERTIFICATES="--only '*lora*'" for some of them, on standard output.
 certificates: setup
 	$(VALIDATE) certificates $(CERTIFICATES)
-
-# On an idle machine, 4 minutes: WATCH_COST="--rounds 2"
-watch-cost: setup
-	$(VALIDATE) watch-cost $(WATCH_COST)
-	$(RUN) tools/docs/pages.py
 
 # BUDGETS="results/budgets/tiers.yaml" for some of them
 budget: setup

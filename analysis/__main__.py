@@ -20,7 +20,8 @@ from zerobench.results.options import Parser, refuse
 
 HELP = """\
 usage: python -m analysis FIGURE [RUNS ...] [OPTION ...]   a figure of an experiment's runs
-       python -m analysis FOLDER_FIGURE [FOLDER] ...       figures of a folder of tables, written by a make target
+       python -m analysis FOLDER_FIGURE [FOLDER] ...       a figure of a folder of tables that a make target writes, or
+                                                           more tables
        python -m analysis all [ROOT] [OPTION ...]          every FIGURE, from ROOT/stages, ROOT/scaling ...
 
 FIGURE: {figures}
@@ -38,19 +39,18 @@ FIGURES = {
 """Figure -> the experiment that produces its runs."""
 
 DRAWN_HERE: dict[str, Callable[..., Figure]] = {
-    draw.__name__: draw
-    for draw in (
-        experiments.activation, experiments.buffers, experiments.offload, experiments.infinity, experiments.delayed,
-        experiments.zeropp,
-    )
-}  # fmt: skip
+    draw.__name__: draw for draw in (experiments.buffers, experiments.infinity, experiments.zeropp)
+}
 """Figure -> the function of its name; the others are figures of `zerobench plot`."""
 
-DRAWN_AS = {"muon": "memory", "compile": "memory", "long_sequences": "memory"}
+DRAWN_AS = {
+    **dict.fromkeys(("muon", "compile", "long_sequences", "offload", "activation"), "memory"),
+    "delayed": "losses",
+}
 """Figure -> the figure of `zerobench plot` that draws its runs."""
 
 OF_FOLDERS = ("compare", "largest_model", "table1", "calibration")
-"""Modules with FOLDER, `read` and FIGURES (name -> function), and, if the figures come with tables, `write_tables`."""
+"""Modules with FOLDER and `read`, and either `draw` and STEM, the name of the figure's files, or `write_tables`."""
 
 WITHOUT_FIGURE = (
     "memory_cap", "offload_time", "partition", "arena", "tiling", "shard_group", "nodes", "low_bit", "zeropp_error",
@@ -106,7 +106,7 @@ def draw_runs(name: str, arguments: list[str]) -> int:
 
 
 def draw_folder(name: str, arguments: list[str]) -> int:
-    """Draws the figures of a folder of tables, by default into it."""
+    """Draws the figures of a folder of tables, or writes other tables, by default into it."""
     module = import_module(f"analysis.{name}")
     parser = Parser(f"python -m analysis {name}", module.__doc__)
     out = FIGURES_OUT if name == "calibration" else None
@@ -119,10 +119,10 @@ def draw_folder(name: str, arguments: list[str]) -> int:
         tables = module.read(folder)
     except (OSError, ValueError, KeyError) as error:
         return refuse(error, f"analysis {name}")
-    with page.used():
-        for figure, draw in module.FIGURES.items():
-            page.save(draw(tables), out, figure)
-    if hasattr(module, "write_tables"):
+    if hasattr(module, "draw"):
+        with page.used():
+            page.save(module.draw(tables), out, module.STEM)
+    else:
         module.write_tables(tables, out)
     return 0
 
@@ -142,8 +142,7 @@ def draw_all(arguments: list[str]) -> int:
         print(*(one for one in named if chosen.experiments in ("all", "untimed" if one in UNTIMED else "timed")))
         return 0
     page = ["--format", ",".join(chosen.format), "--width", chosen.width, "--style", chosen.style]
-    out = chosen.out or chosen.root / "figures"
-    codes = []
+    out, codes = chosen.out or chosen.root / "figures", []
     for figure, experiment in FIGURES.items():
         runs = chosen.root / experiment
         if runs.is_dir():

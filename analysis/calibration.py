@@ -76,4 +76,4 @@ def _draw_curve(axes: Axes, calibration: Calibration, via: str, collective: str,
 
 
 read = load_calibration
-FIGURES = {"calibration": draw}
+STEM = "calibration"

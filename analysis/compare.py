@@ -8,9 +8,9 @@ unit. What repeats to the byte has none. *Peak bytes* are the allocator's, which
 their own too: in the accounted pass, and in the timed one, where nothing delays what they free. *Bytes sent* are those
 that crossed the loopback interface, over the ranks.
 
-Writes ratios.parquet (a row a pair of cells and metric), ratios.md (the same as a table, with date and machine) and the
-figure compare. A *goal* bounds the ratio of step times; it is "met" or "missed" by the mean, "within noise" where the
-interval holds the bound. Other settings than the gated N are reported without a verdict. Exit code 2: nothing there.
+Writes ratios.parquet (a row a pair of cells and metric) and ratios.md (the same as a table, with date and machine). A
+*goal* bounds the ratio of step times; it is "met" or "missed" by the mean, "within noise" where the interval holds the
+bound. Other settings than the gated N are reported without a verdict. Exit code 2: nothing there.
 """
 
 from __future__ import annotations
@@ -23,13 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from zerobench.budgets.comparison import effect_of, interleaved, pair_up
-from zerobench.plots.marks import GRAY, PURPLE, look, rule
-from zerobench.plots.page import key, sheet
-from zerobench.plots.panels import MOST_PANELS, comparisons, title
+from zerobench.plots.panels import comparisons, title
 from zerobench.results.grid import Grid
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results, load
@@ -202,90 +198,3 @@ def write_tables(results: Results, out: Path) -> None:
     text = f"{table(ratios)}\n\n{source(latest(results.runs), ratios)}\n"
     (out / "ratios.md").write_text(text)
     print(text)
-
-
-# -- the figure ----------------------------------------------------------------------------------------------
-
-PANELS = {
-    "step time": ["step_s"],
-    "peak bytes": ["allocator_peak_bytes", "timed_allocator_peak_bytes"],
-    "bytes sent": ["loopback_bytes"],
-}
-"""Title of a panel -> the metrics in it."""
-
-CAPTION = (
-    "Ours over the peer: below 1 is better. Whiskers: 95 % intervals over paired launches, if wider than the mark. "
-    "DeepSpeed at its defaults keeps buckets of 5e8 elements, hence its large peaks; tuned has 25 MiB."
-)
-GOAL, GOAL_WIDTH, SHIFT = PURPLE, 2.2, 0.16
-"""Color and width of a goal's mark; how far two metrics of one pair lie from its row."""
-
-
-def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """A row a setting: a point and interval for every pair, step time, peak and bytes sent side by side."""
-    ratios = pd.DataFrame(map(asdict, ratios_of(results)))
-    frames = [frame for _, frame in ratios.groupby("setting", sort=False)]
-    rows = max((len(frame) // len(METRICS) for frame in frames), default=1)
-    figure, grid = sheet(frames, panels, (2.3, 0.1 + 0.155 * rows), CAPTION, across=len(PANELS))
-    for row, frame in grid:
-        row[0].set_title(frame["setting"].iloc[0], loc="left")
-        for number, (axes, (name, metrics)) in enumerate(zip(row, PANELS.items(), strict=True)):
-            drawn = frame[frame["metric"].isin(metrics)]
-            if number and not axes.get_subplotspec().is_first_col():  # else the panels are one below the other
-                axes.tick_params(left=False, labelleft=False)
-                if drawn["ratio"].isna().all():  # not measured in this setting: its neighbor to the left is widened
-                    own, left = axes.get_subplotspec(), row[number - 1].get_subplotspec()
-                    span = own.get_gridspec()[own.rowspan.start, left.colspan.start : own.colspan.stop]
-                    row[number - 1].set_subplotspec(span)
-                    axes.remove()
-                    continue
-            _draw_metrics(axes, [frame[frame["metric"] == metric] for metric in metrics])
-            axes.set_xlabel("\n".join([name, *_notes(drawn)]))
-    timed = rule("peak in the timed pass", "", marker="o", fillstyle="none", color=GRAY)
-    handles = [rule("as much as the peer", lw=0.8), rule("goal, set before the runs", color=GOAL, lw=GOAL_WIDTH), timed]
-    key(figure, handles)
-    return figure
-
-
-def _draw_metrics(axes: Axes, parts: Sequence[pd.DataFrame]) -> None:
-    """A row per pair of cells; of several metrics the first is filled and above."""
-    for number, part in enumerate(parts):
-        shift = SHIFT * (2 * number - len(parts) + 1)
-        for y, ratio in enumerate(part.itertuples()):
-            if pd.isna(ratio.ratio):
-                continue
-            style = look(str(ratio.ours).split()[0])
-            reach = None if pd.isna(ratio.low) else [[ratio.ratio - ratio.low], [ratio.high - ratio.ratio]]
-            axes.errorbar(
-                [ratio.ratio], [y + shift], xerr=reach, color=style.color, marker=style.marker, ms=4, capsize=2, lw=1,
-                fillstyle="none" if number else "full",
-            )  # fmt: skip
-            if pd.notna(ratio.goal):
-                axes.vlines(ratio.goal, y - 0.4, y + 0.4, color=GOAL, lw=GOAL_WIDTH, zorder=1.5)
-    rows = pd.concat(parts)
-    pairs = [f"{ratio.ours} / {ratio.peer}" for ratio in parts[0].itertuples()]
-    lacking = [y for y in range(len(pairs)) if all(pd.isna(part["ratio"].iloc[y]) for part in parts)]
-    if len(lacking) == len(pairs):
-        verdicts = "\n".join(sorted(set(rows["verdict"])))
-        axes.set_axis_off()
-        axes.text(0.5, 0.5, verdicts, transform=axes.transAxes, ha="center", va="center", style="italic")
-    else:
-        axes.axvline(1, color="black", lw=0.8, zorder=1)
-        for y in lacking:
-            axes.annotate("× none", (1, y), (4, -3), textcoords="offset points", fontsize="small", style="italic")
-    axes.set_yticks(range(len(pairs)), pairs, fontsize="small")
-    axes.set_ylim(len(pairs) - 0.4, -0.6)
-    axes.set_xlim(0, min(2.5, max(1.25, 1.08 * float(rows["high"].fillna(rows["ratio"]).max()))))
-    axes.grid(axis="x", alpha=0.3)
-
-
-def _notes(ratios: pd.DataFrame) -> list[str]:
-    """Says of a panel where intervals or goals are missing."""
-    bare = ratios.loc[ratios["ratio"].notna(), "low"].isna()
-    notes = ["(no intervals: one launch)" if bare.all() else "(some without interval: one launch)"] * bool(bare.any())
-    if (ratios["metric"] == "step_s").any() and ratios["goal"].isna().all():
-        notes.append(f"(no goals at N = {ratios['world_size'].iloc[0]})")
-    return notes
-
-
-FIGURES = {"compare": draw}

@@ -1,4 +1,4 @@
-"""Figures of experiments' runs: tiers, activations, buffers, ZeRO++, the delayed update; and what they share."""
+"""Figures of experiments' runs: files as the model grows, buffers, ZeRO++."""
 
 from __future__ import annotations
 
@@ -13,45 +13,30 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from zerobench.plots.marks import (
-    PHASES,
     Fills,
-    Rows,
-    absent,
     bars,
     number,
     patches,
-    rows_of_labels,
     rule,
     seen,
-    show,
-    split,
     stack,
     unit_of,
-    words_of,
 )
 from zerobench.plots.page import Sheet, key, sheet
-from zerobench.plots.panels import MOST_PANELS, comparisons, on_cores, rows_of, title, with_times
+from zerobench.plots.panels import MOST_PANELS, comparisons, rows_of, title
 from zerobench.plots.steps import losses_of
-from zerobench.records import STATES
-from zerobench.records.palette import BLUE, GRAY, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from zerobench.records.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from zerobench.results.selection import latest
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results
 
 MIB = 2**20
-MS = 1000
 
 
 def in_short(labels: Sequence[str]) -> list[str]:
     """Less the words that all of them have in common, the first of each apart."""
     shared = set.intersection(*(set(label.split()[1:]) for label in labels))
     return [" ".join(word for word in label.split() if word not in shared) for label in labels]
-
-
-def mark(axes: Axes, x: int, height: float) -> None:
-    """Draws the black mark of a prediction or a formula across a bar; none if there is no value."""
-    if not pd.isna(height):
-        axes.hlines(height, x - 0.38, x + 0.38, color="black", lw=1.8)
 
 
 def name_failed(axes: Axes, cells: Iterable[Any], name: Callable[[Any], str], at_top: bool = False) -> None:
@@ -61,73 +46,7 @@ def name_failed(axes: Axes, cells: Iterable[Any], name: Callable[[Any], str], at
     axes.text(0.02, height, failed, transform=axes.transAxes, va=alignment, style="italic", fontsize="small")
 
 
-# -- tiers -----------------------------------------------------------------------------------------
-
-TIERS: Fills = {
-    "device": (BLUE, ""),
-    "device, in flight": (VERMILION, "xx"),
-    "host memory": (SKY, "//"),
-    "files": (GREEN, "\\\\"),
-}
-OFFLOADED = {("true", "true"): "both", ("true", "false"): "optimizer", ("false", "true"): "gradients"}
-"""Optimizer and gradients, as a label has them -> what leaves the device."""
-
-
-def offload(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """Where model states are, in bytes per parameter: on the device, in host memory, in files.
-
-    A bar a cell, of the fullest rank in each tier. On the device what is in flight (buckets, units being sent) is told
-    apart from what is kept; the black mark is the paper's formula for what the device keeps, which at N = 1 gives the
-    rows of table 1 of ZeRO-Offload (arXiv 2101.06840): 16, 14, 4, 2. One panel for each set of cells that train the
-    same thing.
-    """
-    settings = comparisons(results)
-    caption = (
-        "Model states at their maximum by tier, in bytes per parameter on the rank with the most. Numbers: on the "
-        "device, of all. Buffers in flight are temporary; the formula is for the part that the device keeps."
-    )
-
-    def draw(axes: Axes, x: int, cell: Any) -> None:
-        if rows_of(results, "memory", cell).empty:
-            absent(axes, x, "no memory table")
-            return
-        parts = parts_of(results, cell)
-        height = stack(axes, x, parts, TIERS, 0.6)
-        on_device = parts["device"] + parts["device, in flight"]
-        number(axes, x, height, f"{on_device:.1f}\nof {height:.1f}" if height > on_device else f"{height:.1f}")
-        mark(axes, x, cell.floor_states_bytes / cell.psi)
-
-    figure, grid = sheet(settings, panels, (4.0, 1.7), caption)
-    for axes, cells in grid:
-        labels = [str(label) for label in cells["label"]]
-        others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("optimizer", "gradients")}
-        tier = others.pop("offload", [])
-        away = {"to": [{"cpu": "host", "nvme": "files"}.get(name, name) for name in tier]} if "nvme" in tier else {}
-        bars(axes, cells, draw, {"offloaded": [_offloaded(words_of(label)) for label in labels], **away, **others})
-        axes.set_ylabel("bytes per parameter")
-        axes.set_title(title(cells, settings))
-    key(figure, [*patches(seen(figure, TIERS)), rule("the paper's formula for the device", lw=1.8)])
-    return figure
-
-
-def _offloaded(words: dict[str, str]) -> str:
-    """Model states that leave the device under a cell's label."""
-    if "offload" not in words:
-        return "none"
-    return OFFLOADED.get((words.get("optimizer", "true"), words.get("gradients", "true")), "parameters")
-
-
-def parts_of(results: Results, cell: Any) -> dict[str, float]:
-    """Bytes a parameter by tier; those on the device at the instant when its states are most."""
-    memory = rows_of(results, "memory", cell)
-    memory = memory[(memory["phase"] == "step") & (memory["tier"] == "device")]
-    fullest = memory[memory["category"] == "states"].sort_values("max_bytes").iloc[-1]
-    of_rank = memory[(memory["run_id"] == fullest["run_id"]) & (memory["rank"] == fullest["rank"])]
-    sizes = of_rank.set_index("category")["at_states_peak_bytes"]
-    kept = sum(int(sizes[name]) for name in STATES if name != "communication")
-    parts = (kept, int(sizes["communication"]), cell.host_states_bytes, cell.nvme_bytes)
-    return {name: 0.0 if pd.isna(size) else size / cell.psi for name, size in zip(TIERS, parts, strict=True)}
-
+# -- files, as the model grows ---------------------------------------------------------------------
 
 LINES = {
     "nvme_bytes": ("in files", GREEN, "D"),
@@ -175,71 +94,7 @@ def infinity(results: Results, panels: int = MOST_PANELS) -> Figure:
     return figure
 
 
-# -- ZeRO-R: policies for activations, constant-size buffers ---------------------------------------
-
-PEAK_TIERS: Fills = {"device": (PURPLE, ".."), "host memory": (GRAY, "//")}
-PEAK_COLUMNS = {"device": "peak_bytes", "host memory": "host_peak_bytes"}
-BOTH = ("checkpoint_offload", "both")
-"""The policy with the longest name, and its word in the figure."""
-
-
-def activation(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """Activation policies: what each leaves on the device, what it puts into host memory, and what it takes of a step.
-
-    First: the peak on the device of the fullest rank, and on top of it the peak in host memory. Then: the median time
-    of a step, split in the proportions of its phases' medians, with its 95 % interval. A panel for each set of cells
-    that train the same thing; a cell that failed, or was not run, is named.
-    """
-    settings = with_times(comparisons(results))
-    name, unit = _unit(results, PEAK_COLUMNS.values())
-    caption = (
-        "Policies for activations (both: checkpoint_offload). Peak memory by tier, on the rank with the most; and the "
-        "median time of a step, split in the proportions of its phases' medians, with its 95 % interval"
-    )
-
-    def draw_peaks(axes: Axes, x: int, cell: Any) -> None:
-        sizes = {tier: getattr(cell, column) for tier, column in PEAK_COLUMNS.items()}
-        if parts := {tier: float(size) / unit for tier, size in sizes.items() if not pd.isna(size)}:
-            height = stack(axes, x, parts, PEAK_TIERS, 0.6)
-            number(axes, x, height, show(height))
-        else:
-            absent(axes, x, "not measured")
-
-    def draw_step(axes: Axes, x: int, cell: Any) -> None:
-        seconds = {phase: getattr(cell, f"{phase}_s") for phase in PHASES}
-        parts = {phase: MS * float(value) for phase, value in seconds.items() if not pd.isna(value)}
-        if not parts:
-            absent(axes, x, "not measured")
-            return
-        low, top, high = (MS * float(value) for value in (cell.step_s_low, cell.step_s, cell.step_s_high))
-        stack(axes, x, split(top, parts), PHASES, 0.6)
-        if not pd.isna(low):
-            axes.errorbar([x], [top], [[top - low], [high - top]], color="black", capsize=3, lw=1)
-        number(axes, x, top if pd.isna(low) else high, show(top))
-
-    figure, grid = sheet(settings, panels, (4.0, 1.5), f"{caption}{on_cores(settings)}.", across=2)
-    for (memory, time), cells in grid:
-        labels = [str(label) for label in cells["label"]]
-        others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("activation", "recomputed")}
-        rows: Rows = {"activation": [_policy(words_of(label)) for label in labels], **others}
-        bars(memory, cells.assign(status=cells["status"].replace("no times", "ok")), draw_peaks, rows)
-        bars(time, cells, draw_step, rows)
-        memory.set_ylabel(f"peak ({name})")
-        time.set_ylabel("time of a step (ms)")
-        memory.set_title(title(cells, settings), loc="left")
-    step = rule("95 % interval of the step", lw=1)
-    key(figure, [*patches(seen(figure, PEAK_TIERS)), *patches(seen(figure, PHASES)), step])
-    return figure
-
-
-def _unit(results: Results, columns: Iterable[str]) -> tuple[str, int]:
-    return unit_of(results.runs[list(columns)].astype("float64").max().max())
-
-
-def _policy(words: dict[str, str]) -> str:
-    """The policy for activations under a cell's label, as the figure names it."""
-    return words.get("activation", "checkpoint" if "recomputed" in words else "none").replace(*BOTH)
-
+# -- constant-size buffers -------------------------------------------------------------------------
 
 BUFFER_PARTS = {"communication": ("max_communication_bytes", "-", "on its way"),
          "gradients": ("max_gradients_bytes", ":", "gradients")}  # fmt: skip
@@ -259,7 +114,8 @@ def buffers(results: Results, panels: int = MOST_PANELS) -> Figure:
     """
     cells = pd.concat(comparisons(results))
     settings = [setting for _, setting in cells.groupby(ALIKE, sort=False, dropna=False)]
-    name, unit = _unit(results, [column for column, *_ in BUFFER_PARTS.values()])
+    columns = [column for column, *_ in BUFFER_PARTS.values()]
+    name, unit = unit_of(results.runs[columns].astype("float64").max().max())
     caption = (
         "Gradients and communication buffers as the model grows, each at its own maximum on the rank with the most. "
         "Fused: one buffer as large as the model; else buckets of a constant size."
@@ -349,7 +205,8 @@ def _draw_links(results: Results, axes: Axes, x: int, cell: Any) -> None:
         parts = {name: each * size for name, size in zip(LINK_PARTS, sizes, strict=True)}
     height = stack(axes, x, parts, LINK_PARTS, 0.6)
     number(axes, x, height, f"{height:.2f}")
-    mark(axes, x, each * cell.predicted_between_nodes_bytes)
+    if not pd.isna(cell.predicted_between_nodes_bytes):
+        axes.hlines(each * cell.predicted_between_nodes_bytes, x - 0.38, x + 0.38, color="black", lw=1.8)
 
 
 def _draw_gaps(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
@@ -374,42 +231,3 @@ def _draw_gaps(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
     axes.set_ylim(low, high + ROOM * (high - low))
     axes.set(xlabel="step", ylabel=f"loss minus that of {first}\n(nats per token)")
     axes.legend(loc="upper left")
-
-
-# -- the delayed update ----------------------------------------------------------------------------
-
-WINDOW = 21
-"""Steps of the thick curves' means."""
-
-LOOKS = {False: ("not delayed", BLUE), True: ("delayed", VERMILION)}
-"""Whether a cell's update is delayed -> name and color."""
-
-
-def delayed(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """Loss curves with the delayed parameter update, beside those without: what staleness costs in convergence.
-
-    Thin: each step's loss, mean over the ranks. Thick: the mean over the WINDOW steps around it. The line marks the
-    first step whose parameters are one update late. One panel, of the newest launches. Raises ValueError if no run has
-    its states in host memory.
-    """
-    offloads = [(json.loads(cell.config).get("offload", {}), cell) for cell in summarize(results.runs).itertuples()]
-    offloads = [(offload, cell) for offload, cell in offloads if "delayed" in offload]
-    ok = {bool(offload["delayed"]): (offload, cell) for offload, cell in offloads if cell.status == "ok"}
-    if not ok:
-        raise ValueError("no finished run with offload=cpu; offload.delayed=false,true makes two")
-    figure = Sheet(1, 2.4, "Loss with and without the delayed parameter update; thick: means over 21 steps.")
-    axes = figure.subplots()
-    for is_delayed, (offload, cell) in sorted(ok.items()):
-        name, color = LOOKS[is_delayed]
-        curve = losses_of(results, cell).astype("float64")
-        steps, mean = curve.index.astype(int), curve.rolling(WINDOW, center=True, min_periods=1).mean()
-        axes.plot(steps, curve, color=color, lw=0.5, alpha=0.5)
-        axes.plot(steps, mean, color=color, lw=2, label=name)
-        if is_delayed:
-            axes.axvline(offload["delayed_after"], color="black", ls=":", lw=1.2, label="delayed from here on")
-    axes.set(xlabel="step", ylabel="loss (nats per token)")
-    axes.set_title(f"{cell.model}, {cell.strategy} {cell.systems}, {cell.precision}, N = {cell.world_size}", loc="left")
-    axes.legend(title="parameter update")
-    is_delayed_of = lambda cell: bool(json.loads(cell.config)["offload"]["delayed"])  # noqa: E731
-    name_failed(axes, [cell for _, cell in offloads], lambda cell: LOOKS[is_delayed_of(cell)][0])
-    return figure

@@ -1,8 +1,8 @@
-"""The largest model for each strategy and device: bars, and a table with ZeRO's Table 2 beside it.
+"""The largest model for each strategy and device: a table with ZeRO's Table 2 beside it.
 
     python -m analysis largest_model [FOLDER] --out DIR
 
-FOLDER has the plans of `make largest-model` as JSON, one per device and strategy. Each bar is an executed cell that
+FOLDER has the plans of `make largest-model` as JSON, one per device and strategy. Each is an executed cell that
 fits; the next shape of the family does not: executed as well, or its states alone are too large. Full fine-tuning in
 bf16 with fp32 masters and AdamW, batch 1, blocks recomputed, sequence 1,024.
 """
@@ -11,35 +11,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from validation.published.figure import states_per_parameter
-from zerobench.plots.marks import BLUE, ORANGE, SKY, absent, number, patches
-from zerobench.plots.page import Sheet, key
 from zerobench.results.grid import Grid
 from zerobench.sizes import show_bytes
 from zerobench.strategies import spec_of
 
 FOLDER = Path("results/largest_model")
 
-CAPTION = (
-    "The largest model whose reserved memory fits 92 % of a GPU, simulated: AdamW, bf16 with fp32 masters, batch 1, "
-    "blocks recomputed, sequence 1,024. ≥ marks the largest shape that was tried."
-)
-
 ORDER = ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2_no_reshard", "fsdp2")
 """Strategies from left to right: ours, without offload and with it, then the peers from PEERS on."""
 
 PEERS = ORDER.index("megatron")
-
-FILLS = [(SKY, ""), (BLUE, "//"), (ORANGE, "..")]
-
-TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-"""Billions of parameters on the axis."""
 
 TABLE_2 = {"ddp": (2.0, 1.3), "zero1": (7.6, 6.2), "zero2": (14.4, None), "zero3": (128.0, None)}
 """Strategy -> the largest model in billions by the paper's analysis, and as it measured (ZeRO, arXiv 1910.02054v3,
@@ -100,35 +85,6 @@ def read(folder: Path) -> list[Largest]:
     return sorted(rows, key=lambda row: (row.gpus, row.device_bytes, *row.place))
 
 
-def draw(rows: list[Largest]) -> Figure:
-    """Draws bars by strategy, a color for each device; billions of parameters on a logarithmic scale. The devices of
-    Table 2 are in the table alone.
-    """
-    rows = [row for row in rows if row.gpus != TABLE_2_GPUS]
-    labels = list(dict.fromkeys(row.label for row in sorted(rows, key=lambda row: row.place)))
-    fills = dict(zip(dict.fromkeys(row.device for row in rows), cycle(FILLS), strict=False))
-    figure = Sheet(1, 2.4, CAPTION)
-    axes = figure.subplots()
-    width = 0.8 / len(fills)
-    for n, (device, (color, hatch)) in enumerate(fills.items()):
-        of_device = {row.label: row for row in rows if row.device == device}
-        for x, label in enumerate(labels):
-            at = x + (n - (len(fills) - 1) / 2) * width
-            if row := of_device.get(label):
-                axes.bar(at, row.billions, width, color=color, hatch=hatch, edgecolor="white", lw=0.4)
-                size = f"{row.billions:,.0f}" if row.billions >= 1000 else f"{row.billions:.3g}"
-                number(axes, at, row.billions, "≥ " * bool(row.at_end) + size, 2)
-            else:
-                absent(axes, at, "missing")
-    axes.set(yscale="log", ylabel="largest model, billion parameters (log)")
-    axes.set_yticks(TICKS, [str(tick) for tick in TICKS])
-    axes.minorticks_off()
-    axes.set_ylim(1, 1.4 * max(row.billions for row in rows))
-    axes.set_xticks(range(len(labels)), [label.replace(" ", "\n") for label in labels], fontsize="small")
-    key(figure, patches(fills))
-    return figure
-
-
 HEADER = [
     "GPUs", "strategy", "largest model", "layers × hidden", "peak", "reserved", "host per GPU", "binds",
     "the next, which does not fit",
@@ -175,6 +131,3 @@ def write_tables(rows: list[Largest], out: Path) -> None:
     text = "\n".join(filter(None, [table(rows), table_2(rows)]))
     (out / "largest_model.md").write_text(text)
     print(text)
-
-
-FIGURES = {"largest_model": draw}

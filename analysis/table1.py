@@ -31,7 +31,7 @@ def read(folder: Path) -> pd.DataFrame:
     return pd.read_csv(file, keep_default_na=False, dtype={"printed_gb": str})
 
 
-def draw_figure_1(cells: pd.DataFrame) -> Figure:
+def draw(cells: pd.DataFrame) -> Figure:
     """Bars by formula and simulated, and the printed number as a line."""
     cells = cells[(cells["variant"] == "") & (cells["size"] == "7.5B") & (cells["ranks"] == 64)]
     cells = cells.sort_values("strategy")
@@ -55,4 +55,4 @@ def draw_figure_1(cells: pd.DataFrame) -> Figure:
     return figure
 
 
-FIGURES = {"figure1": draw_figure_1}
+STEM = "figure1"

@@ -21,7 +21,6 @@ NAMES = {
     "fake-equality": ("equality", "every variant in real worlds and on fake tensors: differences"),
     "answer-times": ("answer_times", "how long the first commands take, before and after a change"),
     "certificates": ("certificates.command", "what certificates say of honest loops and of planted failures"),
-    "watch-cost": ("watch_cost", "what a watched and a verified step cost, as ratios to a plain one"),
     "gpu-suite": ("gpu_suite.command", "what this machine's GPU can do, in 8 minutes"),
     "kernel-ulps": ("kernel_ulps", "masters of our kernel of Adam's update beside torch's, interpreted on a CPU"),
     "update-traffic": ("update_traffic", "memory traffic and kernels of an update on a GPU, counted without one"),

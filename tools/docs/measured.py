@@ -12,13 +12,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.experiments import parts_of
 from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, load, recorded
 from tools.docs.render import MiB, render
 from zerobench.budgets.budget_file import read_budget
 from zerobench.config.schema_training import OPTIMIZERS
 from zerobench.plots.panels import rows_of
 from zerobench.plots.steps import losses_of
+from zerobench.records import STATES
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results
 from zerobench.sizes import show_bytes
@@ -109,6 +109,21 @@ def stage_traffic() -> Iterator[Any]:
 # -- tiers, groups, ZeRO++, ZeRO-R -----------------------------------------------------------------
 
 OFFLOADED = {(False, False): "nothing", (False, True): "gradients", (True, False): "optimizer", (True, True): "both"}
+
+
+TIERS = ("device", "device, in flight", "host memory", "files")
+
+
+def parts_of(results: Results, cell: Any) -> dict[str, float]:
+    """Bytes a parameter by tier; those on the device at the instant when its states are most."""
+    memory = rows_of(results, "memory", cell)
+    memory = memory[(memory["phase"] == "step") & (memory["tier"] == "device")]
+    fullest = memory[memory["category"] == "states"].sort_values("max_bytes").iloc[-1]
+    of_rank = memory[(memory["run_id"] == fullest["run_id"]) & (memory["rank"] == fullest["rank"])]
+    sizes = of_rank.set_index("category")["at_states_peak_bytes"]
+    kept = sum(int(sizes[name]) for name in STATES if name != "communication")
+    parts = (kept, int(sizes["communication"]), cell.host_states_bytes, cell.nvme_bytes)
+    return {name: 0.0 if pd.isna(size) else size / cell.psi for name, size in zip(TIERS, parts, strict=True)}
 
 
 def offload() -> Iterator[Any]:

@@ -192,7 +192,9 @@ def map_scaling() -> str:
 
 def _by_ranks(heading: str, otherwise: str, cells: pd.DataFrame, show: Callable[[Any], str]) -> str:
     wide = cells.pivot(index="name", columns="ranks", values="shown").fillna(otherwise)
-    return table([heading, *(f"{ranks:,} ranks" for ranks in wide)], [[show(name), *row] for name, *row in wide.itertuples()])
+    return table(
+        [heading, *(f"{ranks:,} ranks" for ranks in wide)], [[show(name), *row] for name, *row in wide.itertuples()]
+    )
 
 
 def interpolation() -> Iterator[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -70,15 +70,20 @@ def wide(job: Job) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 128, bias=False), *middle, nn.Linear(128, OUT, bias=False))
 
 
-def without_biases(job: Job) -> nn.Module:
-    """Returns a network whose parameters are all matrices, or begin at 1."""
-    torch.manual_seed(job.seed)
-    return nn.Sequential(nn.Linear(WIDTH, 64, bias=False), nn.SiLU(), nn.RMSNorm(64), nn.Linear(64, OUT, bias=False))
+def of_layers(*layers: Callable[[], nn.Module]) -> Callable[[Job], Any]:
+    """Returns a function that makes a network, with the seed's values."""
+
+    def make(job: Job) -> Any:
+        torch.manual_seed(job.seed)
+        return nn.Sequential(*(layer() for layer in layers))
+
+    return make
 
 
-def large(job: Job) -> nn.Module:
-    torch.manual_seed(job.seed)
-    return nn.Sequential(nn.Linear(WIDTH, 1024, bias=False), nn.Tanh(), nn.Linear(1024, 1024, bias=False))
+matrix, linear = partial(partial, nn.Linear, bias=False), partial(partial, nn.Linear)
+large = of_layers(matrix(WIDTH, 1024), nn.Tanh, matrix(1024, 1024))
+without_biases = of_layers(matrix(WIDTH, 64), nn.SiLU, partial(nn.RMSNorm, 64), matrix(64, OUT))
+"""All parameters are matrices, or begin at 1."""
 
 
 def with_buffer(job: Job, drawn: int = 0) -> Any:
@@ -251,16 +256,12 @@ class Experts(nn.Module):
         return self.experts[int(x[0, 0] > 0)](x)
 
 
-def convolution(job: Job, wrap: Callable[..., Any] = lambda layer: layer) -> nn.Module:
-    """Returns a convolution before BatchNorm, whose bias has gradients of rounding alone."""
-    torch.manual_seed(job.seed)
-    layers = [nn.Unflatten(1, (1, 4, 4)), wrap(nn.Conv2d(1, 8, 3)), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(32, OUT))
-
-
-def normalized(job: Job) -> nn.Module:
-    torch.manual_seed(job.seed)
-    return nn.Sequential(nn.Linear(WIDTH, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, OUT))
+normalized = of_layers(linear(WIDTH, 32), partial(nn.BatchNorm1d, 32), nn.ReLU, linear(32, OUT))
+convolution = of_layers(
+    partial(nn.Unflatten, 1, (1, 4, 4)), partial(nn.Conv2d, 1, 8, 3), partial(nn.BatchNorm2d, 8), nn.ReLU, nn.Flatten,
+    linear(32, OUT),
+)  # fmt: skip
+"""BatchNorm comes after a bias, whose gradients are of rounding alone."""
 
 
 def probe(model: Any) -> None:
@@ -461,24 +462,18 @@ def recompute(model: Any, reentrant: bool = False) -> None:
     model.forward = lambda x: rest(checkpoint(first, x.clone().requires_grad_(), use_reentrant=reentrant))
 
 
-def compiled(job: Job, of_step: bool = False, backend: str = "eager") -> None:
+def compiled(job: Job, of_step: bool = False) -> None:
     torch.compiler.reset()
     optimizer: Any = adamw(model := job.net())
     if of_step:
-        optimizer.step = torch.compile(optimizer.step, backend=backend)
-    train(job, model if of_step else torch.compile(model, backend=backend), optimizer)
+        optimizer.step = torch.compile(optimizer.step, backend="eager")
+    train(job, model if of_step else torch.compile(model, backend="eager"), optimizer)
 
 
-def ours(
-    job: Job,
-    strategy: str,
-    change: Callable[[Any], Any] = nothing,
-    options: Mapping[str, Any] | None = None,
-    **how: Any,
-) -> None:
+def ours(job: Job, strategy: str, change: Callable[[Any], Any] = nothing, **how: Any) -> None:
     model = job.net()
     change(model)
-    engine = zerobench.initialize(model, adamw(model), strategy=strategy, **(options or {}))
+    engine = zerobench.initialize(model, adamw(model), strategy=strategy)
     train(job, engine, engine, **how)
 
 
@@ -708,23 +703,18 @@ def split(model: Any) -> Any:
     return parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), styles)
 
 
-def experts_of_each_rank(job: Job) -> nn.Module:
-    """Returns a shared layer, and an expert that this rank has alone."""
-    torch.manual_seed(job.seed)
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, OUT))
-
-
-def three_layers(job: Job) -> nn.Module:
-    """Returns a network whose first two matrices are split."""
-    torch.manual_seed(job.seed)
-    return nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, OUT), nn.Linear(OUT, OUT))
-
-
 HONEST |= {
     "tensor parallel": two_ranks(
-        usual(make=three_layers, wrap=split, batch=lambda job, step, _: [job.draw(step, 16, WIDTH)])
+        usual(
+            make=of_layers(linear(WIDTH, 32), nn.Tanh, linear(32, OUT), linear(OUT, OUT)),
+            wrap=split,
+            batch=lambda job, step, _: [job.draw(step, 16, WIDTH)],
+        )
     ),
     "experts of each rank": two_ranks(
-        usual(make=experts_of_each_rank, before=lambda model, *_: average_gradients(model[0]))
+        usual(
+            make=of_layers(linear(WIDTH, WIDTH), nn.Tanh, linear(WIDTH, OUT)),
+            before=lambda model, *_: average_gradients(model[0]),
+        )
     ),
 }

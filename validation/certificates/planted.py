@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,8 +19,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad_norm_
 
-import zerobench
-
 from .honest import (
     MOMENTUM,
     Lora,
@@ -31,6 +29,7 @@ from .honest import (
     language,
     language_model,
     of_low,
+    ours,
     rates,
     shard,
     trainable,
@@ -70,24 +69,17 @@ def named(names: str, words: str) -> str:
 # -- gradients that do not arrive, parameters that are not trained ---------------------------------------------------
 
 
-def clear(model: Any, optimizer: Any, _step: int, to_none: bool = True) -> None:
-    """Zeroes gradients between backward and the update."""
-    optimizer.zero_grad(set_to_none=to_none)
-
-
-def replace_head(job: Job, of_weight: bool = False) -> None:
-    """Replaces a layer, or a parameter, after the optimizer was made."""
+def replace_head(job: Job) -> None:
     optimizer = adamw(model := job.net())
-    if of_weight:
-        model[0].weight = nn.Parameter(model[0].weight.detach().clone())
-    else:
-        model[3] = copy.deepcopy(model[3])
+    model[3] = copy.deepcopy(model[3])
     train(job, model, optimizer)
 
 
 HEAD, FIRST = r"3\.(weight|bias)", r"0\.(weight|bias)"
 PLANTED |= {
-    "gradients set to none before the update": plant(usual(before=clear), NO_GRADIENT, updates_of(0)),
+    "gradients set to none before the update": plant(
+        usual(before=lambda _model, optimizer, _step: optimizer.zero_grad()), NO_GRADIENT, updates_of(0)
+    ),
     "head replaced after the optimizer was made": plant(
         replace_head, named(HEAD, f"{OPTIMIZERS}|{NO_GRADIENT}"), updates_of(3)
     ),
@@ -161,29 +153,26 @@ def gradients_never_zeroed(job: Job) -> None:
             optimizer.step()
 
 
-def twice(job: Job, ends: str) -> None:
+def twice(job: Job) -> None:
     optimizer = adamw(model := job.net())
-    with job.watch(model, optimizer, ends=ends) as watch:
+    with job.watch(model, optimizer, ends="step") as watch:
         for step in range(STEPS):
             error(model, *job.batch(step)).backward()
             optimizer.step()
             model(*job.batch(step))
             optimizer.step()
             optimizer.zero_grad()
-            if ends == "step":
-                watch.step()
+            watch.step()
 
 
-def schedule_at(job: Job, each: bool) -> None:
-    """Steps a schedule in each of four micro-batches, or before the optimizer."""
+def schedule_in_each_micro_batch(job: Job) -> None:
     optimizer = adamw(model := job.net())
     schedule = rates(lambda step: 0.5**step)(optimizer)
     with job.watch(model, optimizer):
         for step in range(STEPS):
-            for number, x in enumerate(job.batch(step, 4)):
+            for x in job.batch(step, 4):
                 (error(model, x) / 4).backward()
-                if each or number == 0:
-                    schedule.step()
+                schedule.step()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -201,11 +190,11 @@ PLANTED |= {
     "loss not divided": plant(
         usual(sgd, micro=4, loss=lambda model, x: 4 * error(model, x)), VALUES, r"reference: (losses|norms)", "sgd"
     ),
-    "two updates of one gradient": plant(partial(twice, ends="step"), AGAIN, updates_of(0)),
+    "two updates of one gradient": plant(twice, AGAIN, updates_of(0)),
     "learning rate of zero": plant(usual(of(optim.AdamW, lr=0.0)), f"{RATE}|no change|never changed", updates_of(0)),
     "learning rate ten times too high": plant(usual(of(optim.AdamW, lr=0.1)), f"{RATE}|{VALUES}", RATE),
     "schedule stepped in each micro-batch": plant(
-        partial(schedule_at, each=True), RATE, RATE, "learning rate that halves"
+        schedule_in_each_micro_batch, RATE, RATE, "learning rate that halves"
     ),
     "another optimizer": plant(
         usual(of(optim.SGD, lr=1e-2)), r"class of the optimizer", r"update: class", optimizer="AdamW"
@@ -455,12 +444,6 @@ PLANTED |= {
 # -- data, dtypes, parts ---------------------------------------------------------------------------------------------
 
 
-def zero2(job: Job, batch: Callable[..., Any]) -> None:
-    model = job.net()
-    engine = zerobench.initialize(model, adamw(model), strategy="zero2")
-    train(job, engine, engine, batch=batch)
-
-
 @planted_ranks(rf"{MICRO}|reference: losses", MICRO, accumulation=2)
 def one_rank_drops_a_micro_batch(job: Job) -> None:
     model = DDP(job.net())
@@ -478,7 +461,7 @@ PLANTED |= {
     "all ranks have the same data": between(ddp(batch=same_rows), SAME_DATA, r"reference: losses|data"),
     "all ranks of fsdp2 have the same data": between(fsdp2(batch=same_rows), SAME_DATA, r"reference: losses|data"),
     "all ranks of zero2 have the same data": between(
-        partial(zero2, batch=same_rows), SAME_DATA, r"reference: losses|data"
+        partial(ours, strategy="zero2", batch=same_rows), SAME_DATA, r"reference: losses|data"
     ),
     "fsdp2 with masters in bf16": between(
         fsdp2(of(optim.AdamW, lr=1e-3), change=nn.Module.bfloat16, loss=of_low), MASTERS, r"dtypes: masters"
