@@ -10,7 +10,6 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from analysis import experiments
 from zerobench.commands.plot import add_figure_options, plot, save_figure
 from zerobench.config.keys import nearest
 from zerobench.plots import MODULES as PLOTTED
@@ -32,16 +31,10 @@ Each explains itself: python -m analysis NAME --help. Exit code 2: there is noth
 
 FIGURES = {
     "memory": "stages", "volume": "stages", "timeline": "stages", "step_time": "step_time", "scaling": "scaling",
-    "throughput": "scaling", "losses": "losses", "pareto": "frontier", "offload": "offload", "infinity": "infinity",
-    "delayed": "delayed", "activation": "activation", "buffers": "buffers", "zeropp": "zeropp", "muon": "muon",
-    "compile": "compile", "long_sequences": "long_sequences",
+    "throughput": "scaling", "losses": "losses", "pareto": "frontier", "offload": "offload", "delayed": "delayed",
+    "activation": "activation", "muon": "muon", "compile": "compile", "long_sequences": "long_sequences",
 }  # fmt: skip
 """Figure -> the experiment that produces its runs."""
-
-DRAWN_HERE: dict[str, Callable[..., Figure]] = {
-    draw.__name__: draw for draw in (experiments.buffers, experiments.infinity, experiments.zeropp)
-}
-"""Figure -> the function of its name; the others are figures of `zerobench plot`."""
 
 DRAWN_AS = {
     **dict.fromkeys(("muon", "compile", "long_sequences", "offload", "activation"), "memory"),
@@ -54,7 +47,7 @@ OF_FOLDERS = ("compare", "largest_model", "table1", "calibration")
 
 WITHOUT_FIGURE = (
     "memory_cap", "offload_time", "partition", "arena", "tiling", "shard_group", "nodes", "low_bit", "zeropp_error",
-    "settings", "accumulation", "gradient_dtype", "save",
+    "settings", "accumulation", "gradient_dtype", "save", "infinity", "buffers", "zeropp",
 )  # fmt: skip
 """Experiments whose runs make a table on a page and no figure."""
 
@@ -91,7 +84,7 @@ def main(arguments: list[str]) -> int:
 
 def draw_of(figure: str) -> Callable[..., Figure]:
     """Returns the function that draws a figure of runs."""
-    return DRAWN_HERE.get(figure) or function_of(DRAWN_AS.get(figure, figure))
+    return function_of(DRAWN_AS.get(figure, figure))
 
 
 def draw_runs(name: str, arguments: list[str]) -> int:

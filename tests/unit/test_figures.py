@@ -11,7 +11,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.__main__ import DRAWN_AS, DRAWN_HERE, FIGURES, PLOTTED
+from analysis.__main__ import DRAWN_AS, FIGURES, PLOTTED
 from tests.cells import cell
 from tests.made_up import MIB, NUMBERS, figure_of, results_of, run, texts, tops
 from zerobench import cli
@@ -127,7 +127,7 @@ def test_every_figure_has_its_experiment_and_is_drawn() -> None:
     root = Path(__file__).parents[2]
     for name, experiment in FIGURES.items():
         assert name in (root / f"conf/experiment/{experiment}.yaml").read_text()
-    assert {*FIGURES} == {*PLOTTED, *DRAWN_AS, *DRAWN_HERE}
+    assert {*FIGURES} == {*PLOTTED, *DRAWN_AS}
 
 
 def legend_of(figure: Figure) -> list[str]:
