@@ -42,7 +42,7 @@ DRAWN_AS = {
 }
 """Figure -> the figure of `zerobench plot` that draws its runs."""
 
-OF_FOLDERS = ("compare", "largest_model", "table1", "calibration")
+OF_FOLDERS = ("compare", "table1", "calibration")
 """Modules with FOLDER and `read`, and either `draw` and STEM, the name of the figure's files, or `write_tables`."""
 
 WITHOUT_FIGURE = (

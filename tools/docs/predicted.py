@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import largest_model as largest
 from tools.docs.measured import volume
 from tools.docs.recorded import RESULTS, beside
 from tools.docs.render import render, table
 from validation import predicted_runs as runs
 from validation.gpu_runs import GpuRunRow, rows_of, steps
 from validation.one_gpu import NEXT, refitted
+from validation.published.figure import states_per_parameter
 from validation.store import read
 from validation.table1 import CELLS, GB, IN_FLIGHT, STAGES
 from zerobench.simulation.costs import ShapeTable, matmul_rows
 from zerobench.simulation.hardware import validated as fitted
+from zerobench.sizes import show_bytes
 from zerobench.strategies import spec_of
 
 # -- the ZeRO paper --------------------------------------------------------------------------------
@@ -40,27 +41,21 @@ GPUS, DEVICE_GIB = 8, 80
 def strategies() -> Iterator[Any]:
     """States per rank by the paper and as simulated, traffic of a step, the largest model that fits."""
     cells = {row.strategy: row for row in _table1() if (row.size, row.ranks) == (SIZE, RANKS)}
-    for plan in largest.read(RESULTS / "largest_model"):
+    for plan in _largest():
         device = (plan.gpus, plan.device_bytes, plan.offload)
         if plan.strategy in ("ddp", "zero1", "zero2", "zero3") and device == (GPUS, DEVICE_GIB * 2**30, "none"):
             cell = cells[plan.strategy]
             simulated = cell.executed_bytes / GB
             digits = 0 if simulated >= 100 else 1 if simulated >= 10 else 2
             policy = str(spec_of(plan.strategy).options().accumulate)
-            moved = [volume(plan.strategy, policy, micro_batches) for micro_batches in (1, 2)]
+            first, second = (volume(plan.strategy, policy, micro_batches) for micro_batches in (1, 2))
+            slope, rest = second - first, 2 * first - second  # with m micro-batches it is slope · m + rest
+            factor = "m" if slope == 1 else f"{slope}m"
+            by_m = f"{first}ψ" if not slope else f"({factor} + {rest})ψ" if rest else f"{factor}ψ"
             yield SimpleNamespace(
                 strategy=plan.strategy, printed_gb=cell.printed_gb, simulated=f"{simulated:.{digits}f}",
-                volume=f"{moved[0]}ψ", volume_m=_by_micro_batches(*moved), billions=plan.billions,
+                volume=f"{first}ψ", volume_m=by_m, billions=plan.billions,
             )  # fmt: skip
-
-
-def _by_micro_batches(first: int, second: int) -> str:
-    """Elements that a rank moves in a step with m micro-batches, as a formula in ψ; `first`, `second`: with 1 and 2."""
-    slope, rest = second - first, 2 * first - second
-    if not slope:
-        return f"{first}ψ"
-    factor = "m" if slope == 1 else f"{slope}m"
-    return f"({factor} + {rest})ψ" if rest else f"{factor}ψ"
 
 
 def _table1(name: str = CELLS, **columns: Any) -> list[Any]:
@@ -94,11 +89,55 @@ def table1_in_flight() -> str:
     return "\n\n".join([render("table1_in_flight", rows), render("table1_lines", lines)])
 
 
+TABLE_2 = {"ddp": (2.0, 1.3), "zero1": (7.6, 6.2), "zero2": (14.4, None), "zero3": (128.0, None)}
+"""Strategy -> the largest model in billions by the paper's analysis, and as it measured (ZeRO, arXiv 1910.02054v3,
+Table 2, row of 64 GPUs of 32 GB without model parallelism).
+"""
+
+LARGEST = ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2_no_reshard", "fsdp2")
+"""Strategies in the order of rows: ours, without offload and with it, then the peers from Megatron's on."""
+
+
+def _largest() -> list[Any]:
+    """Returns the largest model of each plan of `make largest-model`, by device and strategy: `best`, executed, is the
+    last shape that fits, `beyond` the next.
+    """
+    plans = [json.loads(path.read_text()) for path in (RESULTS / "largest_model").glob("*.json")]
+    rows = [
+        SimpleNamespace(
+            **{name: row.get(name) for name in ("strategy", "offload", "best", "beyond", "at_end")},
+            gpus=row["best"]["gpus"], device_bytes=plan["device_bytes"], billions=row["best"]["psi"] / 1e9,
+        )
+        for plan in plans for row in plan["rows"] if row["best"] is not None
+    ]  # fmt: skip
+
+    def order(row: Any) -> tuple[Any, ...]:
+        number = LARGEST.index(row.strategy)
+        is_peer = number >= LARGEST.index("megatron")
+        return row.gpus, row.device_bytes, is_peer, row.offload != "none", number
+
+    return sorted(rows, key=order)
+
+
 def largest_model() -> str:
     """The largest model for each strategy and device, and ZeRO's Table 2 beside what was executed."""
-    rows = largest.read(RESULTS / "largest_model")
-    said = "ZeRO's Table 2 (64 GPUs of 32 GB, no model parallelism), and simulated cells of the same world:"
-    return f"{largest.table(rows)}\n{said}\n\n{largest.table_2(rows)}".strip()
+    shape = lambda probe: str(probe["shape"]).replace(" x ", " × ")  # noqa: E731
+    rows = _largest()
+    for row in rows:
+        is_binary = row.device_bytes % 2**30 == 0
+        size = f"{row.device_bytes // 2**30} GiB" if is_binary else f"{row.device_bytes / 1e9:g} GB"
+        row.device, row.label = f"{row.gpus} × {size}", spec_of(row.strategy).label
+        row.label += f" + {row.offload}" if row.offload != "none" else ""
+        row.shape, row.following = shape(row.best), "– (the family's largest)" if row.at_end else "– (the states alone)"
+        if row.beyond:
+            row.following = f"{shape(row.beyond)}: {show_bytes(row.beyond['reserved_bytes'])} reserved"
+    same = {row.strategy: row for row in rows if row.gpus == RANKS and row.offload == "none"}
+    table_2 = [
+        SimpleNamespace(strategy=name, theory=theory, measured=measured and f"{measured}B", row=same[name],
+                        formula=32 / states_per_parameter(name, RANKS))
+        for name, (theory, measured) in TABLE_2.items()
+    ]  # fmt: skip
+    return f"{render('largest_model', rows)}\n\n{render('largest_model_table_2', table_2)}"
 
 
 # -- memory of published runs ----------------------------------------------------------------------
@@ -118,11 +157,13 @@ def validated() -> str:
     rows = list(there.sort_values("error", ascending=False, kind="stable").itertuples())
     words = ", ".join(f"{count} {status}" for status, count in Counter(errors["status"]).most_common())
     close = f"{len(errors)} rows: {words}. Of those compared {sum(there['error'] <= 5)} of {len(rows)} are within 5 %,"
-    parts = [render("validated", rows), f"{close} median |error| {there['error'].median():.1f} %."]
-    parts.append("Beyond 5 %, simulated again with one change:")
-    parts.append("\n".join(f"- `{row.id}`: {row.explanation}" for row in rows if row.explanation))
-    parts.append("What each row leaves open, and the simulated choice:")
-    return "\n\n".join([*parts, "\n".join(f"- `{row.id}`: {row.assumed}" for row in rows)])
+    explained = "\n".join(f"- `{row.id}`: {row.explanation}" for row in rows if row.explanation)
+    assumed = "\n".join(f"- `{row.id}`: {row.assumed}" for row in rows)
+    return (
+        f"{render('validated', rows)}\n\n{close} median |error| {there['error'].median():.1f} %.\n\n"
+        f"Beyond 5 %, simulated again with one change:\n\n{explained}\n\n"
+        f"What each row leaves open, and the simulated choice:\n\n{assumed}"
+    )
 
 
 def compiled_runs() -> list[Any]:
