@@ -9,7 +9,7 @@ REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
 .PHONY: questions compare published gpu-suite peers setup-browser setup-triton test-triton kernel-ulps lock replay report fake-equality
-.PHONY: table1 answer-times certificates gpu-runs one-gpu update-traffic published-runs predicted-maps predicted-runs
+.PHONY: table1 answer-times certificates gpu-runs one-gpu update-traffic published-runs predicted-runs
 .PHONY: largest-model clean
 
 help:
@@ -39,7 +39,6 @@ help:
 	@echo "make gpu-suite  what this machine's GPU can do, in 8 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make predicted-runs  others' throughput beside our predictions; fits what is fitted (results/predicted_runs/)"
-	@echo "make predicted-maps  the fastest strategy over model and ranks, networks of break-even (results/predicted_maps/)"
 	@echo "make one-gpu   rates of one GPU, fitted to results/h100; the next machines' steps, predicted"
 	@echo "make gpu-runs  a GPU's peaks and steps beside estimates and predictions made without one (results/h100/)"
 	@echo "make kernel-ulps  masters of our kernel of Adam's update beside torch's, interpreted (results/kernel_ulps.csv)"
@@ -275,10 +274,6 @@ one-gpu: setup
 
 published-runs: setup
 	$(VALIDATE) published-runs $(PUBLISHED_RUNS)
-	$(RUN) tools/docs/pages.py
-
-predicted-maps: setup
-	$(VALIDATE) predicted-maps $(PREDICTED_MAPS)
 	$(RUN) tools/docs/pages.py
 
 # FILE=mine.csv predicts the runs of a file of the same columns, and fits nothing.

@@ -17,7 +17,6 @@ NAMES = {
     "published": ("published.command", "the papers' figures: formula, simulated, printed"),
     "published-runs": ("published_runs.peaks", "others' measured peaks and our estimates"),
     "predicted-runs": ("predicted_runs", "others' measured throughput and our predictions; fits the scales"),
-    "predicted-maps": ("predicted_maps", "the fastest strategy over model and ranks, and break-even networks"),
     "fake-equality": ("equality", "every variant in real worlds and on fake tensors: differences"),
     "answer-times": ("answer_times", "how long the first commands take, before and after a change"),
     "certificates": ("certificates.command", "what certificates say of honest loops and of planted failures"),

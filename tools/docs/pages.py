@@ -25,7 +25,6 @@ from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, cells, recorded
 from tools.docs.render import render
 from validation.certificates.command import CertificateCount
 from validation.kernel_ulps import UlpsRow
-from validation.predicted_maps import BreakEvenRow
 from validation.store import read
 from validation.update_traffic import TrafficRow
 from zerobench.results.options import Parser
@@ -50,7 +49,6 @@ CELLS = {
 """Block whose rows are cells as they are -> their folder, and the columns that they are sorted by."""
 
 ROWS: dict[str, tuple[str, type]] = {
-    "map_break_even": ("predicted_maps/break_even.csv", BreakEvenRow),
     "kernel_ulps": ("kernel_ulps.csv", UlpsRow),
     "update_traffic": ("update_traffic.csv", TrafficRow),
     "certificates": ("certificates/summary.csv", CertificateCount),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from statistics import median
 from types import SimpleNamespace
@@ -213,29 +213,7 @@ def predicted_misses() -> str:
     return f"{render('predicted_runs', predicted_runs()[:MISSES])}\n\nWithout a prediction:\n\n{lines}"
 
 
-# -- predicted time: maps --------------------------------------------------------------------------
-
-
-def map_fastest() -> str:
-    """The fastest strategy of what fits, over parameters and ranks."""
-    steps = pd.read_csv(RESULTS / "predicted_maps/steps.csv")
-    best = steps.loc[steps.groupby(["psi", "ranks"])["step_s"].idxmin()]
-    shown = best["strategy"] + best["tokens_s_gpu"].map(", {:,.0f}".format)
-    return _by_ranks("parameters", "–", best.assign(shown=shown, name=best["psi"]), lambda psi: f"{psi / 1e9:.1f}B")
-
-
-def map_scaling() -> str:
-    """Tokens per second and GPU of one model over the ranks."""
-    steps = pd.read_csv(RESULTS / "predicted_maps/steps.csv").query("model == 'gpt2_1_5b'")
-    shown = steps["tokens_s_gpu"].map("{:,.0f}".format)
-    return _by_ranks("strategy", "does not fit", steps.assign(shown=shown, name=steps["strategy"]), "`{}`".format)
-
-
-def _by_ranks(heading: str, otherwise: str, cells: pd.DataFrame, show: Callable[[Any], str]) -> str:
-    wide = cells.pivot(index="name", columns="ranks", values="shown").fillna(otherwise)
-    return table(
-        [heading, *(f"{ranks:,} ranks" for ranks in wide)], [[show(name), *row] for name, *row in wide.itertuples()]
-    )
+# -- predicted time: its tables --------------------------------------------------------------------
 
 
 def interpolation() -> Iterator[Any]:

@@ -55,20 +55,12 @@ def milliseconds(heading: str, name: str) -> tuple[str, Callable[[Any], str]]:
 
 
 def table_of(
-    done: Sequence[SuiteLaunch], columns: Columns, name: Callable[[SuiteLaunch], str], notes: list[str],
-    first: str = "cell",
+    done: Sequence[SuiteLaunch], columns: Columns, notes: Sequence[str] = (),
+    name: Callable[[SuiteLaunch], str] = lambda one: one.name, first: str = "cell",
 ) -> SuiteTable:  # fmt: skip
     """Returns a row per launch; `first`: the heading of its names."""
     show = lambda one: [[name(one), *(text(known(one.row) | {"cell": one.cell}) for _, text in columns)]]  # noqa: E731
-    return SuiteTable([first, *(heading for heading, _ in columns)], rows_of(done, show, name), notes)
-
-
-def shorter(done: Sequence[SuiteLaunch]) -> tuple[dict[str, str], list[str]]:
-    """Names less the words that all of them have, and a note with these."""
-    names = [one.name.split() for one in done]
-    common = [word for word in names[0] if all(word in other for other in names)] if len(names) > 1 else []
-    short = {one.name: " ".join(w for w in name if w not in common) for one, name in zip(done, names, strict=True)}
-    return short, [f"all: {' '.join(common)}"] if common else []
+    return SuiteTable([first, *(heading for heading, _ in columns)], rows_of(done, show, name), [*notes])
 
 
 # -- parity --------------------------------------------------------------------------------------------------
@@ -86,10 +78,9 @@ PARITY_COLUMNS: Columns = (
 
 def _parity_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     """A sweep's own check (sweep/parity.py) compares the losses of every step and rank with DDP's on as many ranks."""
-    names, notes = shorter(done)
     rows = [(one.name, one.row) for one in done if one.is_ok and one.row is not None]
     differs = [f"{name}: {row['training_words']}" for name, row in rows if row["training"] in (DIFFERS, UNCHECKED)]
-    return replace(table_of(done, PARITY_COLUMNS, lambda one: names[one.name], notes), differs=differs)
+    return replace(table_of(done, PARITY_COLUMNS), differs=differs)
 
 
 PARITY = SuiteSection(
@@ -191,8 +182,7 @@ def _memory_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     """The paper's formula (ZeRO, arXiv 1910.02054, figure 1) is, in fp32 with Adam, in bytes per parameter: DDP 16,
     P_os 4 + 12/N, P_os+g 2 + 14/N, P_os+g+p 16/N.
     """
-    names, notes = shorter(done)
-    notes += ["peak: the ledger's; states: parameters, gradients, masters, optimizer and what is being sent, at most"]
+    notes = ["peak: the ledger's; states: parameters, gradients, masters, optimizer and what is being sent, at most"]
     notes += ["outside: what the allocator has at its peak beyond the ledger: kernels, libraries, rounding"]
     for one in done:
         config, row = one.cell, one.row
@@ -200,7 +190,7 @@ def _memory_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
         if one.is_ok and row and config.model_name == "gpt2_1_5b" and config.strategy.name == DDP:
             measured = f"{row['max_activations_bytes'] * 32 / config.micro_batch / 1e9:.0f} GB by this run"
             notes.append(f"GPT-2 1.5B's activations, at 32 sequences: {measured}, about 60 GB in the paper")
-    return table_of(done, MEMORY_COLUMNS, lambda one: names[one.name], notes)
+    return table_of(done, MEMORY_COLUMNS, notes)
 
 
 MEMORY = SuiteSection(
@@ -384,7 +374,7 @@ def _tier_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     notes.append("idle: reserved - allocated; free: the largest free block")
     if setup.device == "cpu":
         notes.append("on a CPU there is one memory, told apart by labels, and no allocator to ask")
-    return table_of(done, TIER_COLUMNS, _tier_name, notes, "what")
+    return table_of(done, TIER_COLUMNS, notes, _tier_name, "what")
 
 
 TIMED, ACCOUNTED = "measure.passes=timed", "measure.passes=accounted measure.steps=2"
