@@ -375,7 +375,7 @@ PLANTED |= {
         "without biases",
     ),
     "ddp that reduces the first micro-batch": between(
-        ddp(micro=2, delay=lambda model, is_last: at_once() if is_last else model.no_sync()), DIVERGE, COPIES
+        ddp(micro=2, delay=lambda model, is_last: model.no_sync() if is_last else at_once()), DIVERGE, COPIES
     ),
     "head added after wrapping": between(usual(wrap=head_added), f"{DIVERGE}|{HEAD}", COPIES + r" of (all|.*3\.)"),
     "parameter that ddp ignores by mistake": between(
