@@ -22,7 +22,6 @@ import torch
 
 from zerobench.config.schema_memory import SCHEMAS
 from zerobench.host.terminal import stdout_console
-from zerobench.results.grid import Grid
 from zerobench.results.provenance import source_of
 from zerobench.simulation.execute import Execution, Limits
 from zerobench.sizes import printable, show_count
@@ -268,12 +267,9 @@ def _explanation(run: PublishedRun, row: PeakRow, tried: Sequence[tuple[str, Exe
 
 
 def show(rows: Sequence[PeakRow]) -> None:
-    """Prints the rows that were compared, what explains errors beyond 5 %, why others have no estimate, and counts."""
+    """Prints what explains errors beyond 5 %, why other rows have no estimate, and counts."""
     console = stdout_console()
     compared = [row for row in rows if row.status == COMPARED]
-    shown = ("id", "peak_kind", "published_gib", "estimate_low_gib", "estimate_high_gib", "error_percent")
-    lines = [[str(getattr(row, name)) for name in shown] for row in compared]
-    console.print(Grid(["run", "kind", "published GiB", "estimate GiB", "to", "error %"], lines, left=2))
     for row in rows:
         if row.status != NO_PEAK and (row.explanation or row.reason):
             words = printable(f"{row.id}: {row.explanation or row.reason}")
