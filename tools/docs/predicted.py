@@ -102,7 +102,7 @@ def _largest() -> list[Any]:
     """Returns the largest model of each plan of `make largest-model`, by device and strategy: `best`, executed, is the
     last shape that fits, `beyond` the next.
     """
-    plans = [json.loads(path.read_text()) for path in (RESULTS / "largest_model").glob("*.json")]
+    plans = [json.loads(path.read_text()) for path in sorted((RESULTS / "largest_model").glob("*.json"))]
     rows = [
         SimpleNamespace(
             **{name: row.get(name) for name in ("strategy", "offload", "best", "beyond", "at_end")},
