@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from zerobench.config.cell import CellConfig
@@ -270,10 +270,10 @@ def run(chosen: argparse.Namespace) -> int:
         if found.problem:
             problems.append(f"{due[number]}: {found.problem}")
             return
+        place = due[number].size, due[number].ranks, due[number].strategy, due[number].variant
         lines = [line for line in found.result.lines if line.at == "states"]  # the largest first
         parts.put([
-            StatesRow(*astuple(due[number]), line.category, line.source, line.name, line.storages, line.bytes)
-            for line in lines
+            StatesRow(*place, line.category, line.source, line.name, line.storages, line.bytes) for line in lines
         ])  # fmt: skip
         cells.put([row_of(due[number], found)])
 
