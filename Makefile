@@ -9,7 +9,8 @@ REFERENCE := results/reference/cpu
 
 .PHONY: help setup results experiments bench check test test-all mutants lint budget plots pages notebook docs reference
 .PHONY: questions compare published gpu-suite peers setup-browser setup-triton test-triton kernel-ulps lock replay report fake-equality
-.PHONY: table1 answer-times certificates watch-cost gpu-runs one-gpu update-traffic published-runs predicted-maps predicted-runs
+.PHONY: table1 answer-times certificates gpu-runs one-gpu update-traffic published-runs predicted-runs
+.PHONY: predicted-maps watch-cost
 .PHONY: largest-model clean
 
 help:
@@ -36,11 +37,11 @@ help:
 	@echo "make report     the example of a report (docs/assets/report/), with screenshots; needs make setup-browser"
 	@echo "make answer-times  how long the first commands take, as ratios to import torch (results/answer_times.csv)"
 	@echo "make certificates  what certificates say of honest loops and planted failures (results/certificates/)"
-	@echo "make watch-cost  what a watched and a verified step cost, as ratios to a plain one (results/watch_cost.csv)"
 	@echo "make gpu-suite  what this machine's GPU can do, in 8 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make predicted-runs  others' throughput beside our predictions; fits what is fitted (results/predicted_runs/)"
 	@echo "make predicted-maps  the fastest strategy over model and ranks, networks of break-even (results/predicted_maps/)"
+	@echo "make watch-cost  what a watched and a verified step cost, as ratios to a plain one (results/watch_cost.csv)"
 	@echo "make one-gpu   rates of one GPU, fitted to results/h100; the next machines' steps, predicted"
 	@echo "make gpu-runs  a GPU's peaks and steps beside estimates and predictions made without one (results/h100/)"
 	@echo "make kernel-ulps  masters of our kernel of Adam's update beside torch's, interpreted (results/kernel_ulps.csv)"
@@ -222,7 +223,7 @@ largest-model: setup
 	for name in ddp zero1 zero2 zero3; do \
 	  plan 64x32GB-$$name --device-memory 32GB --gpus 64 strategy=$$name offload=none || exit 1; \
 	done
-	$(RUN) -m analysis largest_model $(LARGEST_TO)
+	$(RUN) tools/docs/pages.py
 
 # Cells that results/table1 has already are not executed again: TABLE1=--rerun, or TABLE1="--only 7.5B N=64 --rerun".
 table1: setup

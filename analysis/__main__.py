@@ -10,7 +10,6 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from analysis import experiments
 from zerobench.commands.plot import add_figure_options, plot, save_figure
 from zerobench.config.keys import nearest
 from zerobench.plots import MODULES as PLOTTED
@@ -20,7 +19,8 @@ from zerobench.results.options import Parser, refuse
 
 HELP = """\
 usage: python -m analysis FIGURE [RUNS ...] [OPTION ...]   a figure of an experiment's runs
-       python -m analysis FOLDER_FIGURE [FOLDER] ...       figures of a folder of tables, written by a make target
+       python -m analysis FOLDER_FIGURE [FOLDER] ...       a figure of a folder of tables that a make target writes, or
+                                                           more tables
        python -m analysis all [ROOT] [OPTION ...]          every FIGURE, from ROOT/stages, ROOT/scaling ...
 
 FIGURE: {figures}
@@ -31,30 +31,23 @@ Each explains itself: python -m analysis NAME --help. Exit code 2: there is noth
 
 FIGURES = {
     "memory": "stages", "volume": "stages", "timeline": "stages", "step_time": "step_time", "scaling": "scaling",
-    "throughput": "scaling", "losses": "losses", "pareto": "frontier", "offload": "offload", "infinity": "infinity",
-    "delayed": "delayed", "activation": "activation", "buffers": "buffers", "zeropp": "zeropp", "muon": "muon",
-    "compile": "compile", "long_sequences": "long_sequences",
+    "throughput": "scaling", "losses": "losses", "pareto": "frontier", "offload": "offload", "delayed": "delayed",
+    "activation": "activation", "muon": "muon", "compile": "compile", "long_sequences": "long_sequences",
 }  # fmt: skip
 """Figure -> the experiment that produces its runs."""
 
-DRAWN_HERE: dict[str, Callable[..., Figure]] = {
-    draw.__name__: draw
-    for draw in (
-        experiments.activation, experiments.buffers, experiments.offload, experiments.infinity, experiments.delayed,
-        experiments.zeropp,
-    )
-}  # fmt: skip
-"""Figure -> the function of its name; the others are figures of `zerobench plot`."""
-
-DRAWN_AS = {"muon": "memory", "compile": "memory", "long_sequences": "memory"}
+DRAWN_AS = {
+    **dict.fromkeys(("muon", "compile", "long_sequences", "offload", "activation"), "memory"),
+    "delayed": "losses",
+}
 """Figure -> the figure of `zerobench plot` that draws its runs."""
 
-OF_FOLDERS = ("compare", "largest_model", "table1", "predicted_maps", "calibration")
-"""Modules with FOLDER, `read` and FIGURES (name -> function), and, if the figures come with tables, `write_tables`."""
+OF_FOLDERS = ("compare", "table1", "calibration", "predicted_maps")
+"""Modules with FOLDER and `read`, and either `draw` and STEM, the name of the figure's files, or `write_tables`."""
 
 WITHOUT_FIGURE = (
     "memory_cap", "offload_time", "partition", "arena", "tiling", "shard_group", "nodes", "low_bit", "zeropp_error",
-    "settings", "accumulation", "gradient_dtype", "save",
+    "settings", "accumulation", "gradient_dtype", "save", "infinity", "buffers", "zeropp",
 )  # fmt: skip
 """Experiments whose runs make a table on a page and no figure."""
 
@@ -91,7 +84,7 @@ def main(arguments: list[str]) -> int:
 
 def draw_of(figure: str) -> Callable[..., Figure]:
     """Returns the function that draws a figure of runs."""
-    return DRAWN_HERE.get(figure) or figure_function(DRAWN_AS.get(figure, figure))
+    return figure_function(DRAWN_AS.get(figure, figure))
 
 
 def draw_runs(name: str, arguments: list[str]) -> int:
@@ -106,7 +99,7 @@ def draw_runs(name: str, arguments: list[str]) -> int:
 
 
 def draw_folder(name: str, arguments: list[str]) -> int:
-    """Draws the figures of a folder of tables, by default into it."""
+    """Draws the figures of a folder of tables, or writes other tables, by default into it."""
     module = import_module(f"analysis.{name}")
     parser = Parser(f"python -m analysis {name}", module.__doc__)
     out = FIGURES_OUT if name == "calibration" else None
@@ -119,10 +112,10 @@ def draw_folder(name: str, arguments: list[str]) -> int:
         tables = module.read(folder)
     except (OSError, ValueError, KeyError) as error:
         return refuse(error, f"analysis {name}")
-    with page.used():
-        for figure, draw in module.FIGURES.items():
-            page.save(draw(tables), out, figure)
-    if hasattr(module, "write_tables"):
+    if hasattr(module, "draw"):
+        with page.used():
+            page.save(module.draw(tables), out, module.STEM)
+    else:
         module.write_tables(tables, out)
     return 0
 
@@ -142,8 +135,7 @@ def draw_all(arguments: list[str]) -> int:
         print(*(one for one in named if chosen.experiments in ("all", "untimed" if one in UNTIMED else "timed")))
         return 0
     page = ["--format", ",".join(chosen.format), "--width", chosen.width, "--style", chosen.style]
-    out = chosen.out or chosen.root / "figures"
-    codes = []
+    out, codes = chosen.out or chosen.root / "figures", []
     for figure, experiment in FIGURES.items():
         runs = chosen.root / experiment
         if runs.is_dir():

@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -25,17 +26,18 @@ MIB, GIB = 2**20, 2**30
 FOLDER = Path("results/calibration/cpu/N=2")
 
 
-def draw(found: Calibration) -> Figure:
+def draw(calibration: Calibration) -> Figure:
     """A panel a collective."""
-    names = [name for name in found.transfers["collective"].unique() if name != "copy"]
-    first, told = found.transfers.iloc[0], found.provenance
-    machine = f"{told['device_class']}, {told['cores']} cores, torch {told['versions']['torch']}"
-    caption = f"Size over time, N = {first.world_size}, {first['dtype']}, {machine}, {told['date'][:10]}. "
-    figure = Sheet(1, 2.0, f"{caption}Whiskers: quartiles. {_at_largest(found, names)}")
+    transfers, provenance = calibration.transfers, calibration.provenance
+    names = [name for name in transfers["collective"].unique() if name != "copy"]
+    first = transfers.iloc[0]
+    machine = f"{provenance['device_class']}, {provenance['cores']} cores, torch {provenance['versions']['torch']}"
+    caption = f"Size over time, N = {first.world_size}, {first['dtype']}, {machine}, {provenance['date'][:10]}. "
+    figure = Sheet(1, 2.0, f"{caption}Whiskers: quartiles. {_at_largest(transfers, names)}")
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
-        for via in LOOKS:
-            _curve(axes, found, via, "copy" if via == "memory" else name)
-        sizes = sorted(found.transfers["bytes"].unique())[::2]
+        for via, (color, marker, _) in LOOKS.items():
+            _draw_curve(axes, calibration, via, "copy" if via == "memory" else name, color, marker)
+        sizes = sorted(transfers["bytes"].unique())[::2]
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.minorticks_off()
@@ -43,42 +45,36 @@ def draw(found: Calibration) -> Figure:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set(xlabel="full tensor", title=name)
     figure.axes[0].set_ylabel("size / time (GiB/s)")
-    there = [LOOKS[via] for via in LOOKS if (found.transfers["via"] == via).any()]
-    key(figure, [rule(words, _line(marker), color=color, marker=marker, ms=4) for color, marker, words in there])
+    drawn = [LOOKS[via] for via in LOOKS if (transfers["via"] == via).any()]
+    lines = [rule(name, "-" if marker else "--", color=color, marker=marker, ms=4) for color, marker, name in drawn]
+    key(figure, lines)
     return figure
 
 
-def _at_largest(found: Calibration, names: list[str]) -> str:
+def _at_largest(transfers: pd.DataFrame, names: list[str]) -> str:
     """A sentence that compares the engine's rates with torch's, at the largest size."""
-    size = found.transfers["bytes"].max()
-    most = found.transfers[found.transfers["bytes"] == size]
+    size = transfers["bytes"].max()
+    most = transfers[transfers["bytes"] == size]
     rates = size / most.groupby(["collective", "via"])["seconds"].median() / GIB
     both = [name for name in names if {(name, "seam"), (name, "torch")} <= set(rates.index)]
-    if not both:
-        return ""
-    words = ", ".join(f"{name} {rates[name, 'seam']:.1f} and {rates[name, 'torch']:.1f}" for name in both)
-    return f"At {show_bytes(size)}, ours and torch in GiB/s: {words}."
+    pairs = ", ".join(f"{name} {rates[name, 'seam']:.1f} and {rates[name, 'torch']:.1f}" for name in both)
+    return f"At {show_bytes(size)}, ours and torch in GiB/s: {pairs}." if both else ""
 
 
-def _line(marker: str) -> str:
-    return "-" if marker else "--"
-
-
-def _curve(axes: Axes, found: Calibration, via: str, collective: str) -> None:
-    rows = found.transfers[(found.transfers["via"] == via) & (found.transfers["collective"] == collective)]
+def _draw_curve(axes: Axes, calibration: Calibration, via: str, collective: str, color: str, marker: str) -> None:
+    rows = calibration.transfers
+    rows = rows[(rows["via"] == via) & (rows["collective"] == collective)]
     if rows.empty:
         return
-    color, marker, _ = LOOKS[via]
     for size, same in rows.groupby("bytes"):
-        seconds = same["seconds"].tolist()
-        low, middle, high = size / np.quantile(seconds, [0.75, 0.5, 0.25]) / GIB
+        low, middle, high = size / np.quantile(same["seconds"].tolist(), [0.75, 0.5, 0.25]) / GIB
         reach = [[middle - low], [high - middle]]
         axes.errorbar([size / MIB], [middle], reach, color=color, marker=marker or "_", ms=4, capsize=3, lw=1)
     sizes = np.geomspace(rows["bytes"].min(), rows["bytes"].max(), 60)
-    fit = found.fit(collective, int(rows["world_size"].iloc[0]), via)
+    fit = calibration.fit(collective, int(rows["world_size"].iloc[0]), via)
     times = np.array([fit.seconds(size) for size in sizes])
-    axes.plot(sizes / MIB, sizes / times / GIB, color=color, lw=1, ls=_line(marker))
+    axes.plot(sizes / MIB, sizes / times / GIB, color=color, lw=1, ls="-" if marker else "--")
 
 
 read = load_calibration
-FIGURES = {"calibration": draw}
+STEM = "calibration"

@@ -8,27 +8,24 @@ unit. What repeats to the byte has none. *Peak bytes* are the allocator's, which
 their own too: in the accounted pass, and in the timed one, where nothing delays what they free. *Bytes sent* are those
 that crossed the loopback interface, over the ranks.
 
-Writes ratios.parquet (a row a pair of cells and metric), ratios.md (the same as a table, with date and machine) and the
-figure compare. A *goal* bounds the ratio of step times; it is "met" or "missed" by the mean, "within noise" where the
-interval holds the bound. Other settings than the gated N are reported without a verdict. Exit code 2: nothing there.
+Writes ratios.parquet (a row a pair of cells and metric) and ratios.md (the same as a table, with date and machine). A
+*goal* bounds the ratio of step times; it is "met" or "missed" by the mean, "within noise" where the interval holds the
+bound. Other settings than the gated N are reported without a verdict. Exit code 2: nothing there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from zerobench.budgets.comparison import interleaved, measure_effect, pair_up
-from zerobench.plots.marks import look, rule
-from zerobench.plots.page import key, sheet
-from zerobench.plots.panels import MOST_PANELS, comparisons, title
-from zerobench.records.palette import GRAY, PURPLE
+from zerobench.plots.panels import comparisons, title
 from zerobench.results.grid import Grid
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results, load
@@ -101,36 +98,39 @@ class Ratio:
 def ratios_of(results: Results) -> list[Ratio]:
     """Every goal's pairs of cells, setting by setting, a row a metric."""
     panels = comparisons(results)
-    runs = latest(results.runs)
-    found = []
-    for cells in panels:
-        setting = title(cells, panels)
-        launches = {str(i): mine.to_dict("records") for i, mine in runs.groupby("cell_id")}
-        for goal in GOALS:
-            for one in cells[cells["strategy"] == goal.ours].itertuples():
-                for other in cells[cells["strategy"] == goal.peer].itertuples():
-                    found += list(_compare(setting, goal, one, other, launches))
-    return found
+    launches = {str(cell): rows.to_dict("records") for cell, rows in latest(results.runs).groupby("cell_id")}
+    return [
+        ratio
+        for cells in panels
+        for goal in GOALS
+        for ours in cells[cells["strategy"] == goal.ours].itertuples()
+        for peer in cells[cells["strategy"] == goal.peer].itertuples()
+        for ratio in _compare(title(cells, panels), goal, ours, peer, launches)
+    ]
 
 
 def _compare(setting: str, goal: Goal, ours: Any, peer: Any, launches: dict[str, list[Any]]) -> Iterator[Ratio]:
-    nan = float("nan")
     ok = ours.status == peer.status == "ok"
-    psi = next((int(one.psi) for one in (ours, peer) if pd.notna(one.psi)), 0)
+    psi = next((int(cell.psi) for cell in (ours, peer) if pd.notna(cell.psi)), 0)
     pairs = pair_up(launches[peer.cell_id], launches[ours.cell_id]) if ok else []
     for metric in METRICS:
         bound = goal.bound(psi) if metric == "step_s" and ours.world_size == GATED_RANKS else None
         both = [pair for pair in pairs if all(pd.notna(side[metric]) for side in pair)]
-        ratio, low, high, verdict = nan, nan, nan, f"{ours.label} {ours.status}, {peer.label} {peer.status}"
+        ratio, low, high, verdict = (
+            math.nan,
+            math.nan,
+            math.nan,
+            f"{ours.label} {ours.status}, {peer.label} {peer.status}",
+        )
         if both:
             effect = measure_effect(metric, [a[metric] for a, _ in both], [b[metric] for _, b in both], 0.0)
-            ratio, low, high = effect.ratio, *(nan if v is None else v for v in (effect.low, effect.high))
+            ratio, low, high = effect.ratio, *(math.nan if v is None else v for v in (effect.low, effect.high))
             verdict = judge(ratio, low, high, bound)
         elif ok:
             verdict = "not measured here"
         yield Ratio(
             setting, ours.model, psi, int(ours.world_size), ours.label, peer.label, metric, ratio, low, high,
-            len(both), interleaved(pairs), nan if bound is None else bound, verdict,
+            len(both), interleaved(pairs), math.nan if bound is None else bound, verdict,
         )  # fmt: skip
 
 
@@ -157,24 +157,22 @@ def read(folder: Path) -> Results:
 def table(ratios: Sequence[Ratio]) -> str:
     """Markdown: a row a pair of cells, under a heading for each setting."""
     lines: list[str] = []
-    for setting in dict.fromkeys(one.setting for one in ratios):
-        mine = [one for one in ratios if one.setting == setting]
+    for setting, of_setting in groupby(ratios, lambda ratio: ratio.setting):
         rows = []
-        for ours, peer in dict.fromkeys((one.ours, one.peer) for one in mine):
-            step, *rest = [one for one in mine if (one.ours, one.peer) == (ours, peer)]
-            shown = [_show(one) for one in (step, *rest)]
+        for (ours, peer), metrics in groupby(of_setting, lambda ratio: (ratio.ours, ratio.peer)):
+            step, *others = metrics
             goal = "–" if pd.isna(step.goal) else f"≤ {step.goal:.2f}"
-            rows.append([f"{ours} / {peer}", *shown, goal, step.verdict or "–"])
+            rows.append([f"{ours} / {peer}", *map(_show, (step, *others)), goal, step.verdict or "–"])
         grid = Grid(["ours / peer", *METRICS.values(), "goal", "verdict"], rows, ("ours / peer", "verdict"))
         lines += [f"**{setting}**", "", grid.markdown(is_markdown=True)]
     return "\n".join(lines).rstrip()
 
 
-def _show(one: Ratio) -> str:
-    if pd.isna(one.ratio):
+def _show(ratio: Ratio) -> str:
+    if pd.isna(ratio.ratio):
         return "–"
-    exact = pd.isna(one.low) or one.high - one.low < 0.0005
-    return f"{one.ratio:.3f}" + ("" if exact else f" ({one.low:.3f}–{one.high:.3f})")
+    is_exact = pd.isna(ratio.low) or ratio.high - ratio.low < 0.0005
+    return f"{ratio.ratio:.3f}" + ("" if is_exact else f" ({ratio.low:.3f}–{ratio.high:.3f})")
 
 
 def source(runs: pd.DataFrame, ratios: Sequence[Ratio]) -> str:
@@ -200,98 +198,3 @@ def write_tables(results: Results, out: Path) -> None:
     text = f"{table(ratios)}\n\n{source(latest(results.runs), ratios)}\n"
     (out / "ratios.md").write_text(text)
     print(text)
-
-
-# -- the figure ----------------------------------------------------------------------------------------------
-
-PANELS = {
-    "step time": ["step_s"],
-    "peak bytes": ["allocator_peak_bytes", "timed_allocator_peak_bytes"],
-    "bytes sent": ["loopback_bytes"],
-}
-"""Title of a panel -> the metrics in it."""
-
-CAPTION = (
-    "Ours over the peer: below 1 is better. Whiskers: 95 % intervals over paired launches, if wider than the mark. "
-    "DeepSpeed at its defaults keeps buckets of 5e8 elements, hence its large peaks; tuned has 25 MiB."
-)
-GOAL, GOAL_WIDTH, SHIFT = PURPLE, 2.2, 0.16
-"""Color and width of a goal's mark; how far two metrics of one pair lie from its row."""
-
-
-def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """A row a setting: a point and interval for every pair, step time, peak and bytes sent side by side."""
-    ratios = ratios_of(results)
-    settings = [[one for one in ratios if one.setting == name] for name in dict.fromkeys(r.setting for r in ratios)]
-    frames = [pd.DataFrame(map(asdict, mine)) for mine in settings]
-    rows = max((len(frame) // len(METRICS) for frame in frames), default=1)
-    figure, places = sheet(frames, panels, (2.3, 0.1 + 0.155 * rows), CAPTION, across=len(PANELS))
-    for row, frame in places:
-        row[0].set_title(frame["setting"].iloc[0], loc="left")
-        for number, (axes, (words, metrics)) in enumerate(zip(row, PANELS.items(), strict=True)):
-            if number and not axes.get_subplotspec().is_first_col():  # else the panels are one below the other
-                axes.tick_params(left=False, labelleft=False)
-                if frame.loc[frame["metric"].isin(metrics), "ratio"].isna().all():
-                    _give_place(axes, row[number - 1])
-                    continue
-            _draw_metrics(axes, [frame[frame["metric"] == metric] for metric in metrics])
-            axes.set_xlabel("\n".join([words, *_notes(frame[frame["metric"].isin(metrics)])]))
-    timed = rule("peak in the timed pass", "", marker="o", fillstyle="none", color=GRAY)
-    handles = [rule("as much as the peer", lw=0.8), rule("goal, set before the runs", color=GOAL, lw=GOAL_WIDTH), timed]
-    key(figure, handles)
-    return figure
-
-
-def _give_place(axes: Axes, left: Axes) -> None:
-    """Removes a panel of metrics that the setting has not measured, and widens its neighbor to the left."""
-    mine, other = axes.get_subplotspec(), left.get_subplotspec()
-    assert mine is not None
-    assert other is not None
-    left.set_subplotspec(mine.get_gridspec()[mine.rowspan.start, other.colspan.start : mine.colspan.stop])
-    axes.remove()
-
-
-def _draw_metrics(axes: Axes, parts: Sequence[pd.DataFrame]) -> None:
-    """A row per pair of cells; of several metrics the first is filled and above."""
-    for number, mine in enumerate(parts):
-        shift = SHIFT * (2 * number - len(parts) + 1)
-        for place, one in enumerate(mine.itertuples()):
-            if pd.notna(one.ratio):
-                _draw_ratio(axes, place, shift, one, "none" if number else "full")
-    mine = pd.concat(parts)
-    pairs = [f"{one.ours} / {one.peer}" for one in parts[0].itertuples()]
-    lacking = [place for place in range(len(pairs)) if all(pd.isna(part["ratio"].iloc[place]) for part in parts)]
-    if len(lacking) == len(pairs):
-        words = "\n".join(sorted(set(mine["verdict"])))
-        axes.set_axis_off()
-        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", style="italic")
-    else:
-        axes.axvline(1, color="black", lw=0.8, zorder=1)
-        for place in lacking:
-            axes.annotate("× none", (1, place), (4, -3), textcoords="offset points", fontsize="small", style="italic")
-    axes.set_yticks(range(len(pairs)), pairs, fontsize="small")
-    axes.set_ylim(len(pairs) - 0.4, -0.6)
-    axes.set_xlim(0, min(2.5, max(1.25, 1.08 * float(mine["high"].fillna(mine["ratio"]).max()))))
-    axes.grid(axis="x", alpha=0.3)
-
-
-def _draw_ratio(axes: Axes, place: int, shift: float, one: Any, fill: str) -> None:
-    how = look(str(one.ours).split()[0])
-    reach = None if pd.isna(one.low) else [[one.ratio - one.low], [one.high - one.ratio]]
-    axes.errorbar([one.ratio], [place + shift], xerr=reach, color=how.color, marker=how.marker, ms=4, capsize=2, lw=1,
-                  fillstyle=fill)  # fmt: skip
-    if pd.notna(one.goal):
-        axes.vlines(one.goal, place - 0.4, place + 0.4, color=GOAL, lw=GOAL_WIDTH, zorder=1.5)
-
-
-def _notes(mine: pd.DataFrame) -> list[str]:
-    """Says of a panel where intervals or goals are missing."""
-    there = mine[mine["ratio"].notna()]
-    bare = there["low"].isna()
-    notes = ["(no intervals: one launch)" if bare.all() else "(some without interval: one launch)"] * bool(bare.any())
-    if (mine["metric"] == "step_s").any() and mine["goal"].isna().all():
-        notes.append(f"(no goals at N = {mine['world_size'].iloc[0]})")
-    return notes
-
-
-FIGURES = {"compare": draw}

@@ -72,4 +72,4 @@ def _scaling(axes: Axes, steps: pd.DataFrame) -> None:
     axes.set_title(f"{MODEL}, tokens/s per GPU", loc="left")
 
 
-FIGURES = {"predicted_maps": draw}
+STEM = "predicted_maps"

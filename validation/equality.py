@@ -32,9 +32,9 @@ from zerobench.host.terminal import progress_bar
 from zerobench.rank_record import RankRecord
 from zerobench.results.grid import Grid
 
-from .runner import Records, run_fake, run_real
+from .runner import run_fake, run_real
 from .store import Store
-from .variants import VARIANTS, Cells, random_cells
+from .variants import VARIANTS, random_cells
 
 AT_ONCE = 20
 """Variants in one launch; the tables are written after each."""
@@ -132,37 +132,24 @@ def _wire(record: RankRecord) -> float:
 
 
 def hold(configs: Mapping[str, CellConfig], folder: Path, attempts: int = ATTEMPTS) -> list[Difference]:
-    """Returns what differs between real ranks and their executions. `configs`: of one world size. Raises ValueError
-    with the sentence of a cell that cannot be executed.
+    """Returns what differs between real ranks and their executions, in each rank's attempt that differed least.
+    `configs`: of one world size. Raises ValueError with the sentence of a cell that cannot be executed.
     """
-    fake = run_fake(configs, folder / "executed")
-    differences: dict[str, list[Difference]] = {}
+    fake, left = run_fake(configs, folder / "executed"), dict(configs)
+    rows: dict[tuple[str, int], Difference] = {}
+    off = lambda row: (row.memory_rows + row.traffic_rows, row.real_peak_bytes)  # noqa: E731
     for attempt in range(attempts):
-        equal = {name for name, rows in differences.items() if all(row.is_none for row in rows)}
-        left = {name: one for name, one in configs.items() if name not in equal}
-        if left:
-            differences |= _differences(left, run_real(left, folder / f"attempt-{attempt}"), fake, differences)
-    return [row for name in configs for row in differences[name]]
-
-
-def _differences(
-    configs: Mapping[str, CellConfig], real: Records, fake: Records, before: Mapping[str, list[Difference]]
-) -> dict[str, list[Difference]]:
-    """Returns the rows of each cell, or those of an earlier attempt where that differed less, rank by rank."""
-    found = {}
-    for name, config in configs.items():
-        rows = []
-        for place, rank in enumerate(fake[name]):
-            theirs, ours = real[name][rank], fake[name][rank]
-            if isinstance(theirs, str) or isinstance(ours, str):
-                raise ValueError(
-                    f"{name}, rank {rank} of {config.world_size}: {theirs if isinstance(theirs, str) else ours}"
-                )
-            row = compare(name, config.strategy.name, config.world_size, theirs, ours)
-            earlier = before[name][place] if name in before else row
-            rows.append(min(row, earlier, key=lambda one: (one.memory_rows + one.traffic_rows, one.real_peak_bytes)))
-        found[name] = rows
-    return found
+        real = run_real(left, folder / f"attempt-{attempt}") if left else {}
+        for name, config in left.items():
+            for rank, ours in fake[name].items():
+                theirs = real[name][rank]
+                if isinstance(theirs, str) or isinstance(ours, str):
+                    problem = theirs if isinstance(theirs, str) else ours
+                    raise ValueError(f"{name}, rank {rank} of {config.world_size}: {problem}")
+                row = compare(name, config.strategy.name, config.world_size, theirs, ours)
+                rows[name, rank] = min(row, rows.get((name, rank), row), key=off)
+        left = {name: left[name] for name in left if not all(rows[name, rank].is_none for rank in fake[name])}
+    return [rows[name, rank] for name in configs for rank in fake[name]]
 
 
 def summary(rows: Sequence[Difference]) -> str:
@@ -208,7 +195,14 @@ def run(chosen: argparse.Namespace) -> int:
     """Runs what is due and writes the tables. Returns 1 if a rank differs."""
     kind = "random" if chosen.random else "equality"
     store = Store(chosen.out / f"{kind}.csv", Difference, lambda row: (row.cell, row.world_size))
-    wanted = random_cells(chosen.random) if chosen.random else _variants(chosen)
+    names = [name for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in chosen.only)]
+    if not names:
+        raise ValueError(f"--only {' '.join(chosen.only)}: no variant has that name")
+    wanted = (
+        random_cells(chosen.random)
+        if chosen.random
+        else {(name, n): VARIANTS[name].config(n) for n in chosen.sizes for name in names if n in VARIANTS[name].sizes}
+    )
     due = [cell for cell in wanted if chosen.rerun or cell not in store.found]
     of_size = [[cell for cell in due if cell[1] == n] for n in chosen.sizes]
     batches = [cells[at : at + AT_ONCE] for cells in of_size for at in range(0, len(cells), AT_ONCE)]
@@ -226,10 +220,3 @@ def run(chosen: argparse.Namespace) -> int:
         print(f"{row.cell}, rank {row.rank} of {row.world_size}: {words}")
     print(f"{len(rows) - len(different)} of {len(rows)} ranks are equal; {chosen.out}")
     return int(bool(different))
-
-
-def _variants(chosen: argparse.Namespace) -> Cells:
-    names = [name for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in chosen.only)]
-    if not names:
-        raise ValueError(f"--only {' '.join(chosen.only)}: no variant has that name")
-    return {(name, n): VARIANTS[name].config(n) for n in chosen.sizes for name in names if n in VARIANTS[name].sizes}

@@ -39,19 +39,19 @@ def execute_cells(
     """Executes cells, `jobs` at once (None: one per core), and returns their executions in order. `take` gets each as
     it ends, with its place. Whatever goes wrong is the `problem` of an execution.
     """
-    found: dict[int, Execution] = {}
+    executed: dict[int, Execution] = {}
     with progress_bar(what, len(work), "cells") as advance:
         for target in dict.fromkeys(target for _, target in work):
-            places = [place for place, (_, its) in enumerate(work) if its == target]
+            indices = [index for index, (_, its) in enumerate(work) if its == target]
 
-            def heard(number: int, news: Any, places: Sequence[int] = places) -> None:
+            def heard(number: int, news: Any, indices: Sequence[int] = indices) -> None:
                 if isinstance(news, Execution):
                     advance()
-                    take(places[number], news)
+                    take(indices[number], news)
 
-            executions = execute_all([work[place][0] for place in places], target, jobs, heard, limits)
-            found |= zip(places, executions, strict=True)
-    return [found[place] for place in range(len(work))]
+            executions = execute_all([work[index][0] for index in indices], target, jobs, heard, limits)
+            executed |= zip(indices, executions, strict=True)
+    return [executed[index] for index in range(len(work))]
 
 
 def run_real(configs: Mapping[str, CellConfig], folder: Path, timeout_s: float = 280) -> Records:
@@ -63,7 +63,7 @@ def run_real(configs: Mapping[str, CellConfig], folder: Path, timeout_s: float =
 def run_fake(configs: Mapping[str, CellConfig], folder: Path, timeout_s: float = 280) -> Records:
     """Returns the accounted pass of the first rank and the last, simulated on fake tensors."""
     (ranks,) = {config.world_size for config in configs.values()}
-    faked = {name: replace(one, backend=SIMULATED, tensors=FAKE) for name, one in configs.items()}
+    faked = {name: replace(config, backend=SIMULATED, tensors=FAKE) for name, config in configs.items()}
     return _run(faked, (0, ranks - 1), folder / "fake", timeout_s)
 
 
@@ -81,17 +81,14 @@ def _of_rank(job: tuple[dict[str, CellConfig], int, str], tell: Any) -> dict[str
     import_module("validation.variants")  # it registers models, which a fresh process does not know
 
     configs, rank, folder = job
-    return {
-        name: _record(RankJob(config, "accounted", rank, f"{folder}/rendezvous-{number}", folder))
-        for number, (name, config) in enumerate(configs.items())
-    }
-
-
-def _record(job: RankJob) -> RankRecord | str:
-    gc.collect()  # garbage of the cell before would be freed in the midst of this one, as the allocator sees it
-    try:
-        return run_rank(job, lambda _: None)
-    except Exception:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        return traceback.format_exc()
+    records: dict[str, RankRecord | str] = {}
+    for number, (name, config) in enumerate(configs.items()):
+        gc.collect()  # garbage of the cell before would be freed in the midst of this one, as the allocator sees it
+        try:
+            job_of_cell = RankJob(config, "accounted", rank, f"{folder}/rendezvous-{number}", folder)
+            records[name] = run_rank(job_of_cell, lambda _: None)
+        except Exception:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            records[name] = traceback.format_exc()
+    return records

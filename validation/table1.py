@@ -23,16 +23,13 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
-from zerobench.host.terminal import stdout_console
 from zerobench.predict.estimate import training_shapes
 from zerobench.records import STATES
-from zerobench.results.grid import Grid
 from zerobench.simulation.execute import CPU, Execution, Limits
 from zerobench.sizes import printable
 from zerobench.strategies import shape_of
@@ -144,15 +141,6 @@ def places() -> list[TableCell]:
     return [*baselines[:1], *table, *baselines[1:], *variants]
 
 
-def matching(every: Sequence[TableCell], words: Sequence[str]) -> list[TableCell]:
-    """Returns those whose names contain every word. Raises ValueError if none does."""
-    found = [place for place in every if all(word in str(place).split() for word in words)]
-    if not found:
-        sizes, ranks = ", ".join(SIZES), ", ".join(f"N={n}" for n in RANKS)
-        raise ValueError(f"--only {' '.join(words)}: no such cell; use words of {sizes}, {ranks}, {', '.join(STAGES)}")
-    return found
-
-
 def printed(size: str, ranks: int, strategy: str) -> str:
     """Returns what table 1 prints, or figure 1 for the baseline; empty if the paper has no such cell."""
     if strategy == BASELINE:
@@ -232,7 +220,6 @@ class StatesRow:
 
 
 def row_of(place: TableCell, found: Execution) -> CellRow:
-    """Returns the row of an execution that went well."""
     config, record = found.config, found.result
     strategy, groups, trained = shape_of(config.strategy.values()), config.groups, training_shapes(config)
     schedule = record.schedule
@@ -255,13 +242,6 @@ def row_of(place: TableCell, found: Execution) -> CellRow:
     )  # fmt: skip
 
 
-def states_of(place: TableCell, found: Execution) -> list[StatesRow]:
-    """Returns the parts of the states, by line of code, the largest first."""
-    where = (place.size, place.ranks, place.strategy, place.variant)
-    lines = [line for line in found.result.lines if line.at == "states"]
-    return [StatesRow(*where, one.category, one.source, one.name, one.storages, one.bytes) for one in lines]
-
-
 def place_of(row: CellRow | StatesRow) -> TableCell:
     """Returns the place that a row is of."""
     return TableCell(row.size, row.ranks, row.strategy, row.variant)
@@ -277,8 +257,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Executes what is due. Returns 1 if a cell could not be executed."""
-    every, problems = places(), list[str]()
-    wanted = matching(every, chosen.only or [])
+    every, words, problems = places(), chosen.only or [], list[str]()
+    wanted = [place for place in every if all(word in str(place).split() for word in words)]
+    if not wanted:
+        sizes, ranks = ", ".join(SIZES), ", ".join(f"N={n}" for n in RANKS)
+        raise ValueError(f"--only {' '.join(words)}: no such cell; use words of {sizes}, {ranks}, {', '.join(STAGES)}")
     cells = Store(chosen.out / CELLS, CellRow, place_of, every)
     parts = Store(chosen.out / IN_FLIGHT, StatesRow, place_of, every)
     due = [place for place in wanted if chosen.rerun or place not in cells.found]
@@ -287,23 +270,15 @@ def run(chosen: argparse.Namespace) -> int:
         if found.problem:
             problems.append(f"{due[number]}: {found.problem}")
             return
-        parts.put(states_of(due[number], found))
+        place = due[number].size, due[number].ranks, due[number].strategy, due[number].variant
+        lines = [line for line in found.result.lines if line.at == "states"]  # the largest first
+        parts.put([
+            StatesRow(*place, line.category, line.source, line.name, line.storages, line.bytes) for line in lines
+        ])  # fmt: skip
         cells.put([row_of(due[number], found)])
 
     execute_cells("table1", [(place.config, CPU) for place in due], chosen.jobs, Limits(seconds=1800), take)
-    _show([row for place in wanted for row in cells.found.get(place, ())])
     print(f"{len(due) - len(problems)} cells simulated; in {chosen.out}: {CELLS}, {IN_FLIGHT}")
     for problem in problems:
         print(printable(f"validation table1: {problem}"), file=sys.stderr)
     return int(bool(problems))
-
-
-def _show(rows: Sequence[CellRow]) -> None:
-    header = ["cell", "printed GB", "how", "formula GB", "at own ψ", "executed", "×", "replayed"]
-    table = [
-        [str(place_of(row)), row.printed_gb, row.how_printed, *(f"{size / GB:.2f}" for size in (
-            row.paper_formula_bytes, row.formula_bytes, row.executed_bytes)),
-         f"{row.executed_bytes / row.formula_bytes:.3f}", f"{row.replayed_bytes - row.executed_bytes:+d} B"]
-        for row in rows
-    ]  # fmt: skip
-    stdout_console().print(Grid(header, table))

@@ -12,7 +12,6 @@ from torch import nn
 import zerobench
 from tests.distributed.streams import ModeledCuda
 from tests.ranks import run_ranks
-from validation.gpu_suite.engine import check_comm
 from zerobench.zero.comm import backends, base, gloo, hierarchical
 from zerobench.zero.comm.base import Comm, Handle
 from zerobench.zero.comm.hierarchical import connect
@@ -119,6 +118,35 @@ def small_halves(rank: int, n: int) -> None:
         assert mean is not None
         assert mean.unique().tolist() == [value]
         engine.zero_grad()
+
+
+NUMEL = 4096
+
+
+def check_comm(comm: Comm, device: torch.device) -> None:
+    """Every collective: in place, into another tensor; norms on the device, flags on flags_device."""
+    n, rank = comm.size, comm.rank
+    base = torch.arange(float(n * NUMEL), device=device)
+    total, part, own = n * (n + 1) / 2 * base, slice(rank * NUMEL, (rank + 1) * NUMEL), (rank + 1) * base
+    full, into = own.clone(), torch.zeros_like(base[part])
+    comm.reduce_scatter(full, "unit").wait()
+    assert torch.equal(full[part], total[part])
+    comm.reduce_scatter(own.clone(), "unit", into).wait()
+    assert torch.equal(into, total[part])
+    full = own.clone()
+    comm.all_gather(full, "unit").wait()
+    assert torch.equal(full, torch.arange(1.0, n + 1, device=device).repeat_interleave(NUMEL) * base)
+    comm.all_reduce(own, "unit").wait()
+    assert torch.equal(own, total)
+    norms = torch.full((3,), rank + 1.0, dtype=torch.float64, device=device)
+    comm.sum(norms)
+    assert norms.tolist() == [n * (n + 1) / 2] * 3
+    flags = torch.tensor([rank, -rank, 7], dtype=torch.int32, device=comm.flags_device or device)
+    comm.maximum(flags)
+    assert flags.tolist() == [n - 1, 0, 7]
+    values = torch.full((3,), rank + 1.0, device=device)
+    comm.broadcast(values)
+    assert values.tolist() == [1.0] * 3
 
 
 def of_backends(rank: int, n: int) -> None:

@@ -22,7 +22,6 @@ from tests import zoo
 from tests.distributed.test_no_waiting import VARIANTS
 from tests.distributed.test_races import RUNS
 from tests.gpu.injected import LATE_CYCLES, late
-from validation.gpu_suite.engine import check_comm
 from zerobench.host.environment import rank_environment
 from zerobench.zero import initialize
 from zerobench.zero.comm import streams
@@ -194,4 +193,18 @@ def test_collectives_over_nccl_itself() -> None:
     ):
         comm = NcclComm(dist.group.WORLD)
         assert comm.flags_device == torch.device("cpu")
-        check_comm(comm, here)
+        sent = torch.arange(4096.0, device=here)
+        full, other = sent.clone(), torch.zeros_like(sent)
+        for collective in (comm.reduce_scatter, comm.all_gather, comm.all_reduce):
+            collective(full, "unit").wait()
+            assert torch.equal(full, sent), collective
+        comm.reduce_scatter(full, "unit", other).wait()
+        assert torch.equal(other, sent)
+        for values, collective in (
+            (torch.ones(3, dtype=torch.float64, device=here), comm.sum),
+            (torch.tensor([0, 7], dtype=torch.int32), comm.maximum),  # flags, on flags_device
+            (torch.ones(3, device=here), comm.broadcast),
+        ):
+            before = values.clone()
+            collective(values)
+            assert torch.equal(values, before), collective

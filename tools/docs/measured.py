@@ -12,13 +12,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.experiments import parts_of
 from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, load, recorded
 from tools.docs.render import MiB, render
 from zerobench.budgets.budget_file import read_budget
 from zerobench.config.schema_training import OPTIMIZERS
 from zerobench.plots.panels import cell_rows
 from zerobench.plots.steps import mean_losses
+from zerobench.records import STATES
 from zerobench.results.selection import latest
 from zerobench.results.tables import Results
 from zerobench.sizes import show_bytes
@@ -111,6 +111,21 @@ def stage_traffic() -> Iterator[Any]:
 OFFLOADED = {(False, False): "nothing", (False, True): "gradients", (True, False): "optimizer", (True, True): "both"}
 
 
+TIERS = ("device", "device, in flight", "host memory", "files")
+
+
+def parts_of(results: Results, cell: Any) -> dict[str, float]:
+    """Bytes a parameter by tier; those on the device at the instant when its states are most."""
+    memory = cell_rows(results, "memory", cell)
+    memory = memory[(memory["phase"] == "step") & (memory["tier"] == "device")]
+    fullest = memory[memory["category"] == "states"].sort_values("max_bytes").iloc[-1]
+    of_rank = memory[(memory["run_id"] == fullest["run_id"]) & (memory["rank"] == fullest["rank"])]
+    sizes = of_rank.set_index("category")["at_states_peak_bytes"]
+    kept = sum(int(sizes[name]) for name in STATES if name != "communication")
+    parts = (kept, int(sizes["communication"]), cell.host_states_bytes, cell.nvme_bytes)
+    return {name: 0.0 if pd.isna(size) else size / cell.psi for name, size in zip(TIERS, parts, strict=True)}
+
+
 def offload() -> Iterator[Any]:
     """Bytes per parameter by tier and link, of every part that leaves and every stage."""
     results = load(REFERENCE / "offload")
@@ -136,12 +151,9 @@ def offload_time() -> Iterator[Any]:
 def delayed() -> str:
     """Loss that the delayed update costs."""
     results = load(REFERENCE / "delayed")
-    late = {
-        bool(cell.config.offload.delayed): float(mean_losses(results, cell).iloc[-50:].mean())
-        for cell in cells(REFERENCE / "delayed")
-    }
-    gap = late[True] - late[False]
-    return f"Mean loss of the last 50 steps: {late[False]:.3f} as it is, {late[True]:.3f} delayed ({gap:+.3f})."
+    by_delay = sorted(cells(REFERENCE / "delayed"), key=lambda cell: bool(cell.config.offload.delayed))
+    usual, late = (float(mean_losses(results, cell).iloc[-50:].mean()) for cell in by_delay)
+    return f"Mean loss of the last 50 steps: {usual:.3f} as it is, {late:.3f} delayed ({late - usual:+.3f})."
 
 
 def low_bit() -> Iterator[Any]:
@@ -166,15 +178,11 @@ def gradient_dtype() -> str:
     """Losses with gradients of several micro-batches summed in bf16 and in fp32."""
     results, both = load(REFERENCE / "gradient_dtype"), cells(REFERENCE / "gradient_dtype")
     curves = {cell.config.precision.gradient_dtype: mean_losses(results, cell).astype("float64") for cell in both}
-    last = {dtype: curve.iloc[-10:].mean() for dtype, curve in curves.items()}
-    means, gap = (
-        f"{last['bf16']:.4f} with gradients in bf16 and {last['fp32']:.4f} in fp32",
-        last["bf16"] - last["fp32"],
-    )
-    largest = (curves["bf16"] - curves["fp32"]).abs().max()
+    low, high = (curves[dtype].iloc[-10:].mean() for dtype in ("bf16", "fp32"))
     text = (
         f"{both[0].model}, {both[0].accumulation} micro-batches a step, {len(curves['fp32'])} steps: the mean of the"
-        f" last 10 losses is {means} ({gap:+.4f}); the largest difference in a step is {largest:.4f}."
+        f" last 10 losses is {low:.4f} with gradients in bf16 and {high:.4f} in fp32 ({low - high:+.4f}); the largest"
+        f" difference in a step is {(curves['bf16'] - curves['fp32']).abs().max():.4f}."
     )
     return textwrap.fill(text, 130)
 
@@ -193,24 +201,18 @@ def outside_ledger() -> str:
     return textwrap.fill(f"Of the {len(shares)} budgets in bf16 the largest share is {words}.", 130)
 
 
-def crossing_bytes(cell: Any, hops: bool, size: int) -> float:
-    """Bytes that a rank sends to other nodes in a step, in the mean over the ranks. `size`: ranks of a node."""
-    if hops:
-        return float(cell.between_nodes_bytes)
-    return float((cell.world_size - size) / max(1, cell.world_size - 1) * cell.wire_bytes)
-
-
 def nodes() -> Iterator[Any]:
     """Flat collectives, and the same in two hops.
 
-    Of the bytes that a flat exchange sends, those count as sent to others that the figure draws so.
+    Of what a flat exchange sends, the part to ranks of other nodes counts as sent to others.
     """
     both = cells(REFERENCE / "nodes", "strategy")
     size = next(cell.config.node_size for cell in both if "node_size" in cell.config)
     for cell in both:
         hops = "node_size" in cell.config
         cell.collectives, cell.size = "in two hops" if hops else "flat", size
-        cell.crossing = crossing_bytes(cell, hops, size) * size
+        flat = (cell.world_size - size) / max(1, cell.world_size - 1) * cell.wire_bytes
+        cell.crossing = (cell.between_nodes_bytes if hops else flat) * size
         yield cell
 
 

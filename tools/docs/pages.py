@@ -10,6 +10,7 @@ name has arguments (`source FILE NAME`, `api NAME`, `output NUMBER`) is made by 
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -40,11 +41,6 @@ def pasted(name: str) -> str:
     return (RESULTS / name).read_text().rstrip()
 
 
-def compare() -> str:
-    """The ratios to the peers, and their figure."""
-    return f"{pasted('compare/cpu/ratios.md')}\n\n![Ours over the peers](results/compare/cpu/compare.png)"
-
-
 CELLS = {
     "stages": (REFERENCE / "stages",), "stage_bytes": (REFERENCE / "stages",), "tiling": (REFERENCE / "tiling",),
     "infinity": (REFERENCE / "infinity", "psi"), "partition": (REFERENCE / "partition", "strategy"),
@@ -53,22 +49,6 @@ CELLS = {
     "peer_volume": (COMPARED / "compare",),
 }  # fmt: skip
 """Block whose rows are cells as they are -> their folder, and the columns that they are sorted by."""
-
-MEASURED = (
-    "answer", "answer_times", "memory_cap", "stage_traffic", "offload", "offload_time",
-    "delayed", "low_bit", "nodes", "shard_group", "zeropp", "zeropp_error", "activation", "buffers", "arena",
-    "settings", "accumulation", "gradient_dtype", "outside_ledger",
-)  # fmt: skip
-"""Functions of measured.py that are named as their blocks."""
-
-PREDICTED = (
-    "strategies", "table1", "table1_in_flight", "largest_model", "validated", "compiled_runs", "not_compared",
-    "predicted_by_source", "predicted_intervals", "predicted_misses", "predicted_runs",
-    "map_fastest", "map_scaling",
-    "interpolation", "gpu_summary", "gpu_memory", "gpu_reserved", "gpu_steps",
-    "gpu_rates", "gpu_refitted", "gpu_next",
-)  # fmt: skip
-"""Functions of predicted.py that are named as their blocks."""
 
 ROWS: dict[str, tuple[str, type]] = {
     "map_break_even": ("predicted_maps/break_even.csv", BreakEvenRow),
@@ -86,25 +66,30 @@ GPU_SECTIONS = {
 }
 """Block -> a section of the GPU suite's summary, and its columns."""
 
+
+def is_block(module: Any, value: Any) -> bool:
+    """True for a public function of the module that needs no argument: it is named as its block."""
+    if not inspect.isfunction(value) or value.__module__ != module.__name__ or value.__name__.startswith("_"):
+        return False
+    return all(parameter.default is not parameter.empty for parameter in inspect.signature(value).parameters.values())
+
+
 SOURCES: dict[str, Callable[[], Any]] = {
     **{name: partial(cells, *folder) for name, folder in CELLS.items()},
-    **{name: getattr(measured, name) for name in MEASURED},
-    **{name: getattr(predicted, name) for name in PREDICTED},
+    **{
+        name: make
+        for module in (measured, predicted, references)
+        for name, make in vars(module).items()
+        if is_block(module, make)
+    },
     **{name: partial(predicted.gpu_section, *section) for name, section in GPU_SECTIONS.items()},
-    "compile": measured.compile_blocks,
     **{name: partial(read, RESULTS / path, kind) for name, (path, kind) in ROWS.items()},
-    "compare": compare,
+    "compare": partial(pasted, "compare/cpu/ratios.md"),
     "published": partial(pasted, "published/published.md"),
-    "keys": references.keys,
-    "columns": references.columns,
-    "commands": references.commands,
-    "estimates": references.estimates,
-    "packages": references.packages,
-    "where": references.where,
 }
 """Block -> what makes its Markdown, or the rows of its template."""
 
-EXPERIMENT = {"stage_bytes": "stages", "stage_traffic": "stages"}
+EXPERIMENT = {"stage_bytes": "stages", "stage_traffic": "stages", "compile_blocks": "compile"}
 """Block -> the experiment that its runs are of, if the block has another name."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
 from types import SimpleNamespace
@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import largest_model as largest
-from analysis import predicted_maps as figure
 from tools.docs.measured import volume
 from tools.docs.recorded import RESULTS, beside
 from tools.docs.render import render, table
 from validation import predicted_runs as runs
-from validation.gpu_runs import GpuRunRow, rows_of, steps
+from validation.gpu_runs import GpuRunRow, cell_rows, steps
 from validation.one_gpu import NEXT, refitted
+from validation.published.figure import states_per_parameter
 from validation.store import read
 from validation.table1 import CELLS, GB, IN_FLIGHT, STAGES
 from zerobench.simulation.costs import ShapeTable, matmul_rows
 from zerobench.simulation.hardware import validated as fitted
+from zerobench.sizes import show_bytes
 from zerobench.strategies import spec_of
 
 # -- the ZeRO paper --------------------------------------------------------------------------------
@@ -41,27 +41,21 @@ GPUS, DEVICE_GIB = 8, 80
 def strategies() -> Iterator[Any]:
     """States per rank by the paper and as simulated, traffic of a step, the largest model that fits."""
     cells = {row.strategy: row for row in _table1() if (row.size, row.ranks) == (SIZE, RANKS)}
-    for plan in largest.read(RESULTS / "largest_model"):
+    for plan in _largest():
         device = (plan.gpus, plan.device_bytes, plan.offload)
         if plan.strategy in ("ddp", "zero1", "zero2", "zero3") and device == (GPUS, DEVICE_GIB * 2**30, "none"):
             cell = cells[plan.strategy]
             simulated = cell.executed_bytes / GB
             digits = 0 if simulated >= 100 else 1 if simulated >= 10 else 2
             policy = str(spec_of(plan.strategy).options().accumulate)
-            moved = [volume(plan.strategy, policy, micro_batches) for micro_batches in (1, 2)]
+            first, second = (volume(plan.strategy, policy, micro_batches) for micro_batches in (1, 2))
+            slope, rest = second - first, 2 * first - second  # with m micro-batches it is slope · m + rest
+            factor = "m" if slope == 1 else f"{slope}m"
+            by_m = f"{first}ψ" if not slope else f"({factor} + {rest})ψ" if rest else f"{factor}ψ"
             yield SimpleNamespace(
                 strategy=plan.strategy, printed_gb=cell.printed_gb, simulated=f"{simulated:.{digits}f}",
-                volume=f"{moved[0]}ψ", volume_m=_by_micro_batches(*moved), billions=plan.billions,
+                volume=f"{first}ψ", volume_m=by_m, billions=plan.billions,
             )  # fmt: skip
-
-
-def _by_micro_batches(first: int, second: int) -> str:
-    """Elements that a rank moves in a step with m micro-batches, as a formula in ψ; `first`, `second`: with 1 and 2."""
-    slope, rest = second - first, 2 * first - second
-    if not slope:
-        return f"{first}ψ"
-    factor = "m" if slope == 1 else f"{slope}m"
-    return f"({factor} + {rest})ψ" if rest else f"{factor}ψ"
 
 
 def _table1(name: str = CELLS, **columns: Any) -> list[Any]:
@@ -95,11 +89,55 @@ def table1_in_flight() -> str:
     return "\n\n".join([render("table1_in_flight", rows), render("table1_lines", lines)])
 
 
+TABLE_2 = {"ddp": (2.0, 1.3), "zero1": (7.6, 6.2), "zero2": (14.4, None), "zero3": (128.0, None)}
+"""Strategy -> the largest model in billions by the paper's analysis, and as it measured (ZeRO, arXiv 1910.02054v3,
+Table 2, row of 64 GPUs of 32 GB without model parallelism).
+"""
+
+LARGEST = ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2_no_reshard", "fsdp2")
+"""Strategies in the order of rows: ours, without offload and with it, then the peers from Megatron's on."""
+
+
+def _largest() -> list[Any]:
+    """Returns the largest model of each plan of `make largest-model`, by device and strategy: `best`, executed, is the
+    last shape that fits, `beyond` the next.
+    """
+    plans = [json.loads(path.read_text()) for path in sorted((RESULTS / "largest_model").glob("*.json"))]
+    rows = [
+        SimpleNamespace(
+            **{name: row.get(name) for name in ("strategy", "offload", "best", "beyond", "at_end")},
+            gpus=row["best"]["gpus"], device_bytes=plan["device_bytes"], billions=row["best"]["psi"] / 1e9,
+        )
+        for plan in plans for row in plan["rows"] if row["best"] is not None
+    ]  # fmt: skip
+
+    def order(row: Any) -> tuple[Any, ...]:
+        number = LARGEST.index(row.strategy)
+        is_peer = number >= LARGEST.index("megatron")
+        return row.gpus, row.device_bytes, is_peer, row.offload != "none", number
+
+    return sorted(rows, key=order)
+
+
 def largest_model() -> str:
     """The largest model for each strategy and device, and ZeRO's Table 2 beside what was executed."""
-    rows = largest.read(RESULTS / "largest_model")
-    said = "ZeRO's Table 2 (64 GPUs of 32 GB, no model parallelism), and simulated cells of the same world:"
-    return f"{largest.table(rows)}\n{said}\n\n{largest.table_2(rows)}".strip()
+    shape = lambda probe: str(probe["shape"]).replace(" x ", " × ")  # noqa: E731
+    rows = _largest()
+    for row in rows:
+        is_binary = row.device_bytes % 2**30 == 0
+        size = f"{row.device_bytes // 2**30} GiB" if is_binary else f"{row.device_bytes / 1e9:g} GB"
+        row.device, row.label = f"{row.gpus} × {size}", spec_of(row.strategy).label
+        row.label += f" + {row.offload}" if row.offload != "none" else ""
+        row.shape, row.following = shape(row.best), "– (the family's largest)" if row.at_end else "– (the states alone)"
+        if row.beyond:
+            row.following = f"{shape(row.beyond)}: {show_bytes(row.beyond['reserved_bytes'])} reserved"
+    same = {row.strategy: row for row in rows if row.gpus == RANKS and row.offload == "none"}
+    table_2 = [
+        SimpleNamespace(strategy=name, theory=theory, measured=measured and f"{measured}B", row=same[name],
+                        formula=32 / states_per_parameter(name, RANKS))
+        for name, (theory, measured) in TABLE_2.items()
+    ]  # fmt: skip
+    return f"{render('largest_model', rows)}\n\n{render('largest_model_table_2', table_2)}"
 
 
 # -- memory of published runs ----------------------------------------------------------------------
@@ -119,11 +157,13 @@ def validated() -> str:
     rows = list(there.sort_values("error", ascending=False, kind="stable").itertuples())
     words = ", ".join(f"{count} {status}" for status, count in Counter(errors["status"]).most_common())
     close = f"{len(errors)} rows: {words}. Of those compared {sum(there['error'] <= 5)} of {len(rows)} are within 5 %,"
-    parts = [render("validated", rows), f"{close} median |error| {there['error'].median():.1f} %."]
-    parts.append("Beyond 5 %, simulated again with one change:")
-    parts.append("\n".join(f"- `{row.id}`: {row.explanation}" for row in rows if row.explanation))
-    parts.append("What each row leaves open, and the simulated choice:")
-    return "\n\n".join([*parts, "\n".join(f"- `{row.id}`: {row.assumed}" for row in rows)])
+    explained = "\n".join(f"- `{row.id}`: {row.explanation}" for row in rows if row.explanation)
+    assumed = "\n".join(f"- `{row.id}`: {row.assumed}" for row in rows)
+    return (
+        f"{render('validated', rows)}\n\n{close} median |error| {there['error'].median():.1f} %.\n\n"
+        f"Beyond 5 %, simulated again with one change:\n\n{explained}\n\n"
+        f"What each row leaves open, and the simulated choice:\n\n{assumed}"
+    )
 
 
 def compiled_runs() -> list[Any]:
@@ -178,24 +218,24 @@ def predicted_misses() -> str:
 
 def map_fastest() -> str:
     """The fastest strategy of what fits, over parameters and ranks."""
-    rows = figure.fastest(figure.read(RESULTS / "predicted_maps")).itertuples()
-    best = {(row.psi, row.ranks): f"{row.strategy}, {row.tokens_s_gpu:,.0f}" for row in rows}
-    return _by_ranks("parameters", "–", {(f"{psi / 1e9:.1f}B", ranks): best[psi, ranks] for psi, ranks in sorted(best)})
+    steps = pd.read_csv(RESULTS / "predicted_maps/steps.csv")
+    best = steps.loc[steps.groupby(["psi", "ranks"])["step_s"].idxmin()]
+    shown = best["strategy"] + best["tokens_s_gpu"].map(", {:,.0f}".format)
+    return _by_ranks("parameters", "–", best.assign(shown=shown, name=best["psi"]), lambda psi: f"{psi / 1e9:.1f}B")
 
 
 def map_scaling() -> str:
     """Tokens per second and GPU of one model over the ranks."""
-    steps = figure.read(RESULTS / "predicted_maps")
-    rows = steps[steps["model"] == figure.MODEL].itertuples()
-    rates = {(f"`{row.strategy}`", row.ranks): f"{row.tokens_s_gpu:,.0f}" for row in rows}
-    return _by_ranks("strategy", "does not fit", rates)
+    steps = pd.read_csv(RESULTS / "predicted_maps/steps.csv").query("model == 'gpt2_1_5b'")
+    shown = steps["tokens_s_gpu"].map("{:,.0f}".format)
+    return _by_ranks("strategy", "does not fit", steps.assign(shown=shown, name=steps["strategy"]), "`{}`".format)
 
 
-def _by_ranks(what: str, otherwise: str, shown: dict[tuple[str, int], str]) -> str:
-    ranks = sorted({number for _, number in shown})
-    names = dict.fromkeys(name for name, _ in shown)
-    lines = [[name, *(shown.get((name, number), otherwise) for number in ranks)] for name in names]
-    return table([what, *(f"{number:,} ranks" for number in ranks)], lines)
+def _by_ranks(heading: str, otherwise: str, cells: pd.DataFrame, show: Callable[[Any], str]) -> str:
+    wide = cells.pivot(index="name", columns="ranks", values="shown").fillna(otherwise)
+    return table(
+        [heading, *(f"{ranks:,} ranks" for ranks in wide)], [[show(name), *row] for name, *row in wide.itertuples()]
+    )
 
 
 def interpolation() -> Iterator[Any]:
@@ -248,7 +288,7 @@ def gpu_memory() -> list[Any]:
     """|error| of the estimates by quantity (`make gpu-runs`)."""
     found = []
     for key, name in QUANTITIES.items():
-        pairs = [(getattr(row, key), getattr(row, f"estimated_{key}")) for row in rows_of(GPU) if getattr(row, key)]
+        pairs = [(getattr(row, key), getattr(row, f"estimated_{key}")) for row in cell_rows(GPU) if getattr(row, key)]
         errors = sorted(abs(estimate / measured - 1) for measured, estimate in pairs)
         equal = sum(measured == estimate for measured, estimate in pairs)
         found.append(SimpleNamespace(name=name, errors=errors, equal=equal))
@@ -257,7 +297,7 @@ def gpu_memory() -> list[Any]:
 
 def gpu_reserved() -> list[GpuRunRow]:
     """The eight cells whose reserved bytes are estimated worst."""
-    return sorted(rows_of(GPU), key=lambda row: -abs(row.estimated_reserved / row.reserved - 1))[:8]
+    return sorted(cell_rows(GPU), key=lambda row: -abs(row.estimated_reserved / row.reserved - 1))[:8]
 
 
 def gpu_steps() -> list[Any]:

@@ -73,12 +73,11 @@ def estimates() -> str:
     """Tables of the fields of an estimate and of its tensors."""
     meanings = column_meanings(SimulatedCell)
     derived = {name: str(getattr(SimulatedCell, name).__doc__) for name in (*FIGURES, "config") if name not in meanings}
-    target = {
+    own = {
+        "name": meanings["name"], **{name: meaning for name, (_, meaning) in SETTING.items()},
         "device": "Device that it was executed for: cpu or cuda.",
-        "attention": "Kernel of attention that was asked for.",
-    }
-    setting = {name: meaning for name, (_, meaning) in SETTING.items()}
-    own = {"name": meanings["name"]} | setting | target | {"problem": meanings["problem"]}
+        "attention": "Kernel of attention that was asked for.", "problem": meanings["problem"],
+    }  # fmt: skip
     estimate = own | {name: (meanings | derived)[name] for name in (*FIGURES, "config")}
     return "\n\n".join(
         f"{words}\n\n" + table(["field", "meaning"], [[f"`{name}`", meaning] for name, meaning in rows.items()], 2)
@@ -162,15 +161,12 @@ def _introduction(group: str) -> str:
     return f"{line[:1].upper()}{line[1:]}." + (f" Elsewhere: {'; '.join(said)}." if said else "")
 
 
+@cache
 def names_elsewhere(key: str) -> list[str]:
     """Returns the names of a key or group in SYSTEMS, empty if it has none there."""
-    return _names_elsewhere().get(key, [""] * len(SYSTEMS))
-
-
-@cache
-def _names_elsewhere() -> dict[str, list[str]]:
     with OTHER_SYSTEMS.open(newline="") as file:
-        return {row["key"]: [row[system] for system in SYSTEMS] for row in csv.DictReader(file)}
+        rows = {row["key"]: row for row in csv.DictReader(file)}
+    return [rows[key][system] if key in rows else "" for system in SYSTEMS]
 
 
 def _defaults(composer: Composer) -> dict[str, dict[str, dict[str, Any]]]:

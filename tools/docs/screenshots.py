@@ -40,6 +40,7 @@ class Shot:
 
 STEP = SHOWN / "step.html"
 REPORT = HERE / "docs/assets/report/peers.html"
+RUNS = "document.getElementById('runs').scrollIntoView()"
 TOLD = """document.querySelector('.card').scrollIntoView();
 const bars = [...document.querySelectorAll('.bar')].filter((one) => one.textContent.startsWith('zero1'));
 bars.at(-1).focus({preventScroll: true})"""
@@ -49,12 +50,7 @@ SHOTS = (
     Shot("largest", STEP, LAPTOP, f"{LARGEST}; document.getElementById('scale').scrollIntoView()"),
     Shot("phone", STEP, PHONE, "replay.go(6300)"),
     Shot("report", REPORT, replace(LAPTOP, still=True), TOLD),
-    Shot(
-        "report_dark",
-        REPORT,
-        replace(LAPTOP, dark=True, still=True),
-        "document.getElementById('runs').scrollIntoView()",
-    ),
+    Shot("report_dark", REPORT, replace(LAPTOP, dark=True, still=True), RUNS),
     Shot("report_phone", REPORT, replace(PHONE, still=True), "document.querySelector('.figures').scrollIntoView()"),
     Shot("phone_dark", STEP, replace(PHONE, dark=True), "replay.go(4200); scrollTo(0, 330)"),
 )

@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import re
 import secrets
 import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from itertools import starmap
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -94,50 +91,26 @@ class CertificateCount:
     wrongly_same: int
 
 
-def text_of(row: CertificateRow) -> str:
-    """Returns a row as one line."""
-    return f"{row.check}: {row.subject}: {row.found}; expected {row.expected or 'nothing'}: {row.why}"
-
-
 def judged(
     loop: str, ranks: int, reference: str, rows: Sequence[CertificateRow], seed: int, plant: Plant | None
 ) -> CertificateOfLoop:
     """Returns the class of a certificate. `plant`: the planted failure; None for an honest loop."""
+    text = lambda row: f"{row.check}: {row.subject}: {row.found}; expected {row.expected or 'nothing'}: {row.why}"  # noqa: E731
     accusing = [row for row in rows if row.verdict in ACCUSING]
-    about = [row for row in rows if plant is not None and re.search(plant.about, f"{row.check}: {row.subject}")]
-    naming = [row.verdict for row in accusing if plant is not None and re.search(plant.causes, text_of(row))]
-    named_by, wrongly = min(naming, default=""), [row for row in about if row.verdict == "same"]
+    named_by, wrong, number = "", "", Counter(row.verdict for row in rows)
     if plant is None:
-        verdicts = {row.verdict for row in accusing}
-        kind = "accused" if "different" in verdicts else "unusual" if verdicts else "clean"
-    elif accusing:
-        kind = "named" if named_by else "misnamed"
+        kind = "accused" if number["different"] else "unusual" if number["unusual"] else "clean"
     else:
+        about = [row for row in rows if re.search(plant.about, f"{row.check}: {row.subject}")]
+        named_by = min((row.verdict for row in accusing if re.search(plant.causes, text(row))), default="")
+        wrong = SEPARATOR.join(text(row) for row in about if row.verdict == "same")
         kind = "cannot be told" if any(row.verdict == "cannot be told" for row in about) else "missed"
-    number = Counter(row.verdict for row in rows)
-    shown = SEPARATOR.join(f"{row.verdict}: {text_of(row)}" for row in accusing)
-    wrong = SEPARATOR.join(map(text_of, wrongly))
+        if accusing:
+            kind = "named" if named_by else "misnamed"
+    shown = SEPARATOR.join(f"{row.verdict}: {text(row)}" for row in accusing)
     return CertificateOfLoop(
         loop, ranks, reference, kind, named_by, wrong, number["same"], number["different"], number["unusual"],
         number["cannot be told"], shown, seed,
-    )  # fmt: skip
-
-
-def failed(loop: str, ranks: int, reference: str, error: BaseException, seed: int) -> CertificateOfLoop:
-    """Returns the row of a loop that ended with an exception."""
-    kind = "refused" if isinstance(error, WatchError) or str(error).startswith("watch") else "crashed"
-    shown = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-    return CertificateOfLoop(loop, ranks, reference, kind, "", "", 0, 0, 0, 0, shown, seed)
-
-
-def counted(kind: str, rows: Iterable[CertificateOfLoop]) -> CertificateCount:
-    """Returns the summary of some runs."""
-    rows = list(rows)
-    number = Counter(row.named_by if row.kind == "named" else row.kind for row in rows)
-    return CertificateCount(
-        kind, len(rows), number["clean"], number["unusual"], number["different"] + number["accused"],
-        number["misnamed"], number["cannot be told"], number["missed"], number["refused"] + number["crashed"],
-        sum(bool(row.wrongly_same) for row in rows),
     )  # fmt: skip
 
 
@@ -177,55 +150,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Runs all loops, writes the tables and prints the summary."""
     if chosen.list:
-        print("\n".join(starmap(_listed, loops().items())))
+        print(*(_listed(name, loop) for name, loop in loops().items()), sep="\n")
         return 0
     seed = secrets.randbelow(10_000) if chosen.seed is None else chosen.seed
     rows = run_all(chosen.only or ["*"], seed)
     for row in rows:
         if chosen.only or row.kind in ("accused", "refused", "crashed", "missed", "misnamed") or row.wrongly_same:
-            print(_shown(row))
+            head = f"{row.kind:<15}{row.loop}" + (f", beside {row.reference}" if row.reference else "")
+            wrong = [f"same, wrongly: {text}" for text in row.wrongly_same.split(SEPARATOR) if text]
+            print("\n                 ".join([head, *row.rows.split(SEPARATOR), *wrong]))
     planted = {name for name, loop in loops().items() if isinstance(loop, Plant)}
-    sides = [[row for row in rows if (row.loop in planted) is is_planted] for is_planted in (False, True)]
-    counts = summary(*sides)
-    print(*(f"{one}\n" for one in counts), sep="")
+    sides = {
+        name: [row for row in rows if (row.loop in planted) is (name == "planted")] for name in ("honest", "planted")
+    }
+    counts = [
+        counted(f"{name}, {words} a reference", [row for row in side if bool(row.reference) is has_reference])
+        for name, side in sides.items()
+        for has_reference, words in ((False, "without"), (True, "with"))
+    ]
+    print(*counts, sep="\n")
     if not chosen.only:
-        for name, side in zip(("honest", "planted"), sides, strict=True):
+        for name, side in sides.items():
             write(chosen.out / f"{name}.csv", CertificateOfLoop, side)
         write(chosen.out / "summary.csv", CertificateCount, counts)
-    is_as_it_should_be = all(row.kind in ("clean", "unusual") for row in sides[0])
-    return int(not is_as_it_should_be or any(row.wrongly_same for row in sides[1]))
+    is_as_it_should_be = all(row.kind in ("clean", "unusual") for row in sides["honest"])
+    return int(not is_as_it_should_be or any(row.wrongly_same for row in sides["planted"]))
 
 
-def summary(honest: Sequence[CertificateOfLoop], planted: Sequence[CertificateOfLoop]) -> list[CertificateCount]:
-    """Returns the counts, with and without references."""
-    return [
-        counted(f"{kind}, {words} a reference", [row for row in rows if bool(row.reference) is has])
-        for kind, rows in (("honest", honest), ("planted", planted))
-        for has, words in ((False, "without"), (True, "with"))
-    ]
+def counted(kind: str, rows: Sequence[CertificateOfLoop]) -> CertificateCount:
+    """Returns the summary of some runs."""
+    number = Counter(row.named_by if row.kind == "named" else row.kind for row in rows)
+    return CertificateCount(
+        kind, len(rows), number["clean"], number["unusual"], number["different"] + number["accused"],
+        number["misnamed"], number["cannot be told"], number["missed"], number["refused"] + number["crashed"],
+        sum(bool(row.wrongly_same) for row in rows),
+    )  # fmt: skip
 
 
 def run_all(patterns: Sequence[str], seed: int) -> list[CertificateOfLoop]:
     """Runs the loops whose names match a pattern, with and without references, and returns their rows."""
     named = {
-        name: loop
+        name: loop.reference
         for name, loop in loops().items()
         if any(fnmatch(name, pattern) or fnmatch(_listed(name, loop), pattern) for pattern in patterns)
     }
-    needed = {loop.reference for loop in named.values() if loop.reference}
-    work = [Work(name, reference) for name, loop in named.items() for reference in dict.fromkeys(("", loop.reference))]
-    first = [Work(name) for name in sorted(needed)]
-    wanted, rows = set(work), list[CertificateOfLoop]()
-    work = [*first, *(one for one in work if one not in first)]
+    wanted = [Work(name, reference) for name, its in named.items() for reference in dict.fromkeys(("", its))]
+    work = list(dict.fromkeys([*(Work(name) for name in sorted({*named.values()} - {""})), *wanted]))
+    rows: dict[Work, CertificateOfLoop] = {}
     with tempfile.TemporaryDirectory() as folder, progress_bar("certificates", len(work), "loops") as advance:
 
         def heard(row: CertificateOfLoop) -> None:
             advance()
-            rows.append(row)
+            rows[Work(row.loop, row.reference)] = row
 
         for ranks in (1, 2):
-            of_ranks = [one for one in work if one.loop.ranks == ranks]
-            if not of_ranks:
+            if not (of_ranks := [one for one in work if one.loop.ranks == ranks]):
                 continue
             jobs = [(of_ranks, rank, ranks, folder, seed) for rank in range(ranks)]
             try:
@@ -233,9 +212,7 @@ def run_all(patterns: Sequence[str], seed: int) -> list[CertificateOfLoop]:
             except LaunchError as error:
                 logs = "\n".join(log.read_text()[-3000:] for log in sorted(Path(folder).glob(f"logs-{ranks}/*.log")))
                 raise ValueError(f"{error}\n{logs}") from error
-    order = {one: number for number, one in enumerate(work)}
-    chosen = [row for row in rows if Work(row.loop, row.reference) in wanted]
-    return sorted(chosen, key=lambda row: order[Work(row.loop, row.reference)])
+    return [rows[one] for one in work if one in wanted]
 
 
 def _of_rank(job: tuple[Sequence[Work], int, int, str, int], tell: Callable[[CertificateOfLoop], None]) -> None:
@@ -252,8 +229,8 @@ def run_one(
 ) -> CertificateOfLoop:
     """Runs a loop on this rank and returns its row, which is complete on rank 0."""
     loop, references = work.loop, folder / "references"
-    is_kept = ranks == 1 and not work.reference and not isinstance(loop, Plant)
-    to = references / work.name if is_kept else None
+    plant = loop if isinstance(loop, Plant) else None
+    to = references / work.name if ranks == 1 and not work.reference and plant is None else None
     job = Job(seed, rank, ranks, loop.expected, references / work.reference if work.reference else None, to)
     try:
         with ExitStack() as stack:
@@ -267,21 +244,15 @@ def run_one(
             raise ValueError("the loop made no certificate")
     except Exception as error:
         traceback.print_exc()
-        return failed(work.name, ranks, work.reference, error, seed)
+        kind = "refused" if isinstance(error, WatchError) or str(error).startswith("watch") else "crashed"
+        shown = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        return CertificateOfLoop(work.name, ranks, work.reference, kind, "", "", 0, 0, 0, 0, shown, seed)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
         gc.collect()
-    rows = job.certificate.rows if job.certificate is not None else []
-    return judged(work.name, ranks, work.reference, rows, seed, loop if isinstance(loop, Plant) else None)
+    return judged(work.name, ranks, work.reference, job.certificate.rows if job.certificate else [], seed, plant)
 
 
 def _listed(name: str, loop: Loop) -> str:
     return f"{'planted' if isinstance(loop, Plant) else 'honest'} {loop.ranks} {name}"
-
-
-def _shown(row: CertificateOfLoop) -> str:
-    head = f"{row.kind:<15}{row.loop}" + (f", beside {row.reference}" if row.reference else "")
-    lines: Iterable[Any] = [head, *row.rows.split(SEPARATOR)]
-    lines = [*lines, *(f"same, wrongly: {one}" for one in row.wrongly_same.split(SEPARATOR) if one)]
-    return f"{os.linesep}                 ".join(lines)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,27 +65,25 @@ def halves(model: nn.Module, first: Any, second: Any) -> list[Any]:
 
 
 def wide(job: Job) -> nn.Module:
-    """Returns a network of matrices alone."""
     torch.manual_seed(job.seed)
     middle = [nn.Tanh(), nn.Linear(128, 128, bias=False), nn.Tanh()]
     return nn.Sequential(nn.Linear(WIDTH, 128, bias=False), *middle, nn.Linear(128, OUT, bias=False))
 
 
-def square(model: Any, x: torch.Tensor) -> Any:
-    """Returns the mean square of the outputs."""
-    return model(x).square().mean()
+def of_layers(*layers: Callable[[], nn.Module]) -> Callable[[Job], Any]:
+    """Returns a function that makes a network, with the seed's values."""
+
+    def make(job: Job) -> Any:
+        torch.manual_seed(job.seed)
+        return nn.Sequential(*(layer() for layer in layers))
+
+    return make
 
 
-def without_biases(job: Job) -> nn.Module:
-    """Returns a network whose parameters are all matrices, or begin at 1."""
-    torch.manual_seed(job.seed)
-    return nn.Sequential(nn.Linear(WIDTH, 64, bias=False), nn.SiLU(), nn.RMSNorm(64), nn.Linear(64, OUT, bias=False))
-
-
-def large(job: Job) -> nn.Module:
-    """Returns a network of a large matrix."""
-    torch.manual_seed(job.seed)
-    return nn.Sequential(nn.Linear(WIDTH, 1024, bias=False), nn.Tanh(), nn.Linear(1024, 1024, bias=False))
+matrix, linear = partial(partial, nn.Linear, bias=False), partial(partial, nn.Linear)
+large = of_layers(matrix(WIDTH, 1024), nn.Tanh, matrix(1024, 1024))
+without_biases = of_layers(matrix(WIDTH, 64), nn.SiLU, partial(nn.RMSNorm, 64), matrix(64, OUT))
+"""All parameters are matrices, or begin at 1."""
 
 
 def with_buffer(job: Job, drawn: int = 0) -> Any:
@@ -103,7 +101,7 @@ HONEST |= {
     "plain": loop(usual(), accumulation=1),
     "plain again": loop(usual(), "plain"),
     "without biases": loop(usual(of(optim.AdamW, lr=3e-4), without_biases)),
-    "large": loop(usual(of(optim.AdamW, lr=1e-3), large, loss=square)),
+    "large": loop(usual(of(optim.AdamW, lr=1e-3), large, loss=lambda model, x: model(x).square().mean())),
     "with a buffer": loop(usual(make=with_buffer)),
     "fused": loop(usual(of(optim.AdamW, lr=1e-2, fused=True)), "plain"),
     "four micro-batches": loop(usual(micro=4), "plain", accumulation=4),
@@ -142,7 +140,6 @@ HONEST |= {
 
 @honest()
 def update_by_hand(job: Job) -> None:
-    """There is no optimizer."""
     model = job.net()
     with job.watch(model, None, ends="step") as watch:
         for step in range(STEPS):
@@ -157,14 +154,12 @@ def update_by_hand(job: Job) -> None:
 
 
 def scheduled(job: Job, schedule: Callable[[Any], Any], lr: float = 1e-2) -> None:
-    """Steps a schedule after each update."""
     optimizer = of(optim.AdamW, lr=lr)(model := job.net())
     scheduler = schedule(optimizer)
     train(job, model, optimizer, after=lambda *_: scheduler.step())
 
 
 def rates(factor: Callable[[int], float]) -> Callable[[Any], Any]:
-    """Returns a schedule of factors."""
     return lambda optimizer: LambdaLR(optimizer, factor)
 
 
@@ -176,13 +171,7 @@ def groups(model: Any) -> Any:
     return optim.AdamW([decays, others, {"params": model[3].parameters(), "lr": 1e-3}], lr=1e-2)
 
 
-def sums(model: Any, x: torch.Tensor, micro: int = 1) -> Any:
-    """Returns a sum over tokens, which the number of micro-batches does not divide."""
-    return micro * (model(x) - x[:, :OUT]).square().sum()
-
-
 def evaluated(model: Any, _optimizer: Any, step: int) -> None:
-    """Evaluates the model."""
     model.eval()
     with torch.inference_mode():
         error(model, Job(1).draw(step, 4, WIDTH))
@@ -198,10 +187,8 @@ HONEST |= {
     "never clipped": loop(usual(clip=50.0), "plain", clip=50.0),
     "epochs of six micro-batches": loop(usual(micro=(4, 2, 4, 2, 4)), accumulation=4),
     "evaluated": loop(usual(after=evaluated), "plain"),
-    "gradients zeroed in place": loop(
-        usual(after=lambda model, *_: model.zero_grad(set_to_none=False)), "plain"
-    ),
-}  # fmt: skip
+    "gradients zeroed in place": loop(usual(after=lambda model, *_: model.zero_grad(set_to_none=False)), "plain"),
+}
 
 
 @honest()
@@ -234,7 +221,6 @@ class Lora(nn.Module):
 
 
 def trainable(model: nn.Module) -> Any:
-    """Returns an optimizer of the trainable parameters."""
     return optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
 
 
@@ -267,21 +253,15 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(nn.Linear(WIDTH, OUT) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> Any:
-        """Returns the output of one expert."""
         return self.experts[int(x[0, 0] > 0)](x)
 
 
-def convolution(job: Job, wrap: Callable[..., Any] = lambda layer: layer) -> nn.Module:
-    """Returns a convolution before BatchNorm, whose bias has gradients of rounding alone."""
-    torch.manual_seed(job.seed)
-    layers = [nn.Unflatten(1, (1, 4, 4)), wrap(nn.Conv2d(1, 8, 3)), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(32, OUT))
-
-
-def normalized(job: Job) -> nn.Module:
-    """Returns a linear layer before BatchNorm."""
-    torch.manual_seed(job.seed)
-    return nn.Sequential(nn.Linear(WIDTH, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, OUT))
+normalized = of_layers(linear(WIDTH, 32), partial(nn.BatchNorm1d, 32), nn.ReLU, linear(32, OUT))
+convolution = of_layers(
+    partial(nn.Unflatten, 1, (1, 4, 4)), partial(nn.Conv2d, 1, 8, 3), partial(nn.BatchNorm2d, 8), nn.ReLU, nn.Flatten,
+    linear(32, OUT),
+)  # fmt: skip
+"""BatchNorm comes after a bias, whose gradients are of rounding alone."""
 
 
 def probe(model: Any) -> None:
@@ -295,30 +275,21 @@ def probe(model: Any) -> None:
     model.forward = forward
 
 
-def output(model: Any, x: torch.Tensor) -> Any:
-    """Returns the loss of a model that returns it."""
-    return model(x)
-
-
-def freeze(model: Any) -> None:
-    """Freezes all but the head."""
-    model[:3].requires_grad_(False)
-
-
 MOMENTUM = of(optim.SGD, lr=0.05, momentum=0.9)
 HONEST |= {
     "lora": loop(usual(trainable, Lora)),
     "lora, all parameters in the optimizer": loop(usual(adamw, Lora), "lora"),
     "lora on a bf16 base": loop(usual(trainable, LOW_LORA)),
-    "frozen backbone": loop(usual(change=freeze)),
+    "frozen backbone": loop(usual(change=lambda model: model[:3].requires_grad_(False) and None)),
     "linear probe": loop(usual(lambda model: adamw(model[3]), change=probe)),
-    "biases alone": loop(
-        usual(change=lambda m: [p.requires_grad_(p.dim() == 1) for p in m.parameters()])
-    ),
+    "biases alone": loop(usual(change=lambda m: [p.requires_grad_(p.dim() == 1) for p in m.parameters()])),
     "tied": loop(usual(make=language_model, loss=language)),
     "sparse embedding": loop(
-        usual(lambda m: [of(optim.SparseAdam, lr=1e-2)(m[0]), adamw(m[1:])], partial(language_model, sparse=True),
-                loss=language)
+        usual(
+            lambda m: [of(optim.SparseAdam, lr=1e-2)(m[0]), adamw(m[1:])],
+            partial(language_model, sparse=True),
+            loss=language,
+        )
     ),
     "an expert that is never used": loop(usual(make=Experts)),
     "batch normalization": loop(usual(make=normalized)),
@@ -326,7 +297,7 @@ HONEST |= {
     "convolution": loop(usual(MOMENTUM, convolution)),
     "convolution in a warm-up": loop(usual(of(optim.SGD, lr=2e-5, momentum=0.9), convolution)),
     "dropout": loop(usual(change=lambda model: model.insert(2, nn.Dropout(0.5)))),
-}  # fmt: skip
+}
 
 
 # -- copies of a model, several losses, several models ---------------------------------------------------------------
@@ -340,14 +311,12 @@ class Target(nn.Module):
         self.online, self.target = job.net(), job.net()
 
     def forward(self, x: torch.Tensor) -> Any:
-        """Returns the error of temporal differences."""
         with torch.no_grad():
             goal = x[:, 0] + 0.9 * self.target(x).amax(-1)
         return (self.online(x)[:, 0] - goal).square().mean()
 
 
 def follow(model: Any, _optimizer: Any, step: int, every: int = 1, share: float = 0.05) -> None:
-    """Moves a target."""
     both = getattr(model, "module", model)
     if step % every == every - 1:
         for own, other in zip(both.target.parameters(), both.online.parameters(), strict=True):
@@ -355,8 +324,6 @@ def follow(model: Any, _optimizer: Any, step: int, every: int = 1, share: float 
 
 
 class ActorCritic(nn.Module):
-    """A policy and its critic."""
-
     def __init__(self, job: Job) -> None:
         super().__init__()
         torch.manual_seed(job.seed)
@@ -402,13 +369,8 @@ def gan(job: Job, critics: int, watches: str) -> None:
                 of_generator.step()
 
 
-def by_teacher(model: Any, x: torch.Tensor) -> Any:
-    """Returns the usual loss; a frozen teacher is called beside."""
-    return error(model, x) + 0 * error(Job(1).net().requires_grad_(False), x)
-
-
 ADAM = of(optim.Adam, lr=1e-3)
-online = partial(usual, lambda model: ADAM(model.online), Target, loss=output)
+online = partial(usual, lambda model: ADAM(model.online), Target, loss=lambda model, x: model(x))
 HONEST |= {
     "dqn": loop(online()),
     "target that follows": loop(online(after=follow)),
@@ -416,7 +378,9 @@ HONEST |= {
     "gan, its critic watched": loop(partial(gan, critics=1, watches="critic"), accumulation=1),
     "gan, its generator watched": loop(partial(gan, critics=1, watches="generator")),
     "wgan, five critic steps": loop(partial(gan, critics=5, watches="generator")),
-    "teacher beside": loop(usual(loss=by_teacher), "plain"),
+    "teacher beside": loop(
+        usual(loss=lambda model, x: error(model, x) + 0 * error(Job(1).net().requires_grad_(False), x)), "plain"
+    ),
 }
 
 
@@ -469,14 +433,12 @@ class StochasticRounding(optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Updates all parameters."""
         for p in self.param_groups[0]["params"]:
             bits = (p.float() - 0.1 * p.grad.float()).view(torch.int32)
             p.copy_(((bits + torch.randint(1 << 16, bits.shape, dtype=torch.int32)) & -65536).view(torch.float32))
 
 
 def of_low(model: Any, x: torch.Tensor) -> Any:
-    """Returns the loss of a model in bf16."""
     return error(lambda y: model(y.bfloat16()), x)
 
 
@@ -496,31 +458,22 @@ HONEST |= {
 
 
 def recompute(model: Any, reentrant: bool = False) -> None:
-    """Recomputes activations of the first layers."""
     first, rest = model[:2], model[2:]
     model.forward = lambda x: rest(checkpoint(first, x.clone().requires_grad_(), use_reentrant=reentrant))
 
 
-def compiled(job: Job, of_step: bool = False, backend: str = "eager") -> None:
-    """Compiles the model or the optimizer's step."""
+def compiled(job: Job, of_step: bool = False) -> None:
     torch.compiler.reset()
     optimizer: Any = adamw(model := job.net())
     if of_step:
-        optimizer.step = torch.compile(optimizer.step, backend=backend)
-    train(job, model if of_step else torch.compile(model, backend=backend), optimizer)
+        optimizer.step = torch.compile(optimizer.step, backend="eager")
+    train(job, model if of_step else torch.compile(model, backend="eager"), optimizer)
 
 
-def ours(
-    job: Job,
-    strategy: str,
-    change: Callable[[Any], Any] = nothing,
-    options: Mapping[str, Any] | None = None,
-    **how: Any,
-) -> None:
-    """Trains under our engine."""
+def ours(job: Job, strategy: str, change: Callable[[Any], Any] = nothing, **how: Any) -> None:
     model = job.net()
     change(model)
-    engine = zerobench.initialize(model, adamw(model), strategy=strategy, **(options or {}))
+    engine = zerobench.initialize(model, adamw(model), strategy=strategy)
     train(job, engine, engine, **how)
 
 
@@ -536,7 +489,6 @@ def see_world(job: Job) -> None:
 
 
 def trainer(job: Job, **options: Any) -> None:
-    """Trains in transformers' Trainer."""
     import transformers
 
     see_world(job)
@@ -560,7 +512,6 @@ def trainer(job: Job, **options: Any) -> None:
 
 
 def accelerated(job: Job, micro: int) -> None:
-    """Trains with accelerate."""
     import accelerate
 
     see_world(job)
@@ -599,23 +550,7 @@ honest_ranks = partial(row_of, HONEST, two_ranks)
 # -- DDP -------------------------------------------------------------------------------------------------------------
 
 
-def leave_out_first(model: Any) -> None:
-    """Leaves the first layer to each rank, as an expert."""
-    DDP._set_params_and_buffers_to_ignore_for_model(model, ["0.weight", "0.bias"])
-
-
-def in_fp16(model: Any) -> None:
-    """Reduces in fp16."""
-    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-
-
-def masks_of_each_rank(model: Any) -> None:
-    """Draws other masks of dropout on each rank."""
-    torch.manual_seed(dist.get_rank())
-
-
 def log(*_: Any) -> None:
-    """Reduces metrics after an update."""
     dist.all_reduce(torch.ones(200))
     dist.barrier()
 
@@ -630,23 +565,28 @@ HONEST |= {
     "ddp that looks for unused parameters": two_ranks(usual(wrap=unused), "plain"),
     "ddp that clips": two_ranks(ddp(clip=0.05), "clipped", clip=0.05),
     "ddp in autocast": two_ranks(ddp(loss=autocast), "plain", computes="bfloat16"),
-    "ddp, sums in fp16": two_ranks(ddp(prepare=in_fp16), "plain"),
+    "ddp, sums in fp16": two_ranks(
+        ddp(prepare=lambda m: m.register_comm_hook(None, default_hooks.fp16_compress_hook)), "plain"
+    ),
     "ddp with rprop": two_ranks(ddp(of(optim.Rprop, lr=1e-3)), "rprop"),
     "ddp with muon": two_ranks(ddp(both_kinds), "muon beside adamw"),
     "zero redundancy": two_ranks(ddp(zero), "plain"),
     "ddp of an adapter": two_ranks(ddp(adamw, Lora), "lora"),
     "ddp with batch normalization": two_ranks(ddp(adamw, normalized)),
-    "ddp with statistics of each rank": two_ranks(
-        usual(make=normalized, wrap=partial(DDP, broadcast_buffers=False))
-    ),
+    "ddp with statistics of each rank": two_ranks(usual(make=normalized, wrap=partial(DDP, broadcast_buffers=False))),
     "ddp with dropout of each rank": two_ranks(
-        ddp(change=lambda m: m.insert(2, nn.Dropout(0.3)), prepare=masks_of_each_rank)
+        ddp(
+            change=lambda m: m.insert(2, nn.Dropout(0.3)),
+            prepare=lambda _: torch.manual_seed(dist.get_rank()),  # other masks on each rank
+        )
     ),
-    "ddp that leaves out an expert": two_ranks(ddp(change=leave_out_first)),
+    "ddp that leaves out an expert": two_ranks(
+        ddp(change=lambda m: DDP._set_params_and_buffers_to_ignore_for_model(m, ["0.weight", "0.bias"]))
+    ),
     "ddp whose unused experts are found": two_ranks(usual(make=Experts, wrap=unused)),
     "ddp with metrics": two_ranks(ddp(after=log), "plain"),
     "ddp with a checkpoint": two_ranks(ddp(change=recompute), "plain"),
-}  # fmt: skip
+}
 
 
 @honest_ranks("plain")
@@ -679,7 +619,6 @@ def ddp_that_averages_later(job: Job) -> None:
 
 
 def average_gradients(model: Any, *_: Any) -> None:
-    """Averages gradients over the ranks."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
@@ -741,7 +680,9 @@ HONEST |= {
     "fsdp2 in bf16": two_ranks(
         usual(wrap=partial(shard, policy=MIXED)), "plain", computes="bfloat16", masters="float32"
     ),
-    "fsdp2 of a frozen backbone": two_ranks(fsdp2(change=freeze), "frozen backbone"),
+    "fsdp2 of a frozen backbone": two_ranks(
+        fsdp2(change=lambda model: model[:3].requires_grad_(False) and None), "frozen backbone"
+    ),
     **{f"ours, {name}": two_ranks(partial(ours, strategy=name), "plain") for name in ("zero1", "zero2", "zero3")},
     "ours, zero3, in bf16": two_ranks(partial(ours, strategy="zero3", change=nn.Module.bfloat16, loss=of_low), "plain"),
     **{
@@ -758,31 +699,22 @@ HONEST |= {
 
 
 def split(model: Any) -> Any:
-    """Splits two matrices over the ranks (parallelize_module)."""
     styles = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     return parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), styles)
 
 
-def experts_of_each_rank(job: Job) -> nn.Module:
-    """Returns a shared layer, and an expert that this rank has alone."""
-    torch.manual_seed(job.seed)
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, OUT))
-
-
-def whole_batch(job: Job, step: int, _: int) -> list[torch.Tensor]:
-    """Returns the batch of all ranks."""
-    return [job.draw(step, 16, WIDTH)]
-
-
-def three_layers(job: Job) -> nn.Module:
-    """Returns a network whose first two matrices are split."""
-    torch.manual_seed(job.seed)
-    return nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, OUT), nn.Linear(OUT, OUT))
-
-
 HONEST |= {
-    "tensor parallel": two_ranks(usual(make=three_layers, wrap=split, batch=whole_batch)),
+    "tensor parallel": two_ranks(
+        usual(
+            make=of_layers(linear(WIDTH, 32), nn.Tanh, linear(32, OUT), linear(OUT, OUT)),
+            wrap=split,
+            batch=lambda job, step, _: [job.draw(step, 16, WIDTH)],
+        )
+    ),
     "experts of each rank": two_ranks(
-        usual(make=experts_of_each_rank, before=lambda model, *_: average_gradients(model[0]))
+        usual(
+            make=of_layers(linear(WIDTH, WIDTH), nn.Tanh, linear(WIDTH, OUT)),
+            before=lambda model, *_: average_gradients(model[0]),
+        )
     ),
 }

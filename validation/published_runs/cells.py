@@ -103,16 +103,8 @@ class RunPlan:
         return replace(self, config=replace(self.config, **changes))
 
 
-class _Notes:
-    """Collects notes about assumptions, and their columns."""
-
-    def __init__(self) -> None:
-        self.sentences: list[str] = []
-        self.columns: set[str] = set()
-
-    def assume(self, column: str, sentence: str) -> None:
-        self.columns.add(column)
-        self.sentences.append(sentence)
+Notes = dict[str, str]
+"""Column, or another name -> what is assumed."""
 
 
 def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
@@ -121,7 +113,7 @@ def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
     `flash`: for time predictions, which cover eager operators: nothing is compiled, and a model without flash attention
     in transformers is built as our GPT, which has the same blocks.
     """
-    notes = _Notes()
+    notes = Notes()
     _refuse(run)
     on_cpu = "cpu" in run.gpu.lower()
     strategy = _strategy(run, notes)
@@ -129,7 +121,7 @@ def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
     compiles = run.compile == "1" and not flash
     as_gpt = flash and not family.has_flash
     if as_gpt:
-        notes.assume("model", f"our GPT, with flash attention, in place of {family.architecture}, without biases")
+        notes["model"] = f"our GPT, with flash attention, in place of {family.architecture}, without biases"
     config = schemas.Config(
         strategy=schemas.SCHEMAS["strategy"][strategy](**OPTIONS.get((run.system, strategy), {})),
         model=schemas.Gpt("gpt", *_shape(run)) if as_gpt else schemas.HuggingfaceModel(),
@@ -142,26 +134,26 @@ def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
         device="cpu", backend=SIMULATED, tensors=FAKE, compile="blocks" if compiles else "none",
     )  # fmt: skip
     if run.grad_accum is None:
-        notes.assume("grad_accum", "one micro-batch a step")
+        notes["grad_accum"] = "one micro-batch a step"
     cell = resolve(config, "gpt" if as_gpt else "huggingface", [], target="cpu" if on_cpu else "cuda")
     if cell.problems:
         raise NotGivenError("; ".join(cell.problems))
     if not as_gpt and run.params is not None:
         built = facts_of(cell.config).psi
         if abs(off := built / run.params - 1) > 0.001:
-            notes.assume("params", f"the model as built has {built:,} parameters, {off:+.1%} of the row's number")
+            notes["params"] = f"the model as built has {built:,} parameters, {off:+.1%} of the row's number"
     if compiles:
-        notes.assume("compile", "blocks compiled, the loss not")
+        notes["compile"] = "blocks compiled, the loss not"
     elif run.compile not in ("", "0"):
-        notes.assume("compile", f"simulated eagerly, although the source compiles ({run.compile})")
+        notes["compile"] = f"simulated eagerly, although the source compiles ({run.compile})"
     target = Target()
     if not on_cpu:
         takes_flash = cell.config.precision.name != "fp32"
         words = "flash attention" if takes_flash else "the kernel of attention that torch chooses: flash takes no fp32"
-        notes.assume("attention", words)
+        notes["attention"] = words
         fuses_norms = flash and (run.system in FUSES_NORMS or run.compile not in ("", "0"))
         target = Target("cuda", "flash" if takes_flash else None, fused_norms=fuses_norms)
-    return RunPlan(cell.config, target, tuple(notes.sentences), frozenset(notes.columns))
+    return RunPlan(cell.config, target, tuple(notes.values()), frozenset(notes))
 
 
 def _refuse(run: PublishedRun) -> None:
@@ -206,34 +198,34 @@ def _shape(run: PublishedRun) -> tuple[int, int, int, int]:
     return known(run.layers), known(run.hidden), known(run.heads), known(run.vocab)
 
 
-def _strategy(run: PublishedRun, notes: _Notes) -> str:
+def _strategy(run: PublishedRun, notes: Notes) -> str:
     if run.strategy in ("ddp", "single"):
         if run.strategy == "single":
-            notes.assume("strategy", "DDP on one rank in place of no engine")
+            notes["strategy"] = "DDP on one rank in place of no engine"
         return "ddp"
     system = run.system or "zerobench"
     found = STRATEGIES.get(system, {}).get(run.strategy)
     if found is None:
         raise NotGivenError(f"strategy={run.strategy} of {system}: no strategy here corresponds to it")
     if system in STAND_INS:
-        notes.assume("system", STAND_INS[system])
+        notes["system"] = STAND_INS[system]
     return found
 
 
-def _optimizer(run: PublishedRun, on_cpu: bool, notes: _Notes) -> Any:
+def _optimizer(run: PublishedRun, on_cpu: bool, notes: Notes) -> Any:
     printed = run.optimizer.lower()
     if not printed:
-        notes.assume("optimizer", "AdamW")
+        notes["optimizer"] = "AdamW"
     elif not re.search(r"adam|sgd", printed):
         raise NotGivenError(f"optimizer={run.optimizer}: neither Adam nor SGD")
     name = "sgd" if "sgd" in printed else "adamw"
     how = "auto" if on_cpu else "foreach"
     if not on_cpu:
-        notes.assume("implementation", f"{name} by foreach, the default of torch on a GPU")
+        notes["implementation"] = f"{name} by foreach, the default of torch on a GPU"
     return OPTIMIZERS[name](implementation=how)
 
 
-def _precision(run: PublishedRun, strategy: str, notes: _Notes) -> Any:
+def _precision(run: PublishedRun, strategy: str, notes: Notes) -> Any:
     """Returns the precision; assumes ZeRO's mixed precision if only a half precision is given."""
     printed, casts = run.precision.lower(), strategy.startswith("fsdp2")
     name = next((name for name in ("bf16", "fp16", "fp32") if re.search(rf"\b(amp_)?{name}\b", printed)), None)
@@ -241,36 +233,36 @@ def _precision(run: PublishedRun, strategy: str, notes: _Notes) -> Any:
         raise NotGivenError(f"precision={run.precision}: none of fp32, bf16, fp16")
     if name is None:
         name = "bf16"
-        notes.assume("precision", "bf16 with fp32 master weights and states")
+        notes["precision"] = "bf16 with fp32 master weights and states"
     elif name != "fp32":
-        notes.assume("masters", "fp32 master weights and states")
+        notes["masters"] = "fp32 master weights and states"
     if name == "fp16" and casts:
         name = "bf16"
-        notes.assume("dtype", "bf16 in place of fp16, which has the same size")
+        notes["dtype"] = "bf16 in place of fp16, which has the same size"
     if name == "fp32":
         return PRECISIONS[name]()
     if not casts:
         return PRECISIONS[name](gradient_dtype=_gradient_dtype(printed, strategy, notes))
     if "fp32 reduce" not in printed:
-        notes.assume("wire", "gradients reduced in fp32")
+        notes["wire"] = "gradients reduced in fp32"
     return PRECISIONS[name](wire_dtype="fp32")
 
 
-def _gradient_dtype(printed: str, strategy: str, notes: _Notes) -> str | None:
+def _gradient_dtype(printed: str, strategy: str, notes: Notes) -> str | None:
     """Returns the dtype in which gradients are accumulated; None: the default of the strategy."""
     if "fp32 accumulation" not in printed:
         return None
     if spec_of(strategy).composes.gradient_dtypes:
         return "fp32"
-    notes.assume("gradients", f"gradients accumulated in the model's dtype, as {strategy} does here, and not in fp32")
+    notes["gradients"] = f"gradients accumulated in the model's dtype, as {strategy} does here, and not in fp32"
     return None
 
 
-def _activation(run: PublishedRun, notes: _Notes) -> Any:
+def _activation(run: PublishedRun, notes: Notes) -> Any:
     if run.act_ckpt and run.act_ckpt not in POLICIES:
         raise NotGivenError(f"act_ckpt={run.act_ckpt}: none of {', '.join(POLICIES)}")
     if not run.act_ckpt:
-        notes.assume("act_ckpt", "no activations recomputed")
+        notes["act_ckpt"] = "no activations recomputed"
     if run.act_ckpt == "selective":
-        notes.assume("selective", "selective by operators, as torchtitan does by default")
+        notes["selective"] = "selective by operators, as torchtitan does by default"
     return SCHEMAS["activation"][POLICIES[run.act_ckpt or "none"]]()

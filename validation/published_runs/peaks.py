@@ -22,7 +22,6 @@ import torch
 
 from zerobench.config.schema_memory import SCHEMAS
 from zerobench.host.terminal import stdout_console
-from zerobench.results.grid import Grid
 from zerobench.results.provenance import source_of
 from zerobench.simulation.execute import Execution, Limits
 from zerobench.sizes import printable, show_count
@@ -73,6 +72,15 @@ class ExecutedSizes:
         """Returns the error of the nearest end of the range, as a fraction of the published peak; 0 inside of it."""
         low, high = self.range_gib(kind)
         return min(max(published_gib, low), high) / published_gib - 1
+
+    def columns(self, prefix: str, kind: str, published_gib: float | None) -> dict[str, Any]:
+        """Returns the columns of the range, in five digits, as small models need them, and of the error."""
+        low, high = self.range_gib(kind)
+        texts = {f"{prefix}_low_gib": f"{low:.5g}", f"{prefix}_high_gib": f"{high:.5g}"}
+        if published_gib is not None:
+            name = "error_percent" if prefix == "estimate" else f"{prefix}_error_percent"
+            texts[name] = f"{100 * self.error(kind, published_gib):+.1f}"
+        return texts
 
 
 def _no_masters(plan: RunPlan) -> RunPlan:
@@ -181,9 +189,7 @@ class ExecutedCells:
 
     def execute(self, what: str, plans: Sequence[RunPlan]) -> None:
         """Executes the cells that no command has executed yet."""
-        due = {
-            key: plan for key, plan in {key_of(plan): plan for plan in plans}.items() if key not in self._store.found
-        }
+        due = {key: plan for plan in plans if (key := key_of(plan)) not in self._store.found}
         keys = list(due)
 
         def take(number: int, found: Execution) -> None:
@@ -215,16 +221,15 @@ def compare(runs: Sequence[PublishedRun], cells: ExecutedCells) -> list[PeakRow]
     eager = {name: plan.changed(compile="none") for name, plan in plans.items()}
     cells.execute("published runs", [*plans.values(), *eager.values()])
     far = {}
-    for run in runs:
-        if plan := plans.get(run.id):
-            rows[run.id] = _judged(rows[run.id], run, plan, eager[run.id], cells)
-            if rows[run.id].status == COMPARED and abs(float(rows[run.id].error_percent)) > 100 * CLOSE:
-                far[run.id] = [(words, change(plan)) for words, applies, change in CAUSES if applies(run, plan)]
+    for run in (run for run in runs if run.id in plans):
+        plan = plans[run.id]
+        row = rows[run.id] = _judged(rows[run.id], run, plan, eager[run.id], cells)
+        if row.status == COMPARED and abs(float(row.error_percent)) > 100 * CLOSE:
+            far[run] = [(words, change(plan)) for words, applies, change in CAUSES if applies(run, plan)]
     cells.execute("causes", [plan for trials in far.values() for _, plan in trials])
-    for run in runs:
-        tried = [(words, sizes) for words, plan in far.get(run.id, ()) if (sizes := cells.of(plan))]
-        if run.id in far:
-            rows[run.id] = replace(rows[run.id], explanation=_explanation(run, rows[run.id], tried))
+    for run, trials in far.items():
+        tried = [(words, sizes) for words, plan in trials if (sizes := cells.of(plan))]
+        rows[run.id] = replace(rows[run.id], explanation=_explanation(run, rows[run.id], tried))
     return list(rows.values())
 
 
@@ -243,19 +248,13 @@ def _planned(run: PublishedRun, plans: dict[str, RunPlan]) -> PeakRow:
 
 
 def _judged(row: PeakRow, run: PublishedRun, plan: RunPlan, eager: RunPlan, cells: ExecutedCells) -> PeakRow:
-    sizes = cells.of(plan)
+    sizes, plain = cells.of(plan), cells.of(eager) if plan.config.compile != "none" else None
     if sizes is None:
         return replace(row, status=FAILED, reason=cells.problems[key_of(plan)])
     if row.status == OUT_OF_MEMORY:
-        return replace(row, **_estimate("estimate_{}_gib", sizes, "?"))
-    assert run.peak_mem_gib is not None
-    percent = f"{100 * sizes.error(run.peak_kind, run.peak_mem_gib):+.1f}"
-    row = replace(row, **_estimate("estimate_{}_gib", sizes, run.peak_kind), error_percent=percent)
-    plain = cells.of(eager) if plan.config.compile != "none" else None
-    if plain is None:
-        return row
-    percent = f"{100 * plain.error(run.peak_kind, run.peak_mem_gib):+.1f}"
-    return replace(row, **_estimate("eager_{}_gib", plain, run.peak_kind), eager_error_percent=percent)
+        return replace(row, **sizes.columns("estimate", "?", None))
+    row = replace(row, **sizes.columns("estimate", run.peak_kind, run.peak_mem_gib))
+    return row if plain is None else replace(row, **plain.columns("eager", run.peak_kind, run.peak_mem_gib))
 
 
 def _explanation(run: PublishedRun, row: PeakRow, tried: Sequence[tuple[str, ExecutedSizes]]) -> str:
@@ -267,18 +266,10 @@ def _explanation(run: PublishedRun, row: PeakRow, tried: Sequence[tuple[str, Exe
     return f"{PART}{error:+.1%} {words}" if abs(error) < abs(float(row.error_percent)) / 100 else NONE
 
 
-def _estimate(column: str, sizes: ExecutedSizes, kind: str) -> dict[str, Any]:
-    """Returns the two columns of a range, in five digits at least, so that small models are not rounded away."""
-    return {column.format(end): f"{gib:.5g}" for end, gib in zip(("low", "high"), sizes.range_gib(kind), strict=True)}
-
-
 def show(rows: Sequence[PeakRow]) -> None:
-    """Prints the rows that were compared, what explains errors beyond 5 %, why others have no estimate, and counts."""
+    """Prints what explains errors beyond 5 %, why other rows have no estimate, and counts."""
     console = stdout_console()
     compared = [row for row in rows if row.status == COMPARED]
-    shown = ("id", "peak_kind", "published_gib", "estimate_low_gib", "estimate_high_gib", "error_percent")
-    lines = [[str(getattr(row, name)) for name in shown] for row in compared]
-    console.print(Grid(["run", "kind", "published GiB", "estimate GiB", "to", "error %"], lines, left=2))
     for row in rows:
         if row.status != NO_PEAK and (row.explanation or row.reason):
             words = printable(f"{row.id}: {row.explanation or row.reason}")

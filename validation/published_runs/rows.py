@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from zerobench.config.keys import nearest
 from zerobench.host.files import read_text
@@ -81,23 +82,23 @@ def read(path: Path, needed: Sequence[str]) -> list[PublishedRun]:
             raise ValueError(f"{path}: there is no column {name}{nearest(name, header)}")
     runs: dict[str, PublishedRun] = {}
     for number, row in enumerate(table[1:], 2):
-        if any(row):
-            run = _run(f"{path}, row {number}", header, row)
-            if not run.id or run.id in runs:
-                raise ValueError(f"{path}, row {number}, id={printable(run.id)}: each row needs an id of its own")
-            runs[run.id] = run
+        if not any(row):
+            continue
+        where = f"{path}, row {number}"
+        if len(row) != len(header):
+            raise ValueError(f"{where}: it has {len(row)} cells, and the header {len(header)}; quote texts with commas")
+        cells = dict(zip(header, (text.strip() for text in row), strict=True))
+        values: dict[str, Any] = {
+            field.name: _value(where, field.name, cells.get(field.name, ""), str(field.type))
+            for field in fields(PublishedRun)
+        }
+        run = PublishedRun(**values)
+        if run.peak_mem_gib is not None and run.peak_kind not in KINDS:
+            raise ValueError(f"{where}, peak_kind={printable(run.peak_kind)}: use one of {', '.join(KINDS)}")
+        if not run.id or run.id in runs:
+            raise ValueError(f"{where}, id={printable(run.id)}: each row needs an id of its own")
+        runs[run.id] = run
     return list(runs.values())
-
-
-def _run(where: str, header: Sequence[str], row: Sequence[str]) -> PublishedRun:
-    if len(row) != len(header):
-        raise ValueError(f"{where}: it has {len(row)} cells, and the header {len(header)}; quote texts with commas")
-    cells = dict(zip(header, (text.strip() for text in row), strict=True))
-    types = {field.name: str(field.type) for field in fields(PublishedRun)}
-    run = PublishedRun(**{name: _value(where, name, cells.get(name, ""), kind) for name, kind in types.items()})  # type: ignore[arg-type]
-    if run.peak_mem_gib is not None and run.peak_kind not in KINDS:
-        raise ValueError(f"{where}, peak_kind={printable(run.peak_kind)}: use one of {', '.join(KINDS)}")
-    return run
 
 
 def _value(where: str, column: str, text: str, kind: str) -> str | float | None:
