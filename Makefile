@@ -102,6 +102,7 @@ test-triton: setup-triton
 
 kernel-ulps: setup-triton
 	PYTHONPATH=build/triton $(VALIDATE) kernel-ulps
+	$(RUN) -m tools.docs.recorded results/kernel_ulps.csv
 	$(RUN) tools/docs/pages.py
 
 bench: setup
@@ -144,6 +145,7 @@ notebook: setup
 
 docs: .venv/documents
 	$(RUN) tools/docs/site.py
+	@$(RUN) -m tools.docs.recorded
 
 .venv/documents: requirements/docs.txt | setup
 	$(INSTALL) -r requirements/docs.txt
@@ -193,6 +195,7 @@ compare: setup
 	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $(COMPARE_TO)/$$name || exit 1; \
 	done
 	$(RUN) -m analysis compare $(COMPARE_TO)
+	test $(COMPARE_TO) != results/compare/cpu || $(RUN) -m tools.docs.recorded $(COMPARE_TO)
 	$(RUN) tools/docs/pages.py
 
 # The proofs that are no part of the product: each explains itself, $(VALIDATE) NAME --help.
@@ -223,11 +226,13 @@ largest-model: setup
 	for name in ddp zero1 zero2 zero3; do \
 	  plan 64x32GB-$$name --device-memory 32GB --gpus 64 strategy=$$name offload=none || exit 1; \
 	done
+	test $(LARGEST_TO) != results/largest_model || $(RUN) -m tools.docs.recorded $(LARGEST_TO)
 	$(RUN) tools/docs/pages.py
 
 # Cells that results/table1 has already are not executed again: TABLE1=--rerun, or TABLE1="--only 7.5B N=64 --rerun".
 table1: setup
 	$(VALIDATE) table1 $(TABLE1)
+	$(if $(filter --rerun,$(TABLE1)),$(RUN) -m tools.docs.recorded results/table1)
 	$(RUN) -m analysis table1
 	$(RUN) tools/docs/pages.py
 
@@ -239,6 +244,7 @@ replay: setup
 	$(RUN) -m zerobench -m strategy=ddp,zero1,zero2,zero3 model=gpt_tiny world_size=2 device=cpu measure.events=true \
 	  measure.passes=accounted measure.steps=2 results_dir=results/runs/replay
 	$(RUN) -m zerobench export results/runs/replay --latest --format parquet --out $(RECORDED)
+	$(RUN) -m tools.docs.recorded $(RECORDED)
 	$(RUN) -m zerobench replay $(RECORDED) --out $(SHOWN)/step.html
 	$(RUN) tools/docs/screenshots.py
 
@@ -251,6 +257,7 @@ questions: setup
 	  said=$$(export PATH=$(CURDIR)/.venv/bin:$$PATH COLUMNS=120; eval "$${line#??}") || exit $$?; \
 	  printf '%s\n\n%s\n' "$$line" "$$(printf '%s' "$$said" | sed 's/ *$$//')" > $$file; \
 	done
+	$(RUN) -m tools.docs.recorded results/published/questions
 	$(RUN) tools/docs/pages.py
 
 # The report that docs/how-to/report.md shows, of the committed comparison with the peers.
@@ -269,6 +276,7 @@ gpu-runs: setup
 
 update-traffic: setup
 	$(VALIDATE) update-traffic
+	$(RUN) -m tools.docs.recorded results/update_traffic.csv
 	$(RUN) tools/docs/pages.py
 
 one-gpu: setup
@@ -277,16 +285,19 @@ one-gpu: setup
 
 published-runs: setup
 	$(VALIDATE) published-runs $(PUBLISHED_RUNS)
+	$(RUN) -m tools.docs.recorded results/published_runs
 	$(RUN) tools/docs/pages.py
 
 predicted-maps: setup
 	$(VALIDATE) predicted-maps $(PREDICTED_MAPS)
+	$(RUN) -m tools.docs.recorded results/predicted_maps
 	$(RUN) -m analysis predicted_maps
 	$(RUN) tools/docs/pages.py
 
 # FILE=mine.csv predicts the runs of a file of the same columns, and fits nothing.
 predicted-runs: setup
 	$(VALIDATE) predicted-runs $(if $(FILE),--file $(FILE)) $(PREDICTED_RUNS)
+	$(if $(FILE),,$(RUN) -m tools.docs.recorded results/predicted_runs)
 
 peers: setup
 	$(RUN) -m pip install setuptools wheel
@@ -297,18 +308,22 @@ EQUALITY ?= --rerun
 
 fake-equality: setup
 	$(VALIDATE) fake-equality $(EQUALITY)
+	$(RUN) -m tools.docs.recorded results/fake_equality
 
 # On an idle machine: ANSWER_TIMES="--before REV --rounds 3"
 answer-times: setup
 	$(VALIDATE) answer-times $(ANSWER_TIMES)
+	$(RUN) -m tools.docs.recorded results/answer_times.csv
 
 # CERTIFICATES="--seed 7", or CERTIFICATES="--only '*lora*'" for some of them, on standard output.
 certificates: setup
 	$(VALIDATE) certificates $(CERTIFICATES)
+	$(if $(CERTIFICATES),,$(RUN) -m tools.docs.recorded results/certificates)
 
 # On an idle machine, 4 minutes: WATCH_COST="--rounds 2"
 watch-cost: setup
 	$(VALIDATE) watch-cost $(WATCH_COST)
+	$(RUN) -m tools.docs.recorded results/watch_cost.csv
 	$(RUN) tools/docs/pages.py
 
 # BUDGETS="results/budgets/tiers.yaml" for some of them

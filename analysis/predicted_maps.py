@@ -8,6 +8,7 @@ per GPU of one model over the ranks, by strategy, if its states fit.
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from validation.predicted_maps import MODELS
 from zerobench.plots.marks import look
 from zerobench.plots.page import Sheet, key
 
@@ -50,11 +52,15 @@ def draw(steps: pd.DataFrame) -> Figure:
 
 def _map(axes: Axes, steps: pd.DataFrame) -> None:
     sizes, ranks = sorted(steps["psi"].unique()), sorted(steps["ranks"].unique())
-    for one in fastest(steps).itertuples():
-        at = ranks.index(one.ranks), sizes.index(one.psi)
-        color = look(str(one.strategy)).color
-        axes.add_patch(Rectangle((at[0] - 0.5, at[1] - 0.5), 1, 1, facecolor=color, alpha=0.35, edgecolor="white"))
-        axes.text(*at, f"{one.strategy}\n{one.tokens_s_gpu:,.0f}", ha="center", va="center")
+    best = {(row.psi, row.ranks): row for row in fastest(steps).itertuples()}
+    asked = {psi: MODELS[model] for model, psi in zip(steps["model"], steps["psi"], strict=True)}
+    for (x, count), (y, psi) in product(enumerate(ranks), enumerate(sizes)):
+        row = best.get((psi, count))
+        text = "nothing fits" if count in asked[psi] else "not asked"
+        if row is not None:
+            text, color = f"{row.strategy}\n{row.tokens_s_gpu:,.0f}", look(str(row.strategy)).color
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=color, alpha=0.35, edgecolor="white"))
+        axes.text(x, y, text, ha="center", va="center", color="black" if row is not None else "gray")
     axes.set(xlim=(-0.5, len(ranks) - 0.5), ylim=(-0.5, len(sizes) - 0.5), xlabel="ranks", ylabel="parameters")
     axes.set_xticks(range(len(ranks)), [f"{one:,}" for one in ranks])
     axes.set_yticks(range(len(sizes)), [f"{one / 1e9:.1f}B" for one in sizes])
@@ -65,7 +71,7 @@ def _scaling(axes: Axes, steps: pd.DataFrame) -> None:
     for strategy, mine in steps.groupby("strategy", sort=False):
         style = look(str(strategy))
         axes.plot(mine["ranks"], mine["tokens_s_gpu"], marker=style.marker, color=style.color,
-                  label=str(strategy))  # fmt: skip
+                  label=str(strategy), clip_on=False)  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(steps["ranks"].unique()), [f"{one:,}" for one in sorted(steps["ranks"].unique())])
     axes.set(xlabel="ranks", ylim=(0, None))

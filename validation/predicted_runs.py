@@ -1,7 +1,6 @@
 """Others' measured throughput next to our predictions, with scales that are fitted to other sources than the row's.
 
-scales     by the least mean |log error|, every source with the same weight: Scales.compute per type of device,
-           Scales.attention for all
+scales     by the least mean |log error|, every source with the same weight: compute and attention per type of device
 left out   the error of a row under the scales that the rows of all other sources give
 naive      one utilization per type of device: the median of the rows of all other sources
 interval   of a kind of run the factor that holds 90 % of measured over predicted steps, of rows that were left out.
@@ -36,8 +35,8 @@ from zerobench.host.terminal import stdout_console
 from zerobench.results.grid import Grid
 from zerobench.sections import known
 from zerobench.simulation.execute import Target
-from zerobench.simulation.hardware import Scales
-from zerobench.simulation.prediction import NOT_VALIDATED, Reduced, StepTime, interval, kind_of, reduced, step_time
+from zerobench.simulation.hardware import Scales, scales_by_type
+from zerobench.simulation.prediction import NOT_VALIDATED, Reduced, StepTime, interval_of, kind_of, reduced, step_time
 from zerobench.sizes import show_count
 
 from .published_runs.cells import plan_of
@@ -198,8 +197,10 @@ def run(chosen: argparse.Namespace) -> int:
     rows = list(errors_of(runs, planned, known, schedules))
     write(chosen.out or ERRORS, ErrorRow, rows)
     scales, kinds = fitted(list(known.values())), left_out(list(known.values()), rows)
-    intervals = {kind: interval_of(found) for kind, found in sorted(kinds.items()) if len(found) >= ENOUGH}
-    write_validated({"compute": scales.compute, "attention": scales.attention, "intervals": intervals})
+    intervals = {kind: fitted_interval(found) for kind, found in sorted(kinds.items()) if len(found) >= ENOUGH}
+    fits = [plan.one.config for plan in known.values() if plan.device not in ROUGH]
+    most = {name: max(getattr(config, name) for config in fits) for name in ("world_size", "sequence")}
+    write_validated({"compute": scales.compute, "attention": scales.attention, "intervals": intervals, "most": most})
     show(rows)
     return 0
 
@@ -229,8 +230,7 @@ def _predicted(run: PublishedRun, plan: PlannedRun | str, schedules: Schedules) 
         return PredictionRow(run.id, reason=plan)
     step, unknown = plan.step(schedules), schedules.of(plan.cell, plan.target).without_formula
     rate = plan.tokens / step.step_s
-    costs = plan.hardware.costs
-    range_ = interval(costs, kind_of(costs.device, plan.hardware.spans_nodes), unknown)
+    range_ = interval_of(plan.hardware.costs, plan.config, unknown)
     reason = range_.basis if range_.basis.startswith(NOT_VALIDATED) else ""
     return PredictionRow(
         run.id, rate, rate / range_.high, rate / range_.low, reason, step.step_s, step.exposed_s, step.host_s,
@@ -252,15 +252,14 @@ def _laid(plan: PlannedRun, schedules: Schedules) -> Laid:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Scales.compute by type of device, and Scales.attention."""
+    """The scales `compute` and `attention` by type of device."""
 
     compute: dict[str, float]
-    attention: float
+    attention: dict[str, float]
 
-    def of(self, device: str) -> Scales:
-        """Returns the scales of a type; of one without runs those that hardware.scales_of gives it."""
-        mean = math.exp(sum(map(math.log, self.compute.values())) / len(self.compute)) if self.compute else 1.0
-        return Scales(self.compute.get(device, mean), self.attention)
+    def scales(self, device: str) -> Scales:
+        """Returns the scales of a type, as predictions have them."""
+        return scales_by_type(self.compute, self.attention, device)
 
 
 def fitted(rows: Sequence[Laid]) -> Fitted:
@@ -268,22 +267,19 @@ def fitted(rows: Sequence[Laid]) -> Fitted:
     devices = sorted({row.device for row in rows if row.device not in ROUGH})
     rows = [row for row in rows if row.device in devices]
     if not rows:
-        return Fitted({}, 1.0)
+        return Fitted({}, {})
     weights = _weights(rows)
 
     def scales(values: np.ndarray) -> Fitted:
-        *compute, attention = (round(float(one), 3) for one in np.exp(values))
-        return Fitted(dict(zip(devices, compute, strict=True)), attention)
+        compute, attention = np.split(np.exp(values).round(3), 2)
+        return Fitted(*(dict(zip(devices, map(float, scale), strict=True)) for scale in (compute, attention)))
 
     def loss(values: np.ndarray) -> float:
-        found = dict(zip(devices, np.exp(values), strict=False))
-        attention = float(np.exp(values[-1]))
-        return sum(
-            weight * abs(math.log(row.step_s(Scales(float(found[row.device]), attention)) / row.measured_s))
-            for weight, row in zip(weights, rows, strict=True)
-        )
+        factors = {device: Scales(*pair) for device, *pair in zip(devices, *np.split(np.exp(values), 2), strict=True)}
+        steps = [row.step_s(factors[row.device]) / row.measured_s for row in rows]
+        return float(np.abs(np.log(steps)) @ weights)
 
-    start = [*(0.2 for _ in devices), 0.1]
+    start = [0.2] * len(devices) + [0.1] * len(devices)
     bounds = [(0.0, math.log(2))] * len(start)  # no kernel is faster than in the tables
     options = {"xatol": 1e-4, "fatol": 1e-6}
     return scales(minimize(loss, start, method="Nelder-Mead", bounds=bounds, options=options).x)
@@ -318,7 +314,7 @@ def errors_of(
         others = [row for row in all_rows if row.source != found.source]
         if found.source not in without:
             without[found.source] = fitted(others)
-        scales = whole.of(found.device), without[found.source].of(found.device)
+        scales = whole.scales(found.device), without[found.source].scales(found.device)
         yield _error_row(about, found, schedules, *scales, [row for row in others if row.device == found.device])
 
 
@@ -364,7 +360,7 @@ def write_validated(found: dict[str, Any]) -> None:
     replace_text(VALIDATED, VALIDATED_HEADER + yaml.safe_dump(found, sort_keys=False))
 
 
-def interval_of(errors: Sequence[float]) -> dict[str, float | int]:
+def fitted_interval(errors: Sequence[float]) -> dict[str, float | int]:
     """Returns the interval of a kind of run: factors on a step, and the fraction of rows that they cover in turns.
     `errors`: |log| of predicted over measured.
     """

@@ -75,6 +75,9 @@ ORDERED = [
         ([ORDERED[0], *ORDERED[3:]], Units(), 5, 0),
         ([launch(0, 6, 1), work(4), wait(0)], Units(contention=1.5), 6, 0),
         ([launch(0, 3, 1), work(4), wait(0)], Units(contention=1.5), 5, 0),
+        ([work(4), launch(0, 3, 1), wait(0)], Units(contention=1.5), 5, 0),
+        ([*(work(2) for _ in range(3)), launch(1, 3, 2), *ORDERED[1:3], launch(0, 6, 1), wait(0)],
+         Units(contention=1.5), 13, 6),
         ([launch(0, 5, 2), wait(0, 2), work(1)], Units(), 5, 0),
         ([launch(0, 2, 1), wait(0), row("order", operator="late", unit="bucket 0"), gather(7, 4, "bucket 0")],
          Units(), 6, 6),
@@ -82,6 +85,7 @@ ORDERED = [
     ids=[
         "a collective hides behind compute", "collectives of a group run one after the other", "an event is waited for",
         "without the wait it starts at once", "compute beside a collective is slower", "until the collective ends",
+        "whichever was issued first", "which delays whatever waits for the compute",
         "a stream waits while another computes", "what the step before left keeps the lane busy",
     ],
 )  # fmt: skip
@@ -126,11 +130,23 @@ def test_a_collective_in_two_hops_is_priced_hop_by_hop() -> None:
     def seconds(size: int, ranks: int, stride: int, kind: str = "all_gather") -> float:
         return costs.transfer(row("launch", collective=kind, bytes=size, group_size=ranks, stride=stride)).wire_s
 
-    between, inside, flat = seconds(2**27, 8, 8), seconds(2**30, 8, 1), seconds(2**30, 64, 1)
+    between, inside, flat = seconds(2**30, 8, 8), seconds(2**33, 8, 1), seconds(2**33, 64, 1)
     assert flat == pytest.approx(max(between, inside), rel=0.01)
-    assert between > seconds(2**27, 8, 1), "the same size inside a node"
-    assert seconds(2**27, 4, 4) < between, "two of its ranks are on each node, so that four groups share a network"
-    assert seconds(2**27, 64, 1, "all_to_all") > 7 * seconds(2**27, 64, 1), "every rank sends each other one a part"
+    assert between > seconds(2**30, 8, 1), "the same size inside a node"
+    assert seconds(2**30, 4, 4) < between, "two of its ranks are on each node, so that four groups share a network"
+    assert seconds(2**30, 64, 1, "all_to_all") > 7 * seconds(2**30, 64, 1), "every rank sends each other one a part"
+
+
+def test_ring_takes_longer_with_every_node_and_tree_by_their_logarithm() -> None:
+    cluster = hardware.cluster("h100-3200")
+    costs = GpuCosts(hardware.device(cluster.device), cluster)
+
+    def latency_us(kind: str, ranks: int) -> float:
+        return costs.transfer(row("launch", collective=kind, bytes=0, group_size=ranks)).wire_s * 1e6
+
+    assert latency_us("all_gather", 128) == pytest.approx(112 * 1.9 + 16 * 4)
+    assert latency_us("reduce_scatter", 4096) == pytest.approx(32 * latency_us("all_gather", 128))
+    assert latency_us("all_reduce", 4096) == pytest.approx(2 * (7 * 1.9 + 9 * 4))
 
 
 @pytest.mark.parametrize("group", ["device", "cluster"])
@@ -169,6 +185,15 @@ def test_a_deep_model_and_many_micro_batches_are_executed_in_part_with_the_bucke
     assert all(one.strategy == ask(words).cells[1].config.strategy for one in zero3)
 
 
+def test_scales_of_a_type_without_published_runs_are_the_mean_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        hardware, "validated", lambda: {"compute": {"a100": 1.0, "h100": 4.0}, "attention": {"h100": 1.1}}
+    )
+    assert hardware.scales_of(hardware.device("b200-sxm-180gb")).compute == pytest.approx(2.0)
+    assert hardware.scales_of(hardware.device("h100-sxm-80gb")).compute == 4.0
+    assert hardware.scales_of(hardware.device("l40s-48gb")).attention == pytest.approx(1.1)
+
+
 def test_an_operator_without_a_formula_is_named_and_its_step_is_not_validated() -> None:
     sizes = {"copy_": 900, "add": 50, "mine.experts": 30, "mine.gemm": 1, "mine.small": 5, "mv": 1}
     step = [row("compute", operator=name, bytes=size) for name, size in sizes.items()]
@@ -191,6 +216,42 @@ def test_every_operator_of_a_common_step_has_a_formula(strategy: str) -> None:
     for target in (CPU, CUDA):
         config = reduced(cell(strategy, 2, "tiny", target.kind, **more).config)
         assert schedule_of(config, [execute(config.configs[0], target=target, operators=True)]).without_formula == []
+
+
+def test_on_one_gpu_streams_share_the_memory_and_unaligned_products_are_slow() -> None:
+    here = costs_of("h100-3200", None)
+    alone = here.alone()
+    copies = [row("compute", bytes=10**9, stream=stream) for stream in (0, 1)]
+    both, first = (lay_out(events, alone).step_s for events in (copies, copies[:1]))
+    assert both == pytest.approx(2 * first)
+    assert lay_out(copies, alone).issued_s == 2 * alone.host_s
+    assert alone.compute(row("compute", operator="add", bytes=1)) == pytest.approx(alone.launch_s, rel=0.01)
+    sizes = [row("compute", flops=1, dtype="bfloat16", sizes=f"1x8192x{words}x768") for words in (50257, 50304)]
+    assert alone.compute(sizes[0]) > 5 * alone.compute(sizes[1])
+    assert here.compute(sizes[0]) == pytest.approx(here.compute(sizes[1]), rel=0.01), "not known of clusters"
+
+
+@pytest.mark.parametrize(("operator", "in_memory", "counted"), [("_foreach_copy_", 6, 10), ("_fused_adamw_", 28, 32)])
+def test_list_of_few_blocks_waits_for_latency_on_one_gpu(operator: str, in_memory: int, counted: int) -> None:
+    def seconds(blocks: int) -> float:
+        elements = blocks * 2**16
+        size = {"bytes": counted * elements, "elements": elements, "dtype": "float32"}
+        return alone.compute(row("compute", operator=operator, **size)) / (in_memory * elements)
+
+    alone = costs_of("h100-3200", None).alone()
+    assert seconds(5000) == pytest.approx(1 / 2.67e12, rel=0.1)
+    assert seconds(40) > (2.5 if operator == "_foreach_copy_" else 1.1) * seconds(5000), "40 of 132 multiprocessors"
+    launches, before = 5000 * 2**16 * in_memory * seconds(5000), alone.most_blocks
+    alone.most_blocks = 2240
+    fewer = 5000 * 2**16 * in_memory * seconds(5000)
+    assert (launches - fewer) / alone.launch_s == pytest.approx(-(-5000 // before) - 3), "16 and 3 launches"
+
+
+def test_interval_is_wider_beyond_published_runs() -> None:
+    costs = GpuCosts(hardware.device("h100-sxm-80gb"), hardware.cluster("h100-3200"))
+    usual, far = (interval_of(costs, cell("zero1", ranks).config) for ranks in (512, 1024))
+    assert far.basis == "not validated: world_size=1,024, and no published run has more than 512; 2 times as wide"
+    assert (far.low, far.high) == (usual.low**2, usual.high**2)
 
 
 def test_a_prediction_for_one_gpu_says_that_no_published_run_is_on_one() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tools.docs import measured, predicted, quoted, references
-from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, cells, recorded
+from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, cells, list_older, recorded
 from tools.docs.render import render
 from validation.certificates.command import CertificateCount
 from validation.kernel_ulps import UlpsRow
@@ -150,7 +150,9 @@ def outdated() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Rewrites the pages; with --check only names those that would change. Exit code 1 if there are any."""
+    """Rewrites the pages, and lists the tables that older code recorded. With --check only names the pages that would
+    change. Returns 1 if there are any.
+    """
     parser = Parser("tools/docs/pages.py", __doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a block is out of date")
     chosen = parser.parse_args()
@@ -159,6 +161,7 @@ def main() -> int:
         print(f"{'out of date' if chosen.check else 'written'}: {page.relative_to(HERE)}")
         if not chosen.check:
             page.write_text(text)
+    list_older()
     return int(chosen.check and bool(new))
 
 

@@ -189,8 +189,10 @@ _runs = partial(read, RESULTS / "predicted_runs/errors.csv", runs.ErrorRow)
 
 def predicted_by_source() -> str:
     """|error| of predicted throughput by source, fitted to all, left out, and naive (`make predicted-runs`)."""
-    scales = ", ".join(f"{name} {value:g}" for name, value in fitted()["compute"].items())
-    words = f"Fitted: time of all kernels, {scales}; of attention besides, {fitted()['attention']:g}."
+    compute, attention = (
+        ", ".join(f"{name} {value:g}" for name, value in fitted()[scale].items()) for scale in ("compute", "attention")
+    )
+    words = f"Fitted: time of all kernels, {compute}; of attention besides, {attention}."
     return f"{table(runs.HEADER, runs.table(_runs()))}\n\n{words}"
 
 

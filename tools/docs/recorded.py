@@ -1,10 +1,12 @@
 """Committed runs: their tables, their cells as rows, their date and commit, and the code that recorded them.
 
     python -m tools.docs.recorded results/runs/reference/stages results/reference/cpu/stages
+    python -m tools.docs.recorded results/lora
+    python -m tools.docs.recorded
 
-makes the newest runs of an experiment its committed tables: parquet, Markdown, and the digest of the engine's code. A
-test compares that digest, for the tables that README and the first pages show, with the digest of today's code, so that
-no such table is older than the engine it describes.
+The first makes the newest runs of an experiment its committed tables: parquet and Markdown. It and the second write the
+digest of the code that the tables depend on (RECORDED) to results/code.yaml. The third, which `make docs` and `make
+pages` end with, lists the tables that other code than today's recorded. A test allows none of README's.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from zerobench.commands.export import export
 from zerobench.results import tables
@@ -117,25 +120,61 @@ def _shown(key: str, value: Any) -> str:
 # -- the code that recorded them -------------------------------------------------------------------
 
 PACKAGE = HERE / "zerobench"
-PARTS = ("zero", "strategies", "probes", "models", "worker.py", "data.py")
+ENGINE = ("zero", "strategies", "probes", "models", "worker.py", "data.py")
 """Files and folders of the package that run in a rank, or measure it."""
+SIMULATED = (*ENGINE, "fake", "simulation", "theory", "predict")
 
-CODE = "engine.sha256"
-"""The file next to the committed runs that has the digest."""
+RECORDED = {
+    "reference/cpu/*": ENGINE, "compare/cpu": ENGINE, "lora": ENGINE, "replay": ENGINE, "h100": ENGINE,
+    "fake_equality": SIMULATED, "table1": SIMULATED, "published_runs": SIMULATED, "predicted_runs": SIMULATED,
+    "predicted_maps": SIMULATED, "published/questions": (*SIMULATED, "commands"),
+    "largest_model": (*SIMULATED, "commands/plan"), "answer_times.csv": (*SIMULATED, "commands"),
+    "certificates": ("watching",), "watch_cost.csv": ("watching",),
+    "kernel_ulps.csv": ("zero/optim",), "update_traffic.csv": ("zero/optim", "fake/as_gpu"),
+}  # fmt: skip
+"""Files and folders of results/ -> what of the package they depend on. Budgets are held by `make budget` instead."""
 
-PROMINENT = ("stages",)
-"""Experiments whose tables are on the first two screens of README and of the first tutorial."""
+CODE = RESULTS / "code.yaml"
+"""Table -> the digest of the code that recorded it."""
+
+PROMINENT = ("reference/cpu/stages",)
+"""Tables of cells on the first two screens of README and of the first tutorial."""
 
 
 @cache
-def engine_code() -> str:
-    """Returns the digest of today's code: 12 hex digits."""
+def code(parts: tuple[str, ...]) -> str:
+    """Returns the digest of today's code in parts of the package: 12 hex digits."""
     digest = hashlib.sha256()
-    for part in PARTS:
+    for part in parts:
         folder = PACKAGE / part
         for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
             digest.update(f"{path.relative_to(PACKAGE)}\0{code_of(path.read_text())}\0".encode())
     return digest.hexdigest()[:12]
+
+
+def today() -> dict[str, str]:
+    """Returns the digest of today's code for every recorded table."""
+    paths = [(path, parts) for pattern, parts in RECORDED.items() for path in sorted(RESULTS.glob(pattern))]
+    return {str(path.relative_to(RESULTS)): code(parts) for path, parts in paths if path.name != "figures"}
+
+
+def older() -> list[str]:
+    """Returns the tables that other code than today's recorded."""
+    recorded_by = yaml.safe_load(CODE.read_text())
+    return [table for table, digest in today().items() if recorded_by.get(table) != digest]
+
+
+def list_older() -> None:
+    """Prints the tables that other code recorded."""
+    if tables := older():
+        print(f"recorded by older code, so that today's figures may differ: {', '.join(tables)}")
+
+
+def sign(to: str) -> None:
+    """Writes today's digest for a table that was recorded now. Raises KeyError if RECORDED has no such table."""
+    table = str(Path(to).resolve().relative_to(RESULTS))
+    signed = yaml.safe_load(CODE.read_text()) | {table: today()[table]}
+    CODE.write_text(yaml.safe_dump(signed))
 
 
 def code_of(text: str) -> str:
@@ -157,9 +196,9 @@ def record(runs: str, to: str) -> int:
     for arguments in wanted:
         if code := export([runs, *arguments]):
             return code
-    (Path(to) / CODE).write_text(engine_code() + "\n")
+    sign(to)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(record(*sys.argv[1:]))
+    sys.exit((list_older, sign, record)[len(sys.argv) - 1](*sys.argv[1:]))

@@ -82,6 +82,9 @@ STAND_INS = {
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {("nanotron", "zero1"): {"bucket_bytes": 25 * 2**20}}
 """(system, simulated strategy) -> options that match the system."""
 
+FUSED_ADAM = ("nanotron",)
+"""Systems whose examples and benches set Adam's fused kernel (nanotron: optimizer_factory.torch_adam_is_fused)."""
+
 FUSES_NORMS = ("nanotron",)
 """Systems whose models have single-kernel norms; compiled models do too."""
 
@@ -219,8 +222,8 @@ def _optimizer(run: PublishedRun, on_cpu: bool, notes: Notes) -> Any:
     elif not re.search(r"adam|sgd", printed):
         raise NotGivenError(f"optimizer={run.optimizer}: neither Adam nor SGD")
     name = "sgd" if "sgd" in printed else "adamw"
-    how = "auto" if on_cpu else "foreach"
-    if not on_cpu:
+    how = "auto" if on_cpu else "fused" if run.system in FUSED_ADAM else "foreach"
+    if how == "foreach":
         notes["implementation"] = f"{name} by foreach, the default of torch on a GPU"
     return OPTIMIZERS[name](implementation=how)
 

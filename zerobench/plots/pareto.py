@@ -130,5 +130,6 @@ def _label(axes: Axes, cells: pd.DataFrame) -> None:
     for cell in shown[shown["name"] != ""].itertuples():
         axes.annotate(
             cell.name, (cell.peak_bytes / unit, cell.tokens_per_s), (-5, 0), textcoords="offset points", ha="right",
-            va="bottom" if cell.front else "top", fontsize="small", zorder=1.5,
+            va="bottom" if cell.front else "top", fontsize="small", zorder=2.5,
+            bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.5},  # over whiskers of other cells
         )  # fmt: skip

@@ -349,7 +349,8 @@ def _read_json_row(path: Path, kind: type[Row]) -> Row | None:
     if problem:
         warnings.warn(f"{path} is left out: {problem}", stacklevel=3)
         return None
-    return kind(**{name: row.get(name) for name in _names(kind)})
+    values: dict[str, Any] = {column.name: row.get(column.name) for column in fields(kind)}
+    return kind(**values)
 
 
 def problem_of_config(text: str) -> str:
@@ -359,11 +360,6 @@ def problem_of_config(text: str) -> str:
     except (ValueError, TypeError, AttributeError, RecursionError):
         return f"config is {text!r:.60}, which is not a JSON object"
     return f"config has version {version}, where {VERSION} is the newest; update zerobench" if version > VERSION else ""
-
-
-@cache
-def _names(kind: Any) -> list[str]:
-    return [field.name for field in fields(kind)]
 
 
 def collect(results: Results, folder: Path) -> None:

@@ -5,8 +5,9 @@ matrix products   a table of measured times by shape, interpolated: log(time per
 attention         FLOPs over a fraction of the peak, by sequence length
 all else          bytes over a fraction of the memory's bandwidth, at least the shortest kernel
 collectives       inside a node a table by size and ranks; between nodes the bytes that a node receives over its
-                  network's bandwidth, with a latency per hop; the slower of both. A group's ranks per node follow
-                  from the distance between them: each hop of a two-hop collective is priced by its own group
+                  network's bandwidth, with a latency per step of NCCL's ring, which has as many as there are ranks, or
+                  of its tree; the slower of both. A group's ranks per node follow from the distance between them: each
+                  hop of a two-hop collective is priced by its own group
 
 A collective that spans nodes gathers inside them as well, so the slower of the two sets its pace.
 
@@ -53,6 +54,8 @@ MOST_BLOCKS = {"2.11": 320, "2.13": 2240}
 """torch -> most blocks of one launch; from 2.13 on in builds for CUDA 13. The fitted steps ran with 2.11."""
 OWN_LAUNCHES = {"zerobench.adam_": 3, "zerobench.squares": 2}
 """Our kernels -> launches, with the copy of a table to the device."""
+STEP_IN_NODE_US = 1.9
+"""Of a ring's step over NVLink (NCCL 2.28.9, src/graph/tuning.cc: hwLatencies, protocol LL128; over a network 4.0)."""
 LATENCY_S = 0.5e-6
 """Latency of a GPU's memory; stated (0.4 to 0.6 us are published for an H100): no measured step depends on it."""
 
@@ -170,12 +173,13 @@ class GpuCosts:
         memory_efficiency           of the bandwidth, which copies on other streams take from the model's
         launch_us                   of the device, for a kernel that computes little
         products, unaligned         as in Scales
+        attention                   as in Scales; not fitted here, but that with which the rest of a step was
         operator_us, order_us       of the host, for an operator, and for an event or a wait between streams
         loop_us                     of the host, for the rest of a step
         """
         fitted = rates or validated()["one_gpu"]
         device = replace(self.device, memory_efficiency=fitted["memory_efficiency"], host_us=fitted["operator_us"])
-        scales = Scales(1.0, self.scales.attention, fitted["products"], fitted["unaligned"])
+        scales = Scales(1.0, fitted["attention"], fitted["products"], fitted["unaligned"])
         costs = GpuCosts(device, self.cluster, self._bus, scales)
         costs.order_s, costs.loop_s, costs.launch_s = (
             fitted[f"{name}_us"] * US for name in ("order", "loop", "launch")
@@ -249,7 +253,11 @@ class GpuCosts:
         """
         cluster, ranks = self.cluster, event.group_size
         nodes = -(-ranks // members)
-        hops = 2 * math.ceil(math.log2(nodes)) * cluster.network_latency_us * US
+        if kind == "all_reduce":  # a tree over nodes, up and down
+            steps_in_node, steps = 2 * (members - 1), 2 * math.ceil(math.log2(nodes))
+        else:
+            steps_in_node, steps = ranks - nodes, nodes
+        hops = (steps_in_node * STEP_IN_NODE_US + steps * cluster.network_latency_us) * US
         if kind in self._bus:
             return hops + event.bytes * link_factor(kind, ranks) / (self._bus[kind] * GB_S)
         alike = min(max(event.stride, 1), cluster.devices_per_node) * (members if kind == "all_to_all" else 1)

@@ -56,10 +56,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Scales:
-    """Measured over predicted time, fitted to published runs (validated.yaml): for all kernels one number per device
-    type, for clocks under load and kernels slower than the tables'; for attention another factor for all types, whose
-    kernels are those at the time of the runs. A type without runs gets the mean of the others. `products`, `unaligned`:
-    of matrix products alone, the second if a side is no multiple of ALIGNED elements; fitted on one GPU only (one_gpu).
+    """Measured over predicted time by type of device, fitted to published runs (validated.yaml): `compute` of all
+    kernels, for clocks under load and kernels slower than the tables'; `attention` of its kernels besides, which are
+    those at the time of the runs. A type without runs gets the mean of the others. `products`, `unaligned`: of matrix
+    products alone, the second if a side is no multiple of ALIGNED elements; fitted on one GPU only (one_gpu).
     """
 
     compute: float = 1.0
@@ -78,7 +78,7 @@ class Cluster:
     node_gbit_s: float
     sources: dict[str, str]
     network_efficiency: float = 0.6
-    network_latency_us: float = 12.0
+    network_latency_us: float = 4.0
 
 
 Kind = TypeVar("Kind", Device, Cluster)
@@ -112,9 +112,16 @@ def validated() -> dict[str, Any]:
 
 def scales_of(device: Device) -> Scales:
     """Returns the scales of a device."""
-    by_type = validated().get("compute", {})
-    mean = math.exp(sum(map(math.log, by_type.values())) / len(by_type)) if by_type else 1.0
-    return Scales(by_type.get(device.type, mean), validated().get("attention", 1.0))
+    return scales_by_type(validated().get("compute", {}), validated().get("attention", {}), device.type)
+
+
+def scales_by_type(compute: Mapping[str, float], attention: Mapping[str, float], type: str) -> Scales:
+    """Returns the scales of a type of device, from each scale by type."""
+
+    def scale(by_type: Mapping[str, float]) -> float:
+        return by_type.get(type) or math.exp(sum(map(math.log, by_type.values())) / max(len(by_type), 1))
+
+    return Scales(scale(compute), scale(attention))
 
 
 def _read(kind: type[Kind], group: str, name: str) -> Kind:

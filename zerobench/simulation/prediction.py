@@ -5,7 +5,8 @@ reduced    a deep model is simulated with MODEL_LAYERS[0] and MODEL_LAYERS[1] bl
            are alike, and so are micro-batches except the first and the last, so the rest of a step is a multiple of
            the difference. Automatic buckets keep the size that the whole model gives them
 interval   factors around the step, by its kind of run. zerobench/hardware/validated.yaml has those that contained 90 %
-           of the published runs left out when scales were fitted, and the number of runs (`make predicted-runs`)
+           of the published runs left out when scales were fitted, and the number of runs (`make predicted-runs`).
+           Beyond the most ranks and the longest sequence of these runs it is wider
 """
 
 from __future__ import annotations
@@ -208,23 +209,26 @@ def kind_of(device: Device, spans_nodes: bool) -> str:
 
 
 def interval_of(costs: GpuCosts, config: CellConfig, without_formula: Sequence[str] = ()) -> StepInterval:
-    """Returns the interval of a cell's prediction. No published run is on one GPU; the host may bind its step."""
-    if config.world_size == 1:
-        return interval(costs, f"{costs.device.type}, one GPU", without_formula)
-    return interval(costs, kind_of(costs.device, config.world_size > costs.cluster.devices_per_node), without_formula)
-
-
-def interval(costs: GpuCosts, kind: str, without_formula: Sequence[str] = ()) -> StepInterval:
-    """Returns the interval of a prediction for a kind of run. `without_formula`: operators whose time is unknown, and
-    counted by their bytes alone.
+    """Returns the interval of a cell's prediction. `without_formula`: operators whose time is unknown, and counted by
+    their bytes alone. No published run is on one GPU; the host may bind its step.
     """
+    doubts = [f"no formula for the time of {', '.join(without_formula)}"] if without_formula else []
+    if config.world_size == 1:
+        return interval(costs, f"{costs.device.type}, one GPU", doubts)
+    for name, most in validated().get("most", {}).items():
+        if (value := getattr(config, name)) > most:
+            doubts.append(f"{name}={value:,}, and no published run has more than {most:,}")
+    return interval(costs, kind_of(costs.device, config.world_size > costs.cluster.devices_per_node), doubts)
+
+
+def interval(costs: GpuCosts, kind: str, doubts: Sequence[str] = ()) -> StepInterval:
+    """Returns the interval of a prediction for a kind of run, which `doubts` make wider."""
     intervals = validated().get("intervals", {})
-    unknown = f"no formula for the time of {', '.join(without_formula)}"
     if kind in intervals:
         low, high = intervals[kind]["low"], intervals[kind]["high"]
-        if not without_formula:
+        if not doubts:
             return StepInterval(low, high, f"{intervals[kind]['runs']} published runs on {kind}")
-        return StepInterval(low**WIDER, high**WIDER, f"{NOT_VALIDATED}: {unknown}; {WIDER:g} times as wide")
+        return StepInterval(low**WIDER, high**WIDER, f"{NOT_VALIDATED}: {'; '.join(doubts)}; {WIDER:g} times as wide")
     if costs.device.matmul_table:
         all_kinds = intervals.get("all", {"low": 0.8, "high": 1.25})
         low, high = (math.exp(WIDER * math.log(all_kinds[end])) for end in ("low", "high"))
@@ -233,4 +237,4 @@ def interval(costs: GpuCosts, kind: str, without_formula: Sequence[str] = ()) ->
     else:
         low, high = UNKNOWN
         reason = f"never compared with a run on {kind}; a roofline of its peak and memory speed; from half to twice"
-    return StepInterval(low, high, f"{NOT_VALIDATED}: {reason}" + (f"; {unknown}" if without_formula else ""))
+    return StepInterval(low, high, "; ".join([f"{NOT_VALIDATED}: {reason}", *doubts]))
