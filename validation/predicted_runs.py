@@ -137,7 +137,7 @@ class Laid:
 
     one: PlannedRun
     measured_s: float
-    compute_s: float
+    products_s: float
     attention_s: float
     rest_s: float
 
@@ -158,7 +158,7 @@ class Laid:
 
     def step_s(self, scales: Scales) -> float:
         """Returns the step under some scales, as if the exposed time stayed."""
-        return scales.compute * (self.compute_s + scales.attention * self.attention_s) + self.rest_s
+        return scales.compute * (self.products_s + scales.attention * self.attention_s) + self.rest_s
 
 
 def source_of(run: PublishedRun) -> str:
@@ -240,11 +240,11 @@ def _predicted(run: PublishedRun, plan: PlannedRun | str, schedules: Schedules) 
 
 def _laid(plan: PlannedRun, schedules: Schedules) -> Laid:
     assert plan.run.tokens_s_gpu is not None
-    plain, heavy = (plan.step(schedules, Scales(1.0, factor)) for factor in (1, 2))
+    plain, twice, heavy = (plan.step(schedules, Scales(*scales)) for scales in ((1, 1), (2, 1), (1, 2)))
     attention = heavy.compute_s - plain.compute_s
-    rest = plain.exposed_s + plain.host_s
+    products = twice.compute_s - plain.compute_s - attention
     measured = plan.tokens / plan.run.tokens_s_gpu
-    return Laid(plan, measured, plain.step_s - rest - attention, attention, rest)
+    return Laid(plan, measured, products, attention, plain.step_s - products - attention)
 
 
 # -- what is fitted --------------------------------------------------------------------------------

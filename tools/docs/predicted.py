@@ -192,7 +192,7 @@ def predicted_by_source() -> str:
     compute, attention = (
         ", ".join(f"{name} {value:g}" for name, value in fitted()[scale].items()) for scale in ("compute", "attention")
     )
-    words = f"Fitted: time of all kernels, {compute}; of attention besides, {attention}."
+    words = f"Fitted: time of matrix products and attention, {compute}; of attention besides, {attention}."
     return f"{table(runs.HEADER, runs.table(_runs()))}\n\n{words}"
 
 

@@ -195,7 +195,8 @@ class GpuCosts:
     def compute(self, event: EventRow) -> float:
         """Returns the seconds of an operator's kernels."""
         if not self.one_stream or event.flops:
-            return max(self.device.kernel_us * US, self._work(event)) * self.scales.compute
+            slower = self.scales.compute if event.flops else 1.0  # a clock under load slows no memory
+            return max(self.device.kernel_us * US, self._work(event)) * slower
         if not LISTS.match(event.operator):
             return self.kernels_s(event.bytes, OWN_LAUNCHES.get(event.operator, 1))
         twice = event.elements * (2 if SHORT.get(event.dtype) in HALVES else 4)

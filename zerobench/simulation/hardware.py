@@ -56,10 +56,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Scales:
-    """Measured over predicted time by type of device, fitted to published runs (validated.yaml): `compute` of all
-    kernels, for clocks under load and kernels slower than the tables'; `attention` of its kernels besides, which are
-    those at the time of the runs. A type without runs gets the mean of the others. `products`, `unaligned`: of matrix
-    products alone, the second if a side is no multiple of ALIGNED elements; fitted on one GPU only (one_gpu).
+    """Measured over predicted time by type of device, fitted to published runs (validated.yaml): `compute` of matrix
+    products and attention, for clocks under load and kernels slower than the tables'; `attention` of its kernels
+    besides, which are those at the time of the runs. A type without runs gets the mean of the others. `products`,
+    `unaligned`: of matrix products alone, the second if a side is no multiple of ALIGNED elements; fitted on one GPU
+    only (one_gpu).
     """
 
     compute: float = 1.0
