@@ -120,9 +120,6 @@ def small_halves(rank: int, n: int) -> None:
         engine.zero_grad()
 
 
-NUMEL = 4096
-
-
 def check_comm(comm: Comm, device: torch.device) -> None:
     """Every collective: in place, into another tensor; norms on the device, flags on flags_device."""
     n, rank = comm.size, comm.rank
