@@ -75,6 +75,7 @@ def plan(arguments: list[str]) -> int:
         if not batch.isdecimal() or int(batch) % chosen.gpus or not int(batch):
             raise ValueError(f"batch={batch}: samples of a step over all GPUs, a multiple of --gpus {chosen.gpus}")
         overrides = [word for word in overrides if word not in batches]
+    _check(chosen, [])  # before a line is printed; of cells, when there are any
     overrides, axes = split_axes(overrides, chosen.gpus)
     limits = {"none": 0, "cpu": capacity.host_bytes, "nvme": capacity.disk_bytes}
     bounded = [tier for tier in TIERS if chosen.goal != "largest_model" or limits[tier] is not None]
