@@ -47,7 +47,8 @@ def test_a_clock_that_is_set_back_makes_no_older_run_the_newest(tmp_path: Path) 
     assert list(results.runs["run_id"]) == expected
     assert list(latest(results.runs)["run_id"]) == [made[-1], beside]
     reused = cells.find_reusable(one)
-    assert reused["run_id"] == made[-1]
+    assert reused is not None
+    assert reused.run_id == made[-1]
     held = look(tmp_path / "runs")
     kept = [run.row.run_id for run, verdict in zip(held.runs, held.verdicts(), strict=True) if not verdict]
     assert kept == [beside, made[-1]]
