@@ -296,7 +296,7 @@ def test_the_names_that_are_stood_in_for_are_where_they_were() -> None:
 def test_simulations_load_no_compiler(tmp_path: Path) -> None:
     strategies = ("ddp", "zero3", "fsdp2")
     outcomes = launch_each(simulated, strategies, tmp_path, 300.0, 2)
-    assert [outcome.results for outcome in outcomes] == [[("", False)]] * len(strategies)
+    assert outcomes == [("", False)] * len(strategies)
 
 
 def simulated(strategy: str, _tell: object) -> tuple[str, bool]:

@@ -153,7 +153,7 @@ def allocations_of(segments: Sequence[Entry], trace: Sequence[Entry], main: int)
 
 def lines_in(segments: Sequence[Entry]) -> Counter[str]:
     """Returns line -> bytes of the live blocks that it made: the innermost line outside of torch, else the innermost;
-    without lines of Python, the labels that a run of ours has written.
+    without lines of Python, the labels of the harness.
     """
     sizes: Counter[str] = Counter()
     for block in (block for segment in segments for block in segment["blocks"] if block["state"] != "inactive"):

@@ -55,7 +55,7 @@ MOST_BLOCKS = {"2.11": 320, "2.13": 2240}
 OWN_LAUNCHES = {"zerobench.adam_": 3, "zerobench.squares": 2}
 """Our kernels -> launches, with the copy of a table to the device."""
 STEP_IN_NODE_US = 1.9
-"""Of a ring's step over NVLink (NCCL 2.28.9, src/graph/tuning.cc: hwLatencies, protocol LL128; over a network 4.0)."""
+"""Latency of a step of a ring over NVLink (NCCL 2.28.9, src/graph/tuning.cc: LL128; 4.0 over a network)."""
 LATENCY_S = 0.5e-6
 """Latency of a GPU's memory; stated (0.4 to 0.6 us are published for an H100): no measured step depends on it."""
 
