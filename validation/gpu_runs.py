@@ -118,7 +118,7 @@ def steps(folder: Path) -> list[GpuStep]:
     return found
 
 
-def cell_rows(folder: Path) -> list[GpuRunRow]:
+def rows_of(folder: Path) -> list[GpuRunRow]:
     """The estimates that were written."""
     return read(folder / ESTIMATED, GpuRunRow)
 

@@ -21,7 +21,7 @@ from tools.docs.measured import volume
 from tools.docs.recorded import RESULTS, beside
 from tools.docs.render import render, table
 from validation import predicted_runs as runs
-from validation.gpu_runs import GpuRunRow, cell_rows, steps
+from validation.gpu_runs import GpuRunRow, rows_of, steps
 from validation.one_gpu import NEXT, refitted
 from validation.published.figure import states_per_parameter
 from validation.store import read
@@ -290,7 +290,7 @@ def gpu_memory() -> list[Any]:
     """|error| of the estimates by quantity (`make gpu-runs`)."""
     found = []
     for key, name in QUANTITIES.items():
-        pairs = [(getattr(row, key), getattr(row, f"estimated_{key}")) for row in cell_rows(GPU) if getattr(row, key)]
+        pairs = [(getattr(row, key), getattr(row, f"estimated_{key}")) for row in rows_of(GPU) if getattr(row, key)]
         errors = sorted(abs(estimate / measured - 1) for measured, estimate in pairs)
         equal = sum(measured == estimate for measured, estimate in pairs)
         found.append(SimpleNamespace(name=name, errors=errors, equal=equal))
@@ -299,7 +299,7 @@ def gpu_memory() -> list[Any]:
 
 def gpu_reserved() -> list[GpuRunRow]:
     """The eight cells whose reserved bytes are estimated worst."""
-    return sorted(cell_rows(GPU), key=lambda row: -abs(row.estimated_reserved / row.reserved - 1))[:8]
+    return sorted(rows_of(GPU), key=lambda row: -abs(row.estimated_reserved / row.reserved - 1))[:8]
 
 
 def gpu_steps() -> list[Any]:

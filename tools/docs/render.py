@@ -39,7 +39,7 @@ def gigabytes(size: float) -> str:
     return f"{size / GB:,.{digits}f}"
 
 
-def figure_function(source: str) -> str:
+def function_of(source: str) -> str:
     """Formats a source without its line, which any edit above it changes: "zero/bucket.py in Heap.take"."""
     return re.sub(r":\d+(?= in )", "", source)
 
@@ -60,7 +60,7 @@ CONFIGURATIONS = {
 
 NAMES = {
     "MiB": MiB, "M": 1e6, "ms": 1e-3, "CONFIGURATIONS": CONFIGURATIONS, "FORMULAS": FORMULAS, "STAGES": STAGES,
-    "figure_function": figure_function, "gigabytes": gigabytes, "interval": interval, "median": median,
+    "function_of": function_of, "gigabytes": gigabytes, "interval": interval, "median": median,
     "quantile": np.quantile, "show_bytes": show_bytes, "spec_of": spec_of,
 }  # fmt: skip
 """Names that the fields of templates may use beside the columns."""

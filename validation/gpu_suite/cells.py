@@ -26,7 +26,7 @@ from zerobench.sweep.parity import DIFFERS, UNCHECKED
 
 from ..gpu_runs import LIMITS
 from ..runner import execute_cells
-from .suite import NONE, WAITING, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, cell_rows
+from .suite import NONE, WAITING, SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, rows_of
 
 SMALL_GPT = "model=gpt model.layers=2 model.hidden=32 model.heads=2 sequence=32 micro_batch=2 launch.threads=1"
 ON_ONE_RANK = "precision=bf16 data=synthetic world_size=1 draw_on=device"
@@ -60,7 +60,7 @@ def table_of(
 ) -> SuiteTable:  # fmt: skip
     """Returns a row per launch; `first`: the heading of its names."""
     show = lambda one: [[name(one), *(text(known(one.row) | {"cell": one.cell}) for _, text in columns)]]  # noqa: E731
-    return SuiteTable([first, *(heading for heading, _ in columns)], cell_rows(done, show, name), [*notes])
+    return SuiteTable([first, *(heading for heading, _ in columns)], rows_of(done, show, name), [*notes])
 
 
 # -- parity --------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def _peak_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
         both = [show_figure(nbytes, "bytes") for pair in pairs for nbytes in pair]
         return [[launch.name, *both, _reserved_for(setup, setup.folder("peaks") / row["run_id"])]]
 
-    return SuiteTable(PEAK_HEADER, cell_rows(done, show))
+    return SuiteTable(PEAK_HEADER, rows_of(done, show))
 
 
 def _reserved_for(setup: SuiteSetup, folder: Path) -> str:
@@ -299,7 +299,7 @@ def _profile_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
 
     header = ["words", "kernel", "ms a step", "launches a step"]
     notes = ["words: of the vocabulary; busy: at least one kernel runs"]
-    return SuiteTable(header, cell_rows(done, show, vocabulary), notes)
+    return SuiteTable(header, rows_of(done, show, vocabulary), notes)
 
 
 def kernels(trace: Sequence[Mapping[str, Any]], category: str) -> list[list[str]]:

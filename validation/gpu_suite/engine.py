@@ -21,7 +21,7 @@ from zerobench.probes.energy import name_of
 from zerobench.results.provenance import versions
 from zerobench.sizes import show_bytes
 
-from .suite import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, cell_rows
+from .suite import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, rows_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,7 +67,7 @@ def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
         state = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         notes += [f"nvidia-smi, {FIELDS}: {state.stdout.strip()}"] if state.returncode == 0 else []
     failed = [f"{one.name}: {line}" for one in done if one.is_ok for line in one.result["failed"]]
-    return SuiteTable(["tests", "passed", "s"], cell_rows(done, show), notes, failed)
+    return SuiteTable(["tests", "passed", "s"], rows_of(done, show), notes, failed)
 
 
 ENGINE = SuiteSection(

@@ -136,7 +136,7 @@ class SuiteSection:
         return [cell.changed(results_dir=str(setup.folder(self.name))) for cell in cells]
 
 
-def cell_rows(
+def rows_of(
     done: Sequence[SuiteLaunch], show: Callable[[SuiteLaunch], list[list[str]]],
     name: Callable[[SuiteLaunch], str] = lambda launch: launch.name,
 ) -> list[list[str]]:  # fmt: skip

@@ -16,7 +16,7 @@ from zerobench.zero.optim.one_pass import KERNELS, new_state
 from zerobench.zero.precision import UpdatedShare
 
 from .cells import ON_ONE_RANK, SMALL_GPT, speed_table
-from .suite import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, cell_rows
+from .suite import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, rows_of
 
 MI = 2**20
 SIZES, SMALL_SIZES = (int(2.5 * MI), 5 * MI, 16 * MI, 64 * MI), (MI // 64,)
@@ -92,7 +92,7 @@ def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
         ]  # fmt: skip
 
     notes = [f"µs of one operation; priced: on an H100, with at most {costs.most_blocks} blocks in a launch"]
-    return SuiteTable(["operation", "elements", "µs", "priced", "TB/s"], cell_rows(done, show), notes)
+    return SuiteTable(["operation", "elements", "µs", "priced", "TB/s"], rows_of(done, show), notes)
 
 
 OPERATIONS = SuiteSection(
