@@ -257,7 +257,7 @@ questions: setup
 	  said=$$(export PATH=$(CURDIR)/.venv/bin:$$PATH COLUMNS=120; eval "$${line#??}") || exit $$?; \
 	  printf '%s\n\n%s\n' "$$line" "$$(printf '%s' "$$said" | sed 's/ *$$//')" > $$file; \
 	done
-	$(RUN) -m tools.docs.recorded results/published/questions
+	$(if $(filter file,$(origin QUESTIONS)),$(RUN) -m tools.docs.recorded results/published/questions)
 	$(RUN) tools/docs/pages.py
 
 # The report that docs/how-to/report.md shows, of the committed comparison with the peers.
@@ -285,7 +285,7 @@ one-gpu: setup
 
 published-runs: setup
 	$(VALIDATE) published-runs $(PUBLISHED_RUNS)
-	$(RUN) -m tools.docs.recorded results/published_runs
+	$(if $(PUBLISHED_RUNS),,$(RUN) -m tools.docs.recorded results/published_runs)
 	$(RUN) tools/docs/pages.py
 
 predicted-maps: setup

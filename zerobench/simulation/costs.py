@@ -54,8 +54,9 @@ MOST_BLOCKS = {"2.11": 320, "2.13": 2240}
 """torch -> most blocks of one launch; from 2.13 on in builds for CUDA 13. The fitted steps ran with 2.11."""
 OWN_LAUNCHES = {"zerobench.adam_": 3, "zerobench.squares": 2}
 """Our kernels -> launches, with the copy of a table to the device."""
-STEP_IN_NODE_US = 1.9
-"""Latency of a step of a ring over NVLink (NCCL 2.28.9, src/graph/tuning.cc: LL128; 4.0 over a network)."""
+PROTOCOLS = {"LL": (0.6, 2.7 / 4.0, 2.0), "LL128": (1.9, 1.0, 1.0)}
+"""NCCL's protocol -> us of a step over NVLink, a step between nodes in network latencies, and times that bytes take.
+NCCL takes the faster one for a size (2.28.9, src/graph/tuning.cc, which has 4.0 us for a network under LL128)."""
 LATENCY_S = 0.5e-6
 """Latency of a GPU's memory; stated (0.4 to 0.6 us are published for an H100): no measured step depends on it."""
 
@@ -258,12 +259,16 @@ class GpuCosts:
             steps_in_node, steps = 2 * (members - 1), 2 * math.ceil(math.log2(nodes))
         else:
             steps_in_node, steps = ranks - nodes, nodes
-        hops = (steps_in_node * STEP_IN_NODE_US + steps * cluster.network_latency_us) * US
         if kind in self._bus:
-            return hops + event.bytes * link_factor(kind, ranks) / (self._bus[kind] * GB_S)
-        alike = min(max(event.stride, 1), cluster.devices_per_node) * (members if kind == "all_to_all" else 1)
-        node_bytes_per_s = cluster.node_gbit_s * GBIT_S * cluster.network_efficiency
-        return hops + alike * event.bytes * link_factor(kind, nodes) / node_bytes_per_s
+            seconds = event.bytes * link_factor(kind, ranks) / (self._bus[kind] * GB_S)
+        else:
+            alike = min(max(event.stride, 1), cluster.devices_per_node) * (members if kind == "all_to_all" else 1)
+            node_bytes_per_s = cluster.node_gbit_s * GBIT_S * cluster.network_efficiency
+            seconds = alike * event.bytes * link_factor(kind, nodes) / node_bytes_per_s
+        return min(
+            (steps_in_node * in_node_us + steps * latency * cluster.network_latency_us) * US + slower * seconds
+            for in_node_us, latency, slower in PROTOCOLS.values()
+        )
 
 
 ANY_BUS_GB_S = 24.0
