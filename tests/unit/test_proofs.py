@@ -21,14 +21,17 @@ from validation.__main__ import main
 from validation.gpu_suite import SECTIONS
 from validation.gpu_suite.suite import NONE
 from validation.one_gpu import PARTS, fitted, refitted
+from validation.predicted_runs import ERRORS, RUNS, ErrorRow, PlannedRun, planned_or_reason
 from validation.published.command import record_of, write
 from validation.published.figure import activation_bytes, reproduce, shape_of, states_per_parameter
 from validation.published.sources import SOURCES
 from validation.published_runs.cells import built_as, family_of, plan_of
 from validation.published_runs.hardware import hardware_of
 from validation.published_runs.peaks import GIB
-from validation.published_runs.rows import PublishedRun
+from validation.published_runs.rows import SIMULATED, PublishedRun
+from validation.published_runs.rows import read as read_runs
 from validation.runner import run_real
+from validation.schedules import Schedules
 from validation.store import read
 from validation.table1 import CellRow, StatesRow, TableCell, place_of, places
 from zerobench.config import schema as schemas
@@ -325,3 +328,32 @@ def test_its_answers_are_right(whole: tuple[Path, str]) -> None:
     assert [paper for _, paper in kept.values()] == [16, 2]
     assert all(paper <= mine < paper + 1 for mine, paper in kept.values()), kept
     assert sum(row[3] != NONE for row in tables["tiers"]) == 2, "steps: files, activations"
+
+
+@pytest.mark.slow
+@pytest.mark.shown(3)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llmf-a10080gb-125m-s2048-g64-mb32-ga1-bf16-pure-zero3-ck0",
+        "nanotron-bench-1.34G_dp128_tp1_pp1_acc1_mbs2_seq4096_zero1",
+        "llmf-h10080gb-760m-s2048-g8-mb24-ga2-amp_bf16-default-zero3-ck0",
+        "nanotron-bench-1.34G_dp8_tp1_pp1_acc16_mbs2_seq4096_zero0",
+        "llmf-h10080gb-1b-s2048-g256-mb12-ga1-amp_bf16-default-zero2-ck0",
+        "llmf-a10040gb-350m-s2048-g32-mb18-ga1-bf16-pure-zero3-ck0",
+        "llmf-a10080gb-7b-s2048-g8-mb32-ga2-bf16-pure-zero3-ck1",
+        "llmf-a10080gb-3b-s4096-g8-mb5-ga6-amp_bf16-default-zero3-ck0",
+        "llmf-h10080gb-30b-s2048-g512-mb8-ga1-amp_bf16-default-zero3-ck1",
+        "llmf-h10080gb-13b-s2048-g128-mb16-ga1-amp_bf16-default-zero3-ck1",
+        "tt-2404-l3-8b-g64-a100-op",
+        "tt-pr165-fsdp1-ac",
+    ],
+)
+def test_published_runs_are_predicted_as_recorded(name: str, tmp_path: Path) -> None:
+    """A change that moves predictions is fitted in the same commit, by `make predicted-runs`."""
+    (recorded,) = (row for row in read(ERRORS, ErrorRow) if row.id == name)
+    (published,) = (run for path in RUNS for run in read_runs(path, SIMULATED) if run.id == name)
+    plan, schedules = planned_or_reason(published), Schedules(tmp_path)
+    assert isinstance(plan, PlannedRun)
+    schedules.execute("a published run", [(plan.cell, plan.target)])
+    assert plan.tokens / plan.step(schedules).step_s == pytest.approx(recorded.predicted, rel=1e-3)
