@@ -96,7 +96,9 @@ def test_the_fastest_of_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
     rates = [row["tokens_per_s_gpu"] for row in told["rows"]]
     assert rates == sorted(rates, reverse=True)
     assert told["sentence"].startswith(f"Take {told['recommended']} with micro_batch=")
-    assert re.search(r"With the same micro-batches, on (32|128|32 and 128) GPUs (ddp|zero3|it is a tie)", told["sentence"])
+    assert re.search(
+        r"With the same micro-batches, on (32|128|32 and 128) GPUs (ddp|zero3|it is a tie)", told["sentence"]
+    )
 
 
 @pytest.mark.shown(1)

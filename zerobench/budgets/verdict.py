@@ -59,7 +59,7 @@ def measured(results: Results, name: str) -> dict[str, Any]:
     """Returns the row of a watch as plain values, under the name of its cell."""
     row = to_records(results.runs.iloc[:1])[0]
     metrics = (*MEMORY, *(TRAFFIC if row["world_size"] > 1 else ()))
-    about = ("status", "reason", "commit", "torch_version", "processor", "cores")
+    about = ("status", "reason", "data", "commit", "source_hash", "torch_version", "processor", "cores")
     plain = {key: row[key] for key in (*metrics, *about)}
     environment = environment_of(row["device_class"], row["torch_version"])
     by_line = lines.plain(lines.line_tables(results.lines))
