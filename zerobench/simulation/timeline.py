@@ -114,7 +114,7 @@ class Item:
 
 
 @dataclass
-class Operation:
+class Collective:
     """A collective as the engine asked for it: the unit that it is for, and an item for each hop."""
 
     unit: str
@@ -160,7 +160,7 @@ class _Layout:
         self.phase, self.host_s, self.issued_s, self.communication_s = "", 0.0, 0.0, 0.0
         self.streams: defaultdict[int, list[Item]] = defaultdict(list)
         self.lanes: defaultdict[str, list[Item]] = defaultdict(list)
-        self.operations: dict[int, Operation] = {}
+        self.operations: dict[int, Collective] = {}
         self.recorded: dict[int, list[Item]] = {}
         """Event of a stream -> the item after which it was recorded."""
         self.deferred: list[EventRow] = []
@@ -177,7 +177,7 @@ class _Layout:
         run(self.streams, self.lanes, costs.contention)
         self.timeline = self._account(issued)
 
-    def carried(self) -> list[Operation]:
+    def carried(self) -> list[Collective]:
         """Returns the collectives that the next step waits for."""
         running = (operation for operation in self.operations.values() if not operation.awaited)
         return [operation for operation in running if operation.unit in self.carries]
@@ -230,7 +230,7 @@ class _Layout:
         self.communication_s += item.seconds
         if event.operation is not None:
             by_reducer = event.operator == "allreduce_" and not event.unit and not event.stream
-            operation = Operation(event.unit, [item], by_reducer=by_reducer)
+            operation = Collective(event.unit, [item], by_reducer=by_reducer)
             if (before := self.operations.get(event.operation)) is not None:  # an operation may have several hops
                 operation.hops[:0] = before.hops
                 operation.by_reducer |= before.by_reducer

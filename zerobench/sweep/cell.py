@@ -197,6 +197,7 @@ def moment(since_epoch: float) -> str:
 
 
 def new_row(cell: Cell) -> RunRow:
+    """Returns the row of a launch that has not run: the cell's settings, where it comes from, and nothing measured."""
     config = cell.config
     row = aggregate.blank_row(config, provenance.provenance(config), moment(time.time()), cell.repeat)
     row.checkpointing = config.model.checkpoints if config.model.can_checkpoint else None
