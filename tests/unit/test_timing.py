@@ -187,6 +187,15 @@ def test_a_deep_model_and_many_micro_batches_are_executed_in_part_with_the_bucke
     assert all(one.strategy == ask(words).cells[1].config.strategy for one in zero3)
 
 
+def test_fitted_scales_are_of_kernels_that_compute() -> None:
+    costs = GpuCosts(hardware.device("a100-sxm-80gb"), hardware.cluster("a100-80gb-1600"), scales=hardware.Scales())
+    scaled = costs.scaled(hardware.Scales(compute=2.0, attention=3.0))
+    attention = row("compute", operator="flash", flops=10**12, sizes="4x8x512x512x64", dtype="bfloat16")
+    product = row("compute", operator="mm", flops=2 * 4096**3, sizes="1x4096x4096x4096", dtype="bfloat16")
+    for event, factor in ((row("compute", operator="add", bytes=10**9), 1.0), (product, 2.0), (attention, 6.0)):
+        assert scaled.compute(event) == pytest.approx(factor * costs.compute(event))
+
+
 def test_scales_of_a_type_without_published_runs_are_the_mean_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         hardware, "validated", lambda: {"compute": {"a100": 1.0, "h100": 4.0}, "attention": {"h100": 1.1}}
