@@ -25,7 +25,7 @@ from zerobench.ranks.start_ranks import Interrupted, launch_each
 from zerobench.records import SearchRow
 from zerobench.results.folders import JOBS, write_search
 from zerobench.results.tables import load
-from zerobench.simulation.execute import Limits, execute, execute_all
+from zerobench.simulation.execute import Limits, execute, execute_all, kept_processes
 from zerobench.sweep import jobs
 from zerobench.sweep.cell import new_row
 from zerobench.sweep.command import run_cells
@@ -299,6 +299,20 @@ def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
 
     with pytest.raises(Interrupted):
         launch_each(forever, range(3), tmp_path, 60.0, at_once=3, heard=interrupt)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_a_process_that_is_kept_simulates_the_next_call_s_cell() -> None:
+    with kept_processes() as processes:
+        (first,) = execute_all([cell("zero1", 4).config], jobs=1, processes=processes)
+        (kept,) = processes
+        (second,) = execute_all([cell("zero2", 4).config], jobs=1, processes=processes)
+        assert processes == [kept]
+        assert kept.process.is_alive()
+        assert not first.problem
+        assert not second.problem
+    assert not kept.process.is_alive()
     assert not multiprocessing.active_children()
 
 

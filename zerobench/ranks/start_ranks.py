@@ -282,22 +282,23 @@ def _state(pid: int) -> str:
 
 def launch_each(
     worker: Worker, jobs: Sequence[Any], log_dir: Path, timeout_s: float, at_once: int,
-    heard: OnMessage = lambda *_: None, goes_on: GoesOn = once,
+    heard: OnMessage = lambda *_: None, goes_on: GoesOn = once, ready: list[RankProcess] | None = None,
 ) -> list[Any]:  # fmt: skip
     """Runs `worker(job, report)` in a process for each of `jobs`, and returns the result or the Failure of each.
 
     Values that a worker passes to `report` go to `heard` with the job's number, and so does its result or Failure;
-    jobs that `heard` then adds to `jobs` run, too. A process that `goes_on` after a result gets another job. Raises
-    Interrupted when the user interrupts, after all processes have ended.
+    jobs that `heard` then adds to `jobs` run, too. A process that `goes_on` after a result gets another job; with
+    `ready`, of an earlier launch of the same worker, such processes are used first and stay, and the caller dismisses
+    them. Raises Interrupted when the user interrupts, after all that ran have ended.
     """
     ended: dict[int, Any] = {}
     running: dict[RankProcess, float] = {}
-    ready: list[RankProcess] = []
+    kept = [] if ready is None else ready
     log_dir.mkdir(parents=True, exist_ok=True)
     try:
         while len(ended) < len(jobs):
             while len(running) < at_once and (number := len(ended) + len(running)) < len(jobs):
-                process = _given(ready, jobs[number], number) or start(
+                process = _given(kept, jobs[number], number) or start(
                     fork_server.context(), worker, jobs[number], number, log_dir / f"job{number}.log", goes_on
                 )
                 running[process] = time.monotonic() + timeout_s
@@ -308,15 +309,22 @@ def launch_each(
                 late = ("timeout", f"was not done after {timeout_s:g} s")
                 ended[job.number] = job.result if job.finished else Failure(job.number, *(job.error or late))
                 fit = job.finished and goes_on(job.result)
-                ready.append(job) if fit else end([job])
+                kept.append(job) if fit else end([job])
                 heard(job.number, ended[job.number])
     except KeyboardInterrupt as stop:
         raise Interrupted from stop
     finally:
-        for process in ready:
-            process.pipe.close()  # it waits for a job
-        end([*running, *ready])
+        end([*running])
+        if ready is None:
+            dismiss(kept)
     return [ended[number] for number in range(len(jobs))]
+
+
+def dismiss(ready: list[RankProcess]) -> None:
+    """Ends processes that wait for another job."""
+    for process in ready:
+        process.pipe.close()
+    end(ready)
 
 
 def _given(ready: list[RankProcess], job: Any, number: int) -> RankProcess | None:

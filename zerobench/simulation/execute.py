@@ -9,7 +9,7 @@ execution   that rank's records, as from an accounted pass, or the error message
 parts       of its peak: the categories, but activations and temporaries as wide as the vocabulary are logits, if a
             module with a weight makes them, the output projection, else loss: its fp32 copy, their gradients
 processes   simulate many cells side by side, one at a time each, within limits of time and memory. A process whose cell
-            was simulated takes the next: its first simulation takes longer than the others
+            was simulated takes the next: its first simulation takes longer than the others, as it imports the model
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..host.temporary import temporary_folder
 from ..predict.build import ModelFacts, facts_if_any
 from ..predict.estimate import host_bytes_beyond, simulated_ranks
 from ..rank_record import RankRecord
-from ..ranks.start_ranks import Failure, launch_each
+from ..ranks.start_ranks import Failure, RankProcess, dismiss, launch_each
 from ..records import CATEGORIES, STATES, LineRow, MemoryRow, TensorRow
 from ..sizes import show_bytes
 from ..worker import RankJob, run_rank
@@ -293,15 +293,25 @@ class _Job:
     operators: bool = False
 
 
+@contextmanager
+def kept_processes() -> Iterator[list[RankProcess]]:
+    """Yields processes, none at first, that calls of `execute_all` in the block hand on to the next."""
+    ready: list[RankProcess] = []
+    try:
+        yield ready
+    finally:
+        dismiss(ready)
+
+
 def execute_all(
     configs: Sequence[CellConfig], target: Target = CPU, jobs: int | None = None,
     tell: Callable[[int, dict[str, Any] | Execution], None] = lambda *_: None, limits: Limits = LIMITS,
-    operators: bool | Sequence[bool] = False,
+    operators: bool | Sequence[bool] = False, processes: list[RankProcess] | None = None,
 ) -> list[Execution]:  # fmt: skip
     """Simulates one rank of each resolved cell, `jobs` in parallel (None: one per core that this process may use), and
     of those that `tell` adds to `configs` at the end of one. `tell` takes a cell's index, and its progress (`step` of
     `steps`) or, at its end, its execution. `operators`: whether their events include every compute operator, of all or
-    one by one. Executions are returned in the order of the cells.
+    one by one. `processes`: of `kept_processes`. Executions are returned in the order of the cells.
 
     A crash, timeout or excess of memory becomes an error message in that execution's `problem`. Raises
     KeyboardInterrupt when the user interrupts, after all processes have ended. These processes build users' models as a
@@ -322,7 +332,7 @@ def execute_all(
             add_new()
 
         add_new()
-        launch_each(run_job, work, folder, limits.seconds, jobs or usable_cores(), report, _is_sound)
+        launch_each(run_job, work, folder, limits.seconds, jobs or usable_cores(), report, _is_sound, processes)
     return [executions[index] for index in range(len(work))]
 
 

@@ -22,7 +22,7 @@ from ...host.pipes import print_note
 from ...host.terminal import LINE_EVERY_S, print_on, progress_console
 from ...results.options import Parser, add_columns, add_jobs, add_price, verb
 from ...results.provenance import source_hash
-from ...simulation.execute import Limits, Target, execute_all
+from ...simulation.execute import Limits, Target, execute_all, kept_processes
 from ...sizes import parse_memory, show_count, show_left
 from ..predict import costs_of
 from .answer import FASTEST, GOALS, HEADER, as_json, print_plan, recommended, result_of
@@ -84,15 +84,18 @@ def plan(arguments: list[str]) -> int:
     cells = compose(rows, overrides, chosen.device)
     refuse_senseless(list(cells.values()))
     _check(chosen, list(cells.values()))
-    execute = partial(execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS)
     costs = costs_of(chosen.cluster, chosen.node_gbit_s) if fastest else None
-    answer = Plan(chosen.goal, capacity, execute, costs, chosen.price, chosen.device, overrides, axes)
-    with progress(answer):
-        if costs is not None:
-            given = {word.partition("=")[0] for word in chosen.overrides}
-            find_fastest(answer, costs, cells, int(batch) if batch else None, given)
-        else:
-            answer.search(cells, family_axis if chosen.family else GOALS[chosen.goal].axis)
+    with kept_processes() as processes:
+        execute = partial(
+            execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS, processes=processes
+        )
+        answer = Plan(chosen.goal, capacity, execute, costs, chosen.price, chosen.device, overrides, axes)
+        with progress(answer):
+            if costs is not None:
+                given = {word.partition("=")[0] for word in chosen.overrides}
+                find_fastest(answer, costs, cells, int(batch) if batch else None, given)
+            else:
+                answer.search(cells, family_axis if chosen.family else GOALS[chosen.goal].axis)
     best = recommended(answer)
     settings = SYSTEMS[chosen.settings](best.fit.config) if chosen.settings and best else None
     if chosen.format == "json":

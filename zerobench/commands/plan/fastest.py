@@ -77,9 +77,10 @@ def find_fastest(
     plan.search(cells, axis_of)
     free = FreeCosts(replace(costs.device, contention=1.0), costs.cluster)
     varied: set[Candidate] = set()
-    while True:  # a leader is varied once it is judged, while others still are
+    trades: dict[str, list[PlanRow]] = {}
+    while True:  # a leader is varied, or simulated on more GPUs, once it is judged, while others still are
         ranked = [row for row in plan.ranked if row.candidate in cells]
-        due, variants = _unjudged(plan, that_can_win(ranked)), dict[Candidate, Cell]()
+        due, variants, others = _unjudged(plan, that_can_win(ranked)), dict[Candidate, Cell](), list[PlanRow]()
         for row in _leaders(ranked):
             if row in due or row.candidate in varied:
                 continue
@@ -93,18 +94,15 @@ def find_fastest(
                 f"{row.candidate.name}: without any communication its step would be {part:.1%} shorter, less than the "
                 "interval, so that prefetch, shards, groups and ZeRO++ were not varied"
             )
-        if not due and not variants:
+        if not variants and plan.ranked:
+            due = due or _unjudged(plan, in_answer())
+            others = on_more_gpus(plan, due)
+            if (first := plan.ranked[0]) not in due and first.fit.cell.cell_id not in trades:
+                trades[first.fit.cell.cell_id] = recomputed_or_kept(first, cells)
+                others += trades[first.fit.cell.cell_id]
+        if not due and not variants and not others:
             break
-        plan.search(variants, axis_of_variant, due)
-    trades: dict[str, list[PlanRow]] = {}
-    while True:  # steps on more GPUs, and of recomputing, are simulated beside the rows that are judged
-        due, others = _unjudged(plan, in_answer()), on_more_gpus(plan)
-        if plan.ranked and (first := plan.ranked[0]).fit.cell.cell_id not in trades:
-            trades[first.fit.cell.cell_id] = recomputed_or_kept(first, cells)
-            others += trades[first.fit.cell.cell_id]
-        if not due and not others:
-            break
-        plan.simulate([[row] for row in (*due, *others)])
+        plan.search(variants, axis_of_variant, (*due, *others))
     plan.later = 0
     if not (ranked := plan.ranked):
         return
@@ -264,10 +262,14 @@ def _larger(row: PlanRow, factor: int) -> Cell:
     return cell.changed(world_size=config.world_size * factor, batch=config.batch and config.batch * factor)
 
 
-def on_more_gpus(plan: Plan) -> list[PlanRow]:
-    """Returns new rows: the leaders on more GPUs, up to the most ranks of a world, unless their cells are known."""
+def on_more_gpus(plan: Plan, unjudged: Collection[PlanRow]) -> list[PlanRow]:
+    """Returns new rows: the leaders on more GPUs, up to the most ranks of a world, except those that are `unjudged` and
+    those whose cells are known.
+    """
     leaders, new = _leaders(plan.ranked), list[PlanRow]()
     for row, factor in product(leaders if len(leaders) > 1 else (), MORE_GPUS):
+        if row in unjudged:
+            continue
         cell = _larger(row, factor)
         if cell.config.cell_id not in plan.larger and not problems_of(cell.config):
             new.append(_only_timed(row.candidate, cell))
