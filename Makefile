@@ -25,7 +25,7 @@ help:
 	@echo "make pages      the tables of README and docs/ alone"
 	@echo "make notebook   the tutorial notebook, executed: its page in docs/, with the outputs and figures of that run"
 	@echo "make docs       the documents as a site: build/docs/index.html, which opens from the disk"
-	@echo "make results    all that README and the documents show of measured runs, again, in order of prominence"
+	@echo "make results    the tables that older code recorded, again, in order of prominence; all of them take three hours"
 	@echo "make experiments  the tables of some experiments again (EXPERIMENTS=\"stages losses\"), then make plots"
 	@echo "make reference  the committed tables again, on this machine (results/reference/)"
 	@echo "make compare    ours beside FSDP2, ZeroRedundancyOptimizer and DeepSpeed: ratios and goals (results/compare/)"
@@ -169,17 +169,20 @@ experiments: setup
 	for name in $(filter-out $(UNTIMED),$(EXPERIMENTS)); do $(MAKE) record-$$name || exit $$?; done
 	$(if $(UNTIMED),$(MAKE) --jobs 2 $(addprefix record-,$(UNTIMED)))
 
+# A second sweep of the same experiment, with these words on top.
+ALSO_settings := strategy=fsdp2 strategy.reshard_ranks=2
+ALSO_lora := strategy=fsdp2 strategy.upcast_frozen=false
+
 record-%: setup
 	$(RUN) -m zerobench experiment=$* device=cpu results_dir=results/runs/reference/$*
-	test $* != settings || $(RUN) -m zerobench experiment=settings device=cpu results_dir=results/runs/reference/settings \
-	  strategy=fsdp2 strategy.reshard_ranks=2
+	$(if $(ALSO_$*),$(RUN) -m zerobench experiment=$* device=cpu results_dir=results/runs/reference/$* $(ALSO_$*))
 	$(RUN) -m tools.docs.recorded results/runs/reference/$* $(REFERENCE)/$*
 
-# All that README and docs/ show of measured runs, in order of prominence. A call that was stopped goes on: finished cells of
-# the same code are taken as they are.
-RESULTS ?= experiments compare replay report notebook plots
+# All tables that other code than today's recorded, in order of prominence, then pages and figures. A call that was stopped
+# goes on: a table is signed at its end, and finished cells of the same code are taken as they are.
 results: setup
-	for part in $(RESULTS); do $(MAKE) $$part || exit $$?; done
+	$(RUN) -m tools.docs.recorded targets | while read -r target; do $(MAKE) $$target < /dev/null || exit $$?; done
+	$(MAKE) report notebook plots
 
 # Other sizes: make compare COMPARE=compare COMPARE_TO=/tmp/tried OVERRIDES="model=gpt_tiny measure=quick"
 COMPARE ?= compare compare_50m compare_n4
@@ -273,6 +276,8 @@ gpu-suite: setup
 
 gpu-runs: setup
 	$(VALIDATE) gpu-runs results/h100
+	$(RUN) -m tools.docs.recorded results/h100
+	$(RUN) tools/docs/pages.py
 
 update-traffic: setup
 	$(VALIDATE) update-traffic

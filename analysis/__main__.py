@@ -33,11 +33,12 @@ FIGURES = {
     "memory": "stages", "volume": "stages", "timeline": "stages", "step_time": "step_time", "scaling": "scaling",
     "throughput": "scaling", "losses": "losses", "pareto": "frontier", "offload": "offload", "delayed": "delayed",
     "activation": "activation", "muon": "muon", "compile": "compile", "long_sequences": "long_sequences",
+    "lora": "lora",
 }  # fmt: skip
 """Figure -> the experiment that produces its runs."""
 
 DRAWN_AS = {
-    **dict.fromkeys(("muon", "compile", "long_sequences", "offload", "activation"), "memory"),
+    **dict.fromkeys(("muon", "compile", "long_sequences", "offload", "activation", "lora"), "memory"),
     "delayed": "losses",
 }
 """Figure -> the figure of `zerobench plot` that draws its runs."""
@@ -54,7 +55,7 @@ WITHOUT_FIGURE = (
 UNTIMED = (
     "losses", "offload", "infinity", "delayed", "partition", "buffers", "arena", "tiling", "zeropp", "shard_group",
     "nodes", "muon", "long_sequences", "low_bit", "zeropp_error", "settings", "accumulation",
-    "gradient_dtype",
+    "gradient_dtype", "lora",
 )  # fmt: skip
 """Experiments of bytes, traffic or losses alone: `make experiments` runs two of them at a time."""
 

@@ -45,7 +45,7 @@ CELLS = {
     "stages": (REFERENCE / "stages",), "stage_bytes": (REFERENCE / "stages",), "tiling": (REFERENCE / "tiling",),
     "infinity": (REFERENCE / "infinity", "psi"), "partition": (REFERENCE / "partition", "strategy"),
     "muon": (REFERENCE / "muon",), "save": (REFERENCE / "save", "strategy", "world_size"),
-    "lora": (RESULTS / "lora", "started"), "peer_bytes": (COMPARED / "compare",),
+    "lora": (REFERENCE / "lora", "started"), "peer_bytes": (COMPARED / "compare",),
     "peer_volume": (COMPARED / "compare",),
 }  # fmt: skip
 """Block whose rows are cells as they are -> their folder, and the columns that they are sorted by."""

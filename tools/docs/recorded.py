@@ -1,12 +1,14 @@
 """Committed runs: their tables, their cells as rows, their date and commit, and the code that recorded them.
 
     python -m tools.docs.recorded results/runs/reference/stages results/reference/cpu/stages
-    python -m tools.docs.recorded results/lora
+    python -m tools.docs.recorded results/replay
+    python -m tools.docs.recorded targets
     python -m tools.docs.recorded
 
 The first makes the newest runs of an experiment its committed tables: parquet and Markdown. It and the second write the
-digest of the code that the tables depend on (RECORDED) to results/code.yaml. The third, which `make docs` and `make
-pages` end with, lists the tables that other code than today's recorded. A test allows none of README's.
+digest of the code that the tables depend on (RECORDED) to results/code.yaml. The last, which `make docs` and `make
+pages` end with, lists the tables that other code than today's recorded; a test allows none of README's. The third
+prints the make targets that record these again, which is all that `make results` does.
 """
 
 from __future__ import annotations
@@ -125,14 +127,28 @@ ENGINE = ("zero", "strategies", "probes", "models", "worker.py", "data.py")
 SIMULATED = (*ENGINE, "fake", "simulation", "theory", "predict")
 
 RECORDED = {
-    "reference/cpu/*": ENGINE, "compare/cpu": ENGINE, "lora": ENGINE, "replay": ENGINE, "h100": ENGINE,
-    "fake_equality": SIMULATED, "table1": SIMULATED, "published_runs": SIMULATED, "predicted_runs": SIMULATED,
-    "predicted_maps": SIMULATED, "published/questions": (*SIMULATED, "commands"),
-    "largest_model": (*SIMULATED, "commands/plan"), "answer_times.csv": (*SIMULATED, "commands"),
-    "certificates": ("watching",), "watch_cost.csv": ("watching",),
-    "kernel_ulps.csv": ("zero/optim",), "update_traffic.csv": ("zero/optim", "fake/as_gpu"),
-}  # fmt: skip
-"""Files and folders of results/ -> what of the package they depend on. Budgets are held by `make budget` instead."""
+    "reference/cpu/stages": ("record-stages", ENGINE),
+    "answer_times.csv": ("answer-times", (*SIMULATED, "commands")),
+    "largest_model": ("largest-model", (*SIMULATED, "commands/plan")),
+    "predicted_runs": ("predicted-runs", SIMULATED),
+    "predicted_maps": ("predicted-maps", SIMULATED),
+    "table1": ("table1 TABLE1=--rerun", SIMULATED),
+    "published/questions": ("questions", (*SIMULATED, "commands")),
+    "published_runs": ("published-runs", SIMULATED),
+    "h100": ("gpu-runs", SIMULATED),
+    "replay": ("replay", ENGINE),
+    "compare/cpu": ("compare", ENGINE),
+    "reference/cpu/*": ("record-{name}", ENGINE),
+    "update_traffic.csv": ("update-traffic", ("zero/optim", "fake/as_gpu")),
+    "kernel_ulps.csv": ("kernel-ulps", ("zero/optim",)),
+    "certificates": ("certificates", ("watching",)),
+    "watch_cost.csv": ("watch-cost", ("watching",)),
+    "fake_equality": ("fake-equality EQUALITY=", SIMULATED),
+}
+"""Files and folders of results/, in the order of prominence -> the make target that records them, and what of the
+package they depend on. Budgets are held by `make budget` instead; of results/h100 the estimates beside the measured
+runs.
+"""
 
 CODE = RESULTS / "code.yaml"
 """Table -> the digest of the code that recorded it."""
@@ -152,16 +168,20 @@ def code(parts: tuple[str, ...]) -> str:
     return digest.hexdigest()[:12]
 
 
-def today() -> dict[str, str]:
-    """Returns the digest of today's code for every recorded table."""
-    paths = [(path, parts) for pattern, parts in RECORDED.items() for path in sorted(RESULTS.glob(pattern))]
-    return {str(path.relative_to(RESULTS)): code(parts) for path, parts in paths if path.name != "figures"}
+def today() -> dict[str, tuple[str, str]]:
+    """Returns every recorded table, in the order of prominence -> its make target, and the digest of today's code."""
+    tables: dict[str, tuple[str, str]] = {}
+    for pattern, (target, parts) in RECORDED.items():
+        for path in sorted(RESULTS.glob(pattern)):
+            if path.name != "figures":
+                tables.setdefault(str(path.relative_to(RESULTS)), (target.format(name=path.name), code(parts)))
+    return tables
 
 
-def older() -> list[str]:
-    """Returns the tables that other code than today's recorded."""
-    recorded_by = yaml.safe_load(CODE.read_text())
-    return [table for table, digest in today().items() if recorded_by.get(table) != digest]
+def older() -> dict[str, str]:
+    """Returns the tables that other code than today's recorded -> their make targets."""
+    signed = yaml.safe_load(CODE.read_text())
+    return {table: target for table, (target, digest) in today().items() if signed.get(table) != digest}
 
 
 def list_older() -> None:
@@ -171,9 +191,14 @@ def list_older() -> None:
 
 
 def sign(to: str) -> None:
-    """Writes today's digest for a table that was recorded now. Raises KeyError if RECORDED has no such table."""
+    """Writes today's digest for a table that was recorded now, or prints the targets of older tables. Raises KeyError
+    if RECORDED has no such table.
+    """
+    if to == "targets":
+        print(*dict.fromkeys(older().values()), sep="\n")
+        return
     table = str(Path(to).resolve().relative_to(RESULTS))
-    signed = yaml.safe_load(CODE.read_text()) | {table: today()[table]}
+    signed = yaml.safe_load(CODE.read_text()) | {table: today()[table][1]}
     CODE.write_text(yaml.safe_dump(signed))
 
 
