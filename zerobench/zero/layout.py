@@ -100,11 +100,6 @@ class Layout:
     def _starts(self) -> tuple[int, ...]:
         return tuple(accumulate(self.sizes or (), initial=0))
 
-    def filled_numel(self, rank: int) -> int:
-        """Elements of `rank`'s shard in front of the padding at the unit's end."""
-        start, stop = self.bounds(rank)
-        return min(max(0, self._end - start), stop - start)
-
     @cached_property
     def padded_numel(self) -> int:
         """Elements that are communicated: N shards."""

@@ -3,9 +3,8 @@
     found by     written by
     version      p.mul_(), nn.init, load_state_dict          masters are updated
                  tensors of optimizer.param_groups           an error at the next forward or step
-    value        p.data.mul_(), NumPy: in a forward          kept when the unit is resharded; if that is impossible, an
-                                                             error at the step; lost on a GPU if only masters are kept
-                 the same between steps                      looked for at a step and before a checkpoint: masters are
+    value        p.data.mul_(), NumPy: in a forward          lost under stage 3, which reshards the unit
+                 the same elsewhere                          looked for at a step and before a checkpoint: masters are
                                                              updated; on a GPU by the update's kernel, if there is one:
                                                              an error at the next step
     address      p.data = ..., module.double()               an error at the next forward or step
@@ -121,8 +120,7 @@ class Writes:
         self.follow_all()
         self._segments.note()
         number, comm = self.take_lost(waits=True), self._engine.comm
-        may_lose = self._engine.placement.unseen is not None or any(unit.may_lose for unit in self._gathered)
-        if collective and comm.size > 1 and may_lose:
+        if collective and comm.size > 1 and self._engine.placement.unseen is not None:
             device = comm.flags_device or self._units[0].device
             with torch.inference_mode(False):  # a communicator keeps the last value that it sent
                 flag = torch.tensor([-1 if number is None else number], dtype=torch.int32, device=device)
@@ -132,21 +130,14 @@ class Writes:
             self.raise_lost(number)
 
     def take_lost(self, waits: bool = False) -> int | None:
-        """Returns the number of a unit whose shard could not keep what a forward wrote, and forgets all such writes; or
-        after all units' numbers that of a parameter whose writes an update has replaced. `waits`: for the last update.
-        """
+        """Returns the number of a parameter whose writes an update has replaced. `waits`: for the last update."""
         unseen = self._engine.placement.unseen
-        lost = [number for number, unit in enumerate(self._gathered) if unit.take_lost()]
-        if unseen is not None and (parameter := unseen.find(waits)) is not None:
-            lost.append(len(self._gathered) + parameter)
-        return max(lost, default=None)
+        return None if unseen is None else unseen.find(waits)
 
     def raise_lost(self, number: int) -> NoReturn:
         """Raises RuntimeError for a number that `take_lost` has returned on some rank."""
         self.forget_lost()
-        if number < len(self._gathered):
-            raise RuntimeError(self._gathered[number].lost_write)
-        raise RuntimeError(f"{self._engine.names[number - len(self._gathered)]}: {access.OVERWRITTEN}")
+        raise RuntimeError(f"{self._engine.names[number]}: {access.OVERWRITTEN}")
 
     def forget_lost(self) -> None:
         """Forgets writes that updates have replaced."""
@@ -175,8 +166,6 @@ class Writes:
         which a GPU compares none; it may do so itself (parameters/access.py).
         """
         self.follow()
-        for gathered in self._gathered:
-            gathered.keep_written()
         for unit in self._compared if self._engine.placement.host_may_compare or not updates else ():
             if unit.placement.may_be_written(unit):
                 self._engine.update.check_writable(unit.name)

@@ -182,7 +182,6 @@ class StateMixin(ShardedEngine):
             yield self.module
         finally:
             swap.put_back()
-            self.writes.take_lost()  # a write to the temporary weights
             self._buffers_due = is_due
 
     def sync_parameters(self) -> None:

@@ -12,8 +12,8 @@ NaN.
 Autograd's version counters: every in-place operation increments them. A detached tensor shares the counter of its
 source, a tensor from `.data` has its own. (`_version` is torch-private; tested.)
 
-Fingerprints, for writes that counters do not see (`.data`, NumPy's views, other libraries' kernels): a number that
-changes when a tensor's values change. It depends on the bits and the position of every element; two different tensors
+Fingerprints, for writes inside full_parameters() that counters do not see (`.data`, NumPy's views, other libraries'
+kernels), and for values that differ between ranks: a number that changes when a tensor's values change. It depends on the bits and the position of every element; two different tensors
 have equal ones with a probability of about 2^-64.
 
 Flags, on a GPU, where the host must not wait for a comparison: the kernel that updates the masters (optim/one_pass.py)

@@ -27,7 +27,7 @@ from .. import labels
 from ..comm.base import Comm, Handle
 from ..layout import Layout, MemoryOrder
 from ..offload.placement import Placement
-from ..parameters.access import Hiding, fingerprint, placeholder
+from ..parameters.access import Hiding, placeholder
 from ..precision import TRAINED, Dtypes
 from .unit import Unit
 
@@ -64,8 +64,6 @@ class GatheredUnit(Unit):
     is_whole = True
     is_from_source = False  # False for the model's own values, and for an exact gather
     held = 0
-    _gathered: torch.Tensor | None = None  # the fingerprint of this rank's slice as it was gathered
-    _lost: torch.Tensor | None = None  # 0-dim: something was written to a slice that is not kept
 
     def __init__(
         self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, placement: Placement,
@@ -164,9 +162,6 @@ class GatheredUnit(Unit):
             return
         self.gather.wait()
         self.gather, self.is_whole = None, True
-        # a shard that is not on the device, or not what the slice was gathered from, cannot keep what is written to it
-        keeps = self.placement.has_parameters(self) and (self._is_exact or not self.is_from_source)
-        self._gathered = None if keeps else fingerprint(self.own_slice(self.full_parameters))
         labels.unit(labels.GATHERED, self.name, self.full_parameters.nbytes)
         for parameter, view in zip(self.parameters, self._views, strict=True):
             self._hiding.show(parameter, view)
@@ -206,43 +201,14 @@ class GatheredUnit(Unit):
         self.placement.drop(self)
 
     def keep_written(self) -> None:
-        """Updates the shard from this rank's slice, to which a forward may have written in any way."""
-        if self.stays or self.held or not self.is_whole:
-            return
-        own = self.own_slice(self.full_parameters)
-        if self.versions.written():
+        """Updates the shard from this rank's slice, if a forward has written to the parameters in place."""
+        if self.is_whole and not (self.stays or self.held) and self.versions.written():
             self.keep_parameters(())
-        elif self._gathered is not None:  # the flag is read at the step, for the host would wait for it
-            differs = self._gathered != fingerprint(own)
-            self._lost = differs if self._lost is None else self._lost | differs
-        # else the write is lost: a comparison would cost too much
-        elif self.placement.host_may_compare or not self.dtypes.keeps_masters:
-            self.placement.keep(self, own.narrow(0, 0, self.layout.filled_numel(self.rank)))  # without the padding
 
     @property
     def _is_exact(self) -> bool:
         """True if gathers have the exact bits of the shards, not the quantized values of ZeRO++."""
         return self.comm.exact is self.comm
-
-    @property
-    def may_lose(self) -> bool:
-        """True if a forward may write values that the shard cannot keep."""
-        return not (self.stays or (self.placement.has_parameters(self) and self._is_exact))
-
-    def take_lost(self) -> bool:
-        """Returns True if a forward has written values that the shard could not keep, since the last call."""
-        lost, self._lost = self._lost, None
-        return lost is not None and bool(lost)
-
-    @property
-    def lost_write(self) -> str:
-        """The error message about such a write."""
-        why = "offload keeps" if self._is_exact else "ZeRO++ rounds"
-        way = ", or in place under torch.no_grad() (`p.clamp_()`)" if self._is_exact else ""
-        return (
-            f"{self.name}: a forward wrote to its parameters by .data, or in another way that autograd does not count,"
-            f" and that is lost where {why} them; write inside `with engine.full_parameters()`{way}"
-        )
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         if self.is_from_source and not self._is_exact:
@@ -252,10 +218,7 @@ class GatheredUnit(Unit):
             )
         if not self.stays:
             self.placement.wait()
-            own = self.own_slice(self.full_parameters)
-            self.placement.keep(self, own, loaded)
-            if self._gathered is not None:  # the unit may stay whole, for a backward: this write is not lost
-                self._gathered = fingerprint(own)
+            self.placement.keep(self, self.own_slice(self.full_parameters), loaded)
         self.follow(loaded)
 
     def follow(self, loaded: Collection[int]) -> None:
