@@ -4,7 +4,7 @@ rows of the table `events` are made from its log.
 A log exists only if the table is requested, or predicted times.
 
 Waits for collectives that Python launches and waits for itself: a process group's method returns a *work*, whose
-`wait` returns when the collective is done. Our engine's collectives are reported by its handles (zero/comm/streams.py),
+`wait` returns when the collective is done. Our engine's collectives are reported by its handles (zero/comm/base.py),
 of which one may wait for many works. Collectives that C++ launches or waits for by itself, as DDP's reducer does, are
 not seen here.
 

@@ -48,8 +48,8 @@ from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 
 from .. import labels
 from ..bucket import Slots
-from ..comm.base import Handle
-from ..comm.streams import CommStream, Threads, Waitable
+from ..comm.backends import CommStream, Threads
+from ..comm.base import Handle, Waitable
 from ..modules.wrapping import tensors_that_require_grad
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ import torch
 import torch.distributed as dist
 
 from . import simulated
-from .backends import NcclComm, StagedComm
-from .base import FAKE, Comm, GroupComm, Handle, Into, Sizes, WrappedComm, backend_for
+from .backends import GroupComm, NcclComm, StagedComm
+from .base import FAKE, Comm, Handle, Into, Sizes, WrappedComm, backend_for
 from .gloo import GlooComm
 from .out_of_step import hang_watch, watched
 
@@ -185,9 +185,8 @@ def connect_groups(
     if isinstance(all_ranks, GroupComm) and all_ranks.flags_device is None and all_ranks.on_streams:
         if all_ranks.group not in _cpu_groups:
             _cpu_groups[all_ranks.group] = new_cpu_group(all_ranks)
-        cpu_group = _cpu_groups[all_ranks.group]  # for flags
-        all_ranks.use_cpu_group(cpu_group)
-        hang_watch(all_ranks.group).groups.add(cpu_group)  # its waits end with the others
+        all_ranks.cpu_group, all_ranks.flags_device = _cpu_groups[all_ranks.group], torch.device("cpu")
+        hang_watch(all_ranks.group).groups.add(all_ranks.cpu_group)  # its waits end with the others
     all_ranks = watched(all_ranks)
     check_groups(all_ranks.size, node_size, shard_group)
     if all(size in (None, all_ranks.size) for size in (node_size, shard_group)):
