@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..records import ALLOCATOR, CATEGORIES, LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
-from . import allocator, cuda_memory
+from . import allocator
 from .allocator import IN_MEMORY, MEASURED_STEP, PhasePeaks, profiled_peaks
 from .event_log import EventLog, event_rows, listening
 from .intervals import LARGEST, History, StorageRecord, extremes_rows, rows_by_line
@@ -94,7 +94,7 @@ class AccountedPass(Probe):
             if peaks := profiled_peaks(self._profile):
                 self.allocator.of["step"] = peaks
         if self._cuda and error[0] is None and "step" in self.allocator.of:
-            self.memory |= cuda_memory.process_memory(self.allocator.of["step"])
+            self.memory |= allocator.process_memory(self.allocator.of["step"])
 
     def adopt(self, model: nn.Module) -> None:
         """Labels parameters, buffers and gradients after the model is built, before a strategy wraps it."""
@@ -124,7 +124,7 @@ class AccountedPass(Probe):
     def step(self, measured: bool) -> Iterator[None]:
         """Runs one whole step, which leaves records only if it is measured."""
         if measured and not self._measured and self._cuda:
-            cuda_memory.reset_peaks()
+            allocator.reset_peaks()
         if measured and self._before is None:
             self._before = self.ledger.live_bytes()
         self.ledger.begin()
@@ -136,14 +136,10 @@ class AccountedPass(Probe):
         self.enter_phase("data")
         with record_function(MEASURED_STEP) if self._profile is not None and measured else nullcontext():
             yield
-        if measured:
-            self._record_step()
-            self.ledger.begin()  # the records are memory too
-        else:
+        if not measured:
             self._before = self.ledger.live_bytes()
-        self.meter.operations.clear()
-
-    def _record_step(self) -> None:
+            self.meter.operations.clear()
+            return
         self.ledger.end("step")
         self.allocator.end("step")
         size = sum(self.ledger.kept.values())
@@ -164,6 +160,8 @@ class AccountedPass(Probe):
             counts[operation] += times * is_of_step(operation)
         self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items() if calls]
         self._measured += 1
+        self.ledger.begin()  # the records are memory too
+        self.meter.operations.clear()
 
     may_wait = True
     """True, because this pass measures no times."""

@@ -239,7 +239,13 @@ class TrafficMeter(GraphMode, labels.Observer):
         elements = sum(t.numel() for t in tensors)
         payload = sum(t.numel() * t.element_size() for t in tensors)
         collective, unit = self._named()
-        control = self.phase == "init" or elements == 1 or self._is_control(collective, unit, tensors, payload)
+        # small traffic that is labeled as control, or unlabeled integers; buffers of any size
+        is_labeled, are_flags = (
+            collective == "control",
+            not collective and any(not t.is_floating_point() for t in tensors),
+        )
+        control = self.phase == "init" or elements == 1 or (is_labeled and unit == labels.BUFFERS)
+        control = control or ((is_labeled or are_flags) and payload <= CONTROL_MOST_BYTES)
         wire = payload * rule.wire(n) if rule else 0.0
         between = wire * outside
         operation = Operation(
@@ -264,13 +270,6 @@ class TrafficMeter(GraphMode, labels.Observer):
         if threading.get_ident() == self._home or isinstance(threading.current_thread(), labels.EngineThread):
             return labels.current_collective()
         return "", f"{THREAD}{threading.current_thread().name}"
-
-    @staticmethod
-    def _is_control(collective: str, unit: str, tensors: list[torch.Tensor], payload: int) -> bool:
-        """Returns True for buffers, and if small for traffic labeled as control and unlabeled integers."""
-        flags = any(not t.is_floating_point() for t in tensors) and not collective
-        labeled = collective == "control"
-        return (labeled and unit == labels.BUFFERS) or ((labeled or flags) and payload <= CONTROL_MOST_BYTES)
 
     def _shares_between(self, group: dist.ProcessGroup, peer: int | None) -> dict[float, int]:
         """Returns fraction of an operation's wire bytes that leaves a node -> number of such operations. `peer`: the
