@@ -142,20 +142,17 @@ class Batching:
 def build_batches(source: Batching, rank: int, device: torch.device) -> Batches | OwnBatches:
     """The batches of one rank."""
     if source.name not in DATA.own:
-        return OwnBatches(source.name, _build_own(source, rank), device, source.dtype)
+        # a user's builder gets its options, and those values of the run that it takes as parameters
+        given = vars(source) | {"rank": rank}
+        filled = {key: given[key] for key in DATA.filled if DATA.takes(source.name, key)}
+        with _blamed_on(source.name):
+            built = DATA.all()[source.name](**source.options, **filled)
+        return OwnBatches(source.name, built, device, source.dtype)
     text = read_text(source.path, source.sequence) if source.name == "text" else None
     return Batches(
         text, source.vocabulary, source.sequence, source.micro_batch, source.accumulation, rank, source.world_size,
         source.seed, device,
     )  # fmt: skip
-
-
-def _build_own(source: Batching, rank: int) -> Any:
-    """Calls a user's builder with its options and with those values of the run that it takes as parameters."""
-    given = vars(source) | {"rank": rank}
-    filled = {key: given[key] for key in DATA.filled if DATA.takes(source.name, key)}
-    with _blamed_on(source.name):
-        return DATA.all()[source.name](**source.options, **filled)
 
 
 @contextmanager

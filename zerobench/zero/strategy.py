@@ -102,7 +102,7 @@ class Strategy(GradientMixin, StateMixin):
         # a lost write stops the update on all ranks
         self.update.fault, self.update.raise_fault = self.writes.take_lost, self.writes.raise_lost
         take_loads(self, self.writes)
-        module.register_forward_hook(Hook(self._after_forward))
+        module.register_forward_hook(Hook(lambda _module, _inputs, output: self.gradients.hook_output(output)))
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
         step_by(optimizer, self)
 
@@ -152,9 +152,6 @@ class Strategy(GradientMixin, StateMixin):
             return run()
         finally:
             self.running -= 1
-
-    def _after_forward(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        self.gradients.hook_output(output)
 
     def _before_forward(self) -> None:
         # autocast's cached copies may predate an update; and one shared by several forwards would get its gradient only

@@ -161,12 +161,13 @@ def is_held(file: Path) -> bool:
 
 def at_end(owner: object, act: Callable[..., None], *arguments: Any) -> weakref.finalize[..., object]:
     """weakref.finalize for resources of this process only: a forked child ends with copies of its parent's objects."""
-    return weakref.finalize(owner, _act_in, os.getpid(), act, *arguments)
+    process = os.getpid()
 
+    def end() -> None:
+        if os.getpid() == process:
+            act(*arguments)
 
-def _act_in(process: int, act: Callable[..., None], *arguments: Any) -> None:
-    if os.getpid() == process:
-        act(*arguments)
+    return weakref.finalize(owner, end)
 
 
 def _remove(folder: Path, lock: int) -> None:
