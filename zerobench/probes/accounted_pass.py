@@ -27,7 +27,7 @@ from .labeling import contains_others, label_parts
 from .ledger import Ledger, ShapesOnly
 from .model_listener import ModelListener
 from .operator_stream import OperatorStream
-from .outside_dispatch import NewtonSchulz, threads_relayed
+from .outside_dispatch import orthogonalizations_watched, threads_relayed
 from .probe import PassRecords, Probe
 from .source_lines import find_keepers
 from .traffic import SUMMED, Operation, TrafficMeter, backends_watched, is_of_step
@@ -66,7 +66,7 @@ class AccountedPass(Probe):
         self._measured = 0
         self._before: dict[StorageRecord, int] | None = None  # live bytes where the last warm-up step ended
         self._grown: list[tuple[int, StorageRecord, str]] = []
-        self._orthogonalized = NewtonSchulz()
+        self._orthogonalized: list[int] = []  # FLOPs of each Newton-Schulz call of the step
         self.kept = ""
         """A description of the largest storage that survived a measured step but should not have."""
         self._stack = ExitStack()
@@ -77,7 +77,7 @@ class AccountedPass(Probe):
             self._stack.callback(labels.unlisten, listener)
         for observer in (
             self.meter, self.ledger, self._operators or nullcontext(), threads_relayed((self.meter, self.ledger)),
-            backends_watched(self._note_raw), self._model, self._orthogonalized,
+            backends_watched(self._note_raw), self._model, orthogonalizations_watched(self._orthogonalized.append),
             nullcontext() if self.log is None else listening(self.log, self.meter),
         ):  # fmt: skip
             self._stack.enter_context(observer)
@@ -130,7 +130,7 @@ class AccountedPass(Probe):
         self.ledger.begin()
         self.allocator.begin()
         self.meter.operations.clear()
-        self._orthogonalized.begin()
+        self._orthogonalized.clear()
         if self._operators is not None:
             self._operators.on = measured
         self.enter_phase("data")
@@ -152,9 +152,8 @@ class AccountedPass(Probe):
         grown = {stored: now.get(stored, 0) - before.get(stored, 0) for stored in {**before, **now}}
         self._grown = [(by, stored, stored.category) for stored, by in grown.items() if by]
         self.memory["growth_bytes"] = sum(grown.values())
-        for figure in ("calls", "flops"):
-            name = f"newton_schulz_{figure}"
-            self.memory[name] = (self.memory.get(name) or 0) + getattr(self._orthogonalized, figure)
+        for name, value in (("calls", len(self._orthogonalized)), ("flops", sum(self._orthogonalized))):
+            self.memory[f"newton_schulz_{name}"] = (self.memory.get(f"newton_schulz_{name}") or 0) + value
         counts: Counter[Operation] = Counter()
         for operation, times in self.meter.operations:
             counts[operation] += times * is_of_step(operation)

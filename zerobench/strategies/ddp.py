@@ -160,30 +160,18 @@ class MasterDdpEngine(DdpEngine):
         align = align_numel(optimizer, 4)  # so that shares are updated as the whole is (zero/layout.py says why)
         max_numel = max(tile_bytes // 4 // align, 1) * align
         owned = owners_of(owned_by(optimizer), self._parameters, 1)
-        shares = [
-            share
-            for i, p in enumerate(self._parameters)
-            for share in self._parameter_shares(
-                i, None if p in owned else self._masters[i].numel() if in_one_pass else max_numel
-            )
-        ]
+        shares = []
+        for i, (p, master) in enumerate(zip(self._parameters, self._masters, strict=True)):
+            step = master.numel() if in_one_pass or p in owned else max_numel
+            for start in range(0, master.numel(), step or 1):
+                segment = Segment(i, start, min(start + step, master.numel()), start)
+                shares.append(ParameterShare(p, self._orders[p], master, segment, is_whole=p in owned))
         index = {p: i for i, p in enumerate(self._parameters)}
         segments: Any = shares  # of one rank
         swap_parameters(optimizer, set_aside(optimizer, optimizer.param_groups), index, segments, self._orders)
         self._tiles = cut_in_tiles(shares, max_numel)
         self._buffers = TileBuffers(self._tiles)
         self._one_pass = OnePass.of(optimizer, shares, device) if in_one_pass else None
-
-    def _parameter_shares(self, i: int, max_numel: int | None) -> Iterator[ParameterShare]:
-        """Yields a parameter's shares; with `max_numel` None one share, whole, in the parameter's shape."""
-        parameter, master = self._parameters[i], self._masters[i]
-        if max_numel is None:
-            segment = Segment(i, 0, master.numel(), 0)
-            yield ParameterShare(parameter, self._orders[parameter], master, segment, is_whole=True)
-            return
-        for start in range(0, master.numel(), max_numel):
-            stop = min(start + max_numel, master.numel())
-            yield ParameterShare(parameter, self._orders[parameter], master, Segment(i, start, stop, start))
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backpropagates the loss times the scale; DDP reduces the scaled gradients."""
