@@ -339,15 +339,21 @@ def cut_in_tiles(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
 def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
     """Returns Σ |g|^p over all elements, 0-dim fp64 (fp32 would be off by 4e-4); for p = inf the maximum."""
     tensors = list(gradients)
-    if tensors and tensors[0].is_cuda:  # one kernel for many tensors, since launches dominate, and no fp64 copies
-        norms = list(torch._foreach_norm(tensors, norm_type, dtype=torch.float64))
-    else:
-        chunks = (chunk for gradient in tensors for chunk in gradient.split(NORM_CHUNK))
-        norms = [torch.linalg.vector_norm(chunk.double(), norm_type) for chunk in chunks]
+    norms = (_norms_at_once if tensors and tensors[0].is_cuda else _norms_by_chunk)(tensors, norm_type)
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=device)
     stacked = torch.stack(norms)
     return stacked.max() if norm_type == math.inf else stacked.pow(norm_type).sum()
+
+
+def _norms_by_chunk(gradients: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
+    chunks = (chunk for gradient in gradients for chunk in gradient.split(NORM_CHUNK))
+    return [torch.linalg.vector_norm(chunk.double(), norm_type) for chunk in chunks]
+
+
+def _norms_at_once(gradients: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
+    """Computes norms on a GPU with one kernel for many tensors, because launches dominate, and without fp64 copies."""
+    return list(torch._foreach_norm(gradients, norm_type, dtype=torch.float64)) if gradients else []
 
 
 def norm_over_ranks(
