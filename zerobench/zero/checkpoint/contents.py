@@ -403,9 +403,9 @@ def problems_of_step(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterato
         return
     group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
     pending = facts["extra"].get("pending") or {}
-    for options in (facts["optimizer"]["options"], pending.get("options")):
+    for options in filter(None, (facts["optimizer"]["options"], pending.get("options"))):
         tried: set[str] = set()
-        for segment in () if options is None else engine.segments:
+        for segment in engine.segments:
             name, number = engine.names[segment.span.parameter], group_of.get(id(segment.tensor))
             state = states.get(name, {})
             if number is None or (key := json.dumps([number, str(segment.tensor.dtype), state])) in tried:
