@@ -170,7 +170,6 @@ class AccountedPass(Probe):
         return self._profile is None or not measured
 
     def inputs(self, *tensors: torch.Tensor) -> None:
-        """Labels the step's inputs."""
         for tensor in tensors:
             labels.label(tensor, labels.INPUTS, "batch")
 
@@ -191,7 +190,6 @@ class AccountedPass(Probe):
         self.ledger.label_states(getattr(optimizer, "optim", optimizer))
 
     def records(self, rank: int, folder: Path) -> PassRecords:
-        """Returns the rows of the measured steps, and the order of events in the last one."""
         log, step = self.log, self.ledger.logged
         return PassRecords(
             process_memory=self.memory, memory=self.memory_rows(rank), tensors=self.tensor_rows(rank),
@@ -254,7 +252,6 @@ class AccountedPass(Probe):
 
     @property
     def peak_bytes(self) -> int | None:
-        """Returns the largest sum of live bytes in the measured steps so far."""
         step = self.ledger.sums.extremes.get("step")
         return step.peak if step is not None else None
 

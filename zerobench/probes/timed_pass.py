@@ -75,7 +75,6 @@ class TimedPass(Probe):
 
     @contextmanager
     def step(self, measured: bool) -> Iterator[None]:
-        """Times one whole step."""
         if not self._steps:
             self._loopback = loopback_bytes()
         if measured and self._first is None:

@@ -209,7 +209,6 @@ class TrafficMeter(GraphMode, labels.Observer):
             ), 1)  # fmt: skip
 
     def on_transfer(self, kind: str, size: int, name: str) -> None:
-        """Records bytes read from a file, or written to one."""
         self._record(Operation(self.phase, kind, kind, name, "uint8", size, size, self.phase == "init"), 1)
 
     def note_raw(self, name: str, args: tuple[Any, ...], ranks: int) -> None:

@@ -81,7 +81,6 @@ class DdpEngine(PeerEngine):
             raise
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scales the gradients down to the global norm `max_norm`; returns the previous norm, 0-dim."""
         return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
 
     def no_sync(self) -> AbstractContextManager[Any]:
@@ -178,8 +177,7 @@ class MasterDdpEngine(DdpEngine):
         super().backward(self.scaler.scaled(loss))
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Returns the norm of the unscaled gradients, 0-dim; `step` scales them down to `max_norm`."""
-        return self._scaling.clip(max_norm, norm_type)
+        return self._scaling.clip(max_norm, norm_type)  # `step` scales the gradients down
 
     def step(self) -> None:
         """Makes one update of the masters, and from them of the parameters; consumes the gradients. With loss scaling

@@ -66,7 +66,6 @@ class DeepspeedEngine(PeerEngine):
         self._label()
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """Runs the module's forward."""
         return self._engine(*inputs, **named_inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -75,7 +74,6 @@ class DeepspeedEngine(PeerEngine):
         self._label()
 
     def step(self) -> None:
-        """Makes one update; consumes the gradients."""
         self._engine.step()
 
     @contextmanager

@@ -93,13 +93,11 @@ class Stage3(Stage2):
         trained = {self.trainable[number] for number in numbers}
         for old in [unit for unit in self._all_units if not trained.isdisjoint(unit.parameters)]:
             old.unshard_exactly()
-            parts = [[p for p in old.parameters if (p in trained) is wanted] for wanted in (False, True)]
-            apart = f"{old.name} part {len(self._all_units) + 1}" if parts[0] else old.name
-            new = [
-                unit
-                for name, parameters in zip((old.name, apart), parts, strict=True)
-                for unit in self._adopt_group(name, parameters, old.is_kept)
-            ]
+            # what stays frozen keeps the unit's name; what is trained is a unit of its own
+            frozen, unfrozen = ([p for p in old.parameters if (p in trained) is value] for value in (False, True))
+            name_of_unfrozen = f"{old.name} part {len(self._all_units) + 1}" if frozen else old.name
+            new = self._adopt_group(old.name, frozen, old.is_kept)
+            new += self._adopt_group(name_of_unfrozen, unfrozen, old.is_kept)
             old.dissolve()
             for units in (self._all_units, *self._units_at.values()):
                 if old in units:
@@ -317,6 +315,7 @@ class Stage3(Stage2):
         self._root.reshard_in_backward()
         for unit in units:
             unit.unshard()
+        # a module's units are consecutive uses, of which `use` is the last
         preceding = self._order.behind(use - len(units) + 1, self.options.prefetch)
         preceding = [unit for unit in preceding if not self._root.is_on_demand(unit)]
         learns = any(unit.trainable for unit in units)

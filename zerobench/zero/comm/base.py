@@ -196,6 +196,7 @@ METHODS = (
     "reduce_scatter", "all_gather", "all_reduce", "all_to_all", "forget", "put_aside", "meet", "call", "broadcast",
     "maximum", "sum",
 )  # fmt: skip
+"""What a wrapper takes from the Comm below as its own attributes, so that a call does not pass through its layers."""
 
 
 class WrappedComm(Comm):
