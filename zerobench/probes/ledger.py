@@ -254,12 +254,12 @@ class Ledger(GraphMode, labels.Observer):
 
     def _maker(self) -> str:
         """Returns the name of the running module or thread."""
-        here = threading.get_ident() == self._home
-        return self.module if here else f"thread {threading.current_thread().name}"
+        is_home = threading.get_ident() == self._home
+        return self.module if is_home else f"thread {threading.current_thread().name}"
 
     def _infer_tier(self, storage: torch.UntypedStorage) -> str:
-        here = labels.DEVICE if device_of(storage) in (self._device, "meta") else labels.HOST
-        return labels.current_tier() or here
+        tier = labels.DEVICE if device_of(storage) in (self._device, "meta") else labels.HOST
+        return labels.current_tier() or tier
 
     # -- intervals ------------------------------------------------------------------------------------
 

@@ -283,8 +283,8 @@ class TrafficMeter(GraphMode, labels.Observer):
         if peers:
             outside = Counter(float(nodes[peer] != nodes[group.rank()]) for peer in peers)
             return {fraction: each * sends for fraction, sends in outside.items()}
-        leaving = sum(here != following for here, following in zip(nodes, nodes[1:] + nodes[:1], strict=True))
-        return {leaving / len(nodes): 1}
+        crossings = sum(node != following for node, following in zip(nodes, nodes[1:] + nodes[:1], strict=True))
+        return {crossings / len(nodes): 1}
 
     def within_model(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Returns True for a collective among ranks that share a model."""

@@ -98,11 +98,11 @@ def _start_alike(module: nn.Module, buffers: bool, group: dist.ProcessGroup) -> 
     with labels.collective("control", labels.BUFFERS), torch.no_grad():
         _verify_param_shape_across_processes(group, parameters)  # torch-private, pinned by a test
         for tensor in [*parameters, *(module.buffers() if buffers else ())]:
-            here, order = tensor.detach(), MemoryOrder.of(tensor)
-            flat = order.flatten(here)  # a view, unless the memory has gaps
+            values, order = tensor.detach(), MemoryOrder.of(tensor)
+            flat = order.flatten(values)  # a view, unless the memory has gaps
             dist.broadcast(flat, group_src=0, group=group)
-            if flat.data_ptr() != here.data_ptr():
-                here.copy_(order.view(flat))
+            if flat.data_ptr() != values.data_ptr():
+                values.copy_(order.view(flat))
 
 
 def _reduce_alone(bucket: dist.GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:

@@ -104,8 +104,8 @@ class LowBitAdamW(optim.Optimizer):
                 for key, value in kept.items()
                 if key in self.dtypes
             }
-            here = slice(start, start + chunk)
-            self._update_part(flat[here], gradient[here].float(), part, group, kept["step"])
+            elements = slice(start, start + chunk)
+            self._update_part(flat[elements], gradient[elements].float(), part, group, kept["step"])
         if parameter.stride() != order.strides:  # flat may be a copy
             parameter.copy_(order.view(flat))
 

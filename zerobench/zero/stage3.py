@@ -239,12 +239,12 @@ class Stage3(Stage2):
         units = list(dict.fromkeys(self._unit_of[p] for p in read))
         held = {_address(unit.full_parameters) for unit in units}
 
-        def apart(value: Any) -> Any:
+        def copied_if_view(value: Any) -> Any:
             is_computed = isinstance(value, torch.Tensor) and value.grad_fn is not None
             return value.clone() if is_computed and _address(value) in held else value
 
         if torch.is_grad_enabled():
-            result = pytree.tree_map(apart, result)
+            result = pytree.tree_map(copied_if_view, result)
             self._hook_standalone(units, result)
         return result
 
@@ -412,10 +412,10 @@ class Stage3(Stage2):
         for unit in () if only_standalone else dict.fromkeys([*reversed(self._order.uses), *kept]):
             if unit.trainable and unit not in self._done:
                 yield unit
-        for late in self.units:
+        for remaining in self.units:
             # gradients that came late, or from under no_sync
-            if late.gradients.filled and not late.gradients.is_in_flight:
-                yield late
+            if remaining.gradients.filled and not remaining.gradients.is_in_flight:
+                yield remaining
 
     def finish_backward(self) -> None:
         super().finish_backward()

@@ -120,10 +120,10 @@ def _blocks(
     parts = []
     step = max(1, CHUNKS.get(first.device.type, first.numel()) // (rows * block))
     for begin in range(0, whole, step):
-        few = min(step, whole - begin)
-        both = (x[:, begin * block : (begin + few) * block].unflatten(1, (few, block)) for x in (first, second))
-        parts.append((*both, scales[:, begin : begin + few].unsqueeze(2)))
+        count = min(step, whole - begin)
+        pair = (x[:, begin * block : (begin + count) * block].unflatten(1, (count, block)) for x in (first, second))
+        parts.append((*pair, scales[:, begin : begin + count].unsqueeze(2)))
     if end < numel:
-        both = (x[:, end:].unsqueeze(1) for x in (first, second))
-        parts.append((*both, scales[:, whole:].unsqueeze(2)))
+        pair = (x[:, end:].unsqueeze(1) for x in (first, second))
+        parts.append((*pair, scales[:, whole:].unsqueeze(2)))
     return parts
