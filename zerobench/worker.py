@@ -61,11 +61,6 @@ class RankJob:
         """Where this rank's files go that no one needs after it; None if it has none. The launcher sweeps there."""
         return self.config.offload.files_in(self.folder)
 
-    @property
-    def records_history(self) -> bool:
-        """True if a snapshot is asked for; the timed pass carries nothing."""
-        return self.mode == "accounted" and self.config.measure.snapshot
-
 
 def run_rank(job: RankJob, report: Report) -> RankRecord:
     """Builds, warms up, steps, and returns the records. `report` takes progress, a dict now and then."""
@@ -76,7 +71,8 @@ def run_rank(job: RankJob, report: Report) -> RankRecord:
             known(config.launch.threads), config.launch.timeout_s,
         ) as device,
         world_of_tensors(config.tensors == FAKE) as world,
-        snapshots(Path(job.folder), job.rank, device, job.records_history) as history,
+        # only the accounted pass records a snapshot's history
+        snapshots(Path(job.folder), job.rank, device, job.mode == "accounted" and measure.snapshot) as history,
         make_pass(
             job.mode, device, config.node_size, history, world.is_fake,
             not strategies.predicts(config.strategy.values()), measure.events, job.operators,
