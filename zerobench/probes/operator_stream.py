@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Self
 from unittest import mock
 
@@ -98,7 +98,8 @@ class OperatorStream(GraphMode):
         for owner, name, note in (
             (torch.cpu.Stream, "record_event", self._recorded), (NullStream, "record_event", self._recorded),
             (torch.cpu.Stream, "wait_event", self._waits), (torch.cpu.Stream, "wait_stream", self._waits),
-            (torch.cpu.Event, "record", self._records), (torch.cpu.Event, "wait", self._waited),
+            (torch.cpu.Event, "record", partial(self._of_event, "record")),
+            (torch.cpu.Event, "wait", partial(self._of_event, "wait")),
         ):  # fmt: skip
             self._stack.enter_context(mock.patch.object(owner, name, _noted(getattr(owner, name), note)))
         return super().__enter__()
@@ -160,12 +161,9 @@ class OperatorStream(GraphMode):
         if other is not None:
             self._order("wait", stream, other)
 
-    def _records(self, event: Any, made: Any, stream: Any = None) -> Any:
-        self._order("record", stream or torch.cpu.current_stream(), event)
-        return made
-
-    def _waited(self, event: Any, _: Any, stream: Any = None) -> None:
-        self._order("wait", stream or torch.cpu.current_stream(), event)
+    def _of_event(self, what: str, event: Any, result: Any, stream: Any = None) -> Any:
+        self._order(what, stream or torch.cpu.current_stream(), event)
+        return result
 
 
 def _noted(method: Callable[..., Any], note: Callable[..., Any]) -> Any:
