@@ -22,35 +22,47 @@ TEXT_VOCABULARY = 256
 
 
 @dataclass(frozen=True)
-class Batches:
-    """Batches of one rank. `text`: (bytes,) uint8, or None for uniform random tokens below `vocabulary`."""
+class Batching:
+    """The source of a run's batches. `options`: of a user's builder; `path`, `vocabulary`: of built-in data.
+    `micro_batch`: samples of one rank; `dtype`: of floating-point tensors.
+    """
 
-    text: torch.Tensor | None
+    name: str
+    options: Mapping[str, Any]
+    path: str | None
     vocabulary: int
-    sequence: int
+    world_size: int
     micro_batch: int
     accumulation: int
-    rank: int
-    world_size: int
+    sequence: int
     seed: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of one rank. `text`: (bytes,) uint8, or None for uniform random tokens below the source's vocabulary."""
+
+    source: Batching
+    text: torch.Tensor | None
+    rank: int
     device: torch.device
 
     def batch(self, step: int, micro: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns tokens and targets (the following tokens), both (micro_batch, sequence) int64, of one micro-batch."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        rows, length = self.micro_batch * self.accumulation * self.world_size, self.sequence + 1
+        source, size = self.source, self.source.micro_batch
+        generator = torch.Generator().manual_seed(source.seed * 1_000_003 + step)
+        rows, length = size * source.accumulation * source.world_size, source.sequence + 1
         if self.text is None:
-            drawn = torch.randint(self.vocabulary, (rows, length), generator=generator)
+            drawn = torch.randint(source.vocabulary, (rows, length), generator=generator)
         else:
             starts = torch.randint(len(self.text) - length + 1, (rows, 1), generator=generator)
             drawn = self.text[starts + torch.arange(length)].long()
-        first = (self.rank * self.accumulation + micro) * self.micro_batch
-        own = self._place(drawn[first : first + self.micro_batch])
+        first = (self.rank * source.accumulation + micro) * size
+        own = drawn[first : first + size]
+        if self.device.type == "cuda":  # asynchronously, from pinned memory
+            own = own.pin_memory().to(self.device, non_blocking=True)
         return own[:, :-1].contiguous(), own[:, 1:].contiguous()
-
-    def _place(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Moves tokens to the device; to a GPU asynchronously, from pinned memory."""
-        return tokens.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tokens
 
 
 class OwnBatches:
@@ -121,41 +133,17 @@ def shown_call(batch: Any) -> str:
     return f"forward({', '.join(parts)})"
 
 
-@dataclass(frozen=True)
-class Batching:
-    """The source of a run's batches. `options`: of a user's builder; `path`, `vocabulary`: of built-in data.
-    `micro_batch`: samples of one rank; `dtype`: of floating-point tensors.
-    """
-
-    name: str
-    options: Mapping[str, Any]
-    path: str | None
-    vocabulary: int
-    world_size: int
-    micro_batch: int
-    accumulation: int
-    sequence: int
-    seed: int
-    dtype: torch.dtype
-
-
 def build_batches(source: Batching, rank: int, device: torch.device) -> Batches | OwnBatches:
     """The batches of one rank."""
     if source.name not in DATA.own:
-        return OwnBatches(source.name, _build_own(source, rank), device, source.dtype)
+        # a user's builder gets its options, and those values of the run that it takes as parameters
+        given = vars(source) | {"rank": rank}
+        filled = {key: given[key] for key in DATA.filled if DATA.takes(source.name, key)}
+        with _blamed_on(source.name):
+            built = DATA.all()[source.name](**source.options, **filled)
+        return OwnBatches(source.name, built, device, source.dtype)
     text = read_text(source.path, source.sequence) if source.name == "text" else None
-    return Batches(
-        text, source.vocabulary, source.sequence, source.micro_batch, source.accumulation, rank, source.world_size,
-        source.seed, device,
-    )  # fmt: skip
-
-
-def _build_own(source: Batching, rank: int) -> Any:
-    """Calls a user's builder with its options and with those values of the run that it takes as parameters."""
-    given = vars(source) | {"rank": rank}
-    filled = {key: given[key] for key in DATA.filled if DATA.takes(source.name, key)}
-    with _blamed_on(source.name):
-        return DATA.all()[source.name](**source.options, **filled)
+    return Batches(source, text, rank, device)
 
 
 @contextmanager

@@ -61,11 +61,6 @@ class RankJob:
         """Where this rank's files go that no one needs after it; None if it has none. The launcher sweeps there."""
         return self.config.offload.files_in(self.folder)
 
-    @property
-    def records_history(self) -> bool:
-        """True if a snapshot is asked for; the timed pass carries nothing."""
-        return self.mode == "accounted" and self.config.measure.snapshot
-
 
 def run_rank(job: RankJob, report: Report) -> RankRecord:
     """Builds, warms up, steps, and returns the records. `report` takes progress, a dict now and then."""
@@ -76,7 +71,8 @@ def run_rank(job: RankJob, report: Report) -> RankRecord:
             known(config.launch.threads), config.launch.timeout_s,
         ) as device,
         world_of_tensors(config.tensors == FAKE) as world,
-        snapshots(Path(job.folder), job.rank, device, job.records_history) as history,
+        # only the accounted pass records a snapshot's history
+        snapshots(Path(job.folder), job.rank, device, job.mode == "accounted" and measure.snapshot) as history,
         make_pass(
             job.mode, device, config.node_size, history, world.is_fake,
             not strategies.predicts(config.strategy.values()), measure.events, job.operators,
@@ -97,8 +93,13 @@ def run_rank(job: RankJob, report: Report) -> RankRecord:
             scale = current_scale(engine)
             with probe.step(measured=(measured := number >= measure.warmup)):
                 loss = _accumulate(engine, batches, probe, world, model, number, config)
-                # of parts of a model no sum over the ranks is the norm: what each has whole would count as often
-                squares = _look(engine, scale, probe, measured, world) if axis is None else None
+                # this rank's part of the gradients' squared norm, before they are clipped, in a phase that no figure
+                # counts; not of parts of a model: what each rank has whole would count as often
+                square_sum = None
+                if axis is None and probe.may_read_gradients(measured):
+                    with probe.phase(ASIDE):
+                        # of gradients without values the first is enough: the number takes as much memory
+                        square_sum = squares(islice(engine.reduced_gradients(), 1 if world.is_fake else None), scale)
                 with probe.phase("update"):
                     norm = None
                     if config.clip is not None:
@@ -106,8 +107,8 @@ def run_rank(job: RankJob, report: Report) -> RankRecord:
                     engine.step()
                 probe.after_update(engine.optimizer)
                 saves.after_update(number, engine, probe)
-            unread.append(partial(read_step, loss, norm, scale, engine.scaler.skipped, squares))
-            del loss, norm, scale, squares
+            unread.append(partial(read_step, loss, norm, scale, engine.scaler.skipped, square_sum))
+            del loss, norm, scale, square_sum
             if probe.may_wait:
                 results.append(unread.pop()())
             if job.rank == 0 or config.backend == SIMULATED:
@@ -161,18 +162,6 @@ def _accumulate(
         del loss
     assert isinstance(mean, torch.Tensor)
     return mean
-
-
-def _look(
-    engine: Engine, scale: torch.Tensor | float, probe: Probe, measured: bool, world: RealWorld
-) -> torch.Tensor | None:
-    """This rank's part of the gradients' squared norm, before they are clipped; in a phase that no figure counts. Of
-    gradients without values the first is enough: the number takes as much memory.
-    """
-    if not probe.may_read_gradients(measured):
-        return None
-    with probe.phase(ASIDE):
-        return squares(islice(engine.reduced_gradients(), 1 if world.is_fake else None), scale)
 
 
 def _build(

@@ -77,7 +77,7 @@ class Stream:
 
 
 class ModeledCuda:
-    """The part of torch.cuda that comm/streams.py uses. Stream 0 computes."""
+    """The part of torch.cuda that comm/backends.py uses. Stream 0 computes."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []

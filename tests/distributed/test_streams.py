@@ -20,7 +20,7 @@ from tests.distributed.streams import AtOnce, ModeledCuda, RaceDetector
 from tests.distributed.test_races import RUNS
 from tests.distributed.training import take_steps
 from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize
-from zerobench.zero.comm import backends, hierarchical, simulated, streams
+from zerobench.zero.comm import backends, hierarchical, simulated
 from zerobench.zero.comm.base import FAKE
 from zerobench.zero.offload import cpu, nvme
 from zerobench.zero.optim import delayed_update
@@ -102,7 +102,7 @@ def test_no_race_with_unused_parameters(cuda: ModeledCuda, strategy: str) -> Non
 @contextmanager
 def unawaited() -> Iterator[None]:
     """The current stream goes on before the collective has ended."""
-    with mock.patch.object(streams.StreamWork, "wait", return_value=None):
+    with mock.patch.object(backends.StreamWork, "wait", return_value=None):
         yield
 
 
@@ -110,12 +110,12 @@ def unawaited() -> Iterator[None]:
 def launched_too_early() -> Iterator[None]:
     """The stream does not wait for what is to be sent."""
 
-    def launch(stream: streams.CommStream, collective: Callable[..., Any]) -> streams.StreamWork:
+    def launch(stream: backends.CommStream, collective: Callable[..., Any]) -> backends.StreamWork:
         with stream._cuda.stream(stream._stream):
             collective(async_op=False)
-        return streams.StreamWork(stream._cuda, stream._stream.record_event())
+        return backends.StreamWork(stream._cuda, stream._stream.record_event())
 
-    with mock.patch.object(streams.CommStream, "launch", launch):
+    with mock.patch.object(backends.CommStream, "launch", launch):
         yield
 
 
@@ -123,14 +123,14 @@ def launched_too_early() -> Iterator[None]:
 def ended_too_early() -> Iterator[None]:
     """The event that is waited for was recorded before the collective."""
 
-    def launch(stream: streams.CommStream, collective: Callable[..., Any]) -> streams.StreamWork:
+    def launch(stream: backends.CommStream, collective: Callable[..., Any]) -> backends.StreamWork:
         stream._stream.wait_stream(stream._cuda.current_stream())
         end = stream._stream.record_event()
         with stream._cuda.stream(stream._stream):
             collective(async_op=False)
-        return streams.StreamWork(stream._cuda, end)
+        return backends.StreamWork(stream._cuda, end)
 
-    with mock.patch.object(streams.CommStream, "launch", launch):
+    with mock.patch.object(backends.CommStream, "launch", launch):
         yield
 
 
@@ -143,7 +143,7 @@ def test_planted_races_are_seen(cuda: ModeledCuda, strategy: str, mistake: Any) 
 
 def test_a_collective_that_is_dropped_is_waited_for() -> None:
     cuda = ModeledCuda()
-    stream = streams.CommStream(cuda)
+    stream = backends.CommStream(cuda)
     ticket = stream.launch(lambda async_op: cuda.current_stream().tick())
     assert cuda.current_stream().clock == {}
     del ticket

@@ -53,7 +53,7 @@ def test_what_nobody_waited_for_is_raised_in_the_end(tmp_path: Path) -> None:
     region.write(zeros(BLOCK)).wait()
     os.truncate(files_in(tmp_path)[0], 0)
     buffer = pool.take()
-    pool.give(buffer, after=region.read(buffer.tensor))
+    pool.give(buffer, after=region.read(buffer))
     pool.give(pool.take(timeout_s=20))
     with pytest.raises(DiskError, match="ended after 0"):
         store.drain()

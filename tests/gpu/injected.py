@@ -28,7 +28,7 @@ from torch import nn
 
 from zerobench.zero import initialize
 from zerobench.zero.checkpoint.contents import saved_tensors
-from zerobench.zero.comm import streams
+from zerobench.zero.comm import backends
 from zerobench.zero.offload import cpu
 
 LATE_CYCLES = 2_000_000
@@ -146,9 +146,9 @@ def bound(start: torch.Tensor, end: torch.Tensor, steps: int) -> torch.Tensor:
 @contextmanager
 def late(cycles: int = LATE_CYCLES) -> Iterator[None]:
     """Starts collectives and copies late, so that a missing wait reads old values."""
-    launch, copy = streams.CommStream.launch, cpu.CopyStreams._copy
+    launch, copy = backends.CommStream.launch, cpu.CopyStreams._copy
 
-    def launch_late(stream: streams.CommStream, collective: Any) -> Any:
+    def launch_late(stream: backends.CommStream, collective: Any) -> Any:
         def collective_late(async_op: bool) -> Any:
             torch.cuda._sleep(cycles)
             return collective(async_op=async_op)
@@ -162,7 +162,7 @@ def late(cycles: int = LATE_CYCLES) -> Iterator[None]:
         return copy(way_of, place, source, way)
 
     with (
-        mock.patch.object(streams.CommStream, "launch", launch_late),
+        mock.patch.object(backends.CommStream, "launch", launch_late),
         mock.patch.object(cpu.CopyStreams, "_copy", copy_late),
     ):
         yield

@@ -24,7 +24,7 @@ from tests.distributed.test_races import RUNS
 from tests.gpu.injected import LATE_CYCLES, late
 from zerobench.host.environment import rank_environment
 from zerobench.zero import initialize
-from zerobench.zero.comm import streams
+from zerobench.zero.comm import backends
 from zerobench.zero.comm.backends import NcclComm
 from zerobench.zero.comm.base import FAKE
 from zerobench.zero.comm.simulated import SimulatedNccl
@@ -127,16 +127,16 @@ def test_memory_does_not_grow_when_the_host_runs_ahead(strategy: str) -> None:
 @contextmanager
 def in_series() -> Iterator[None]:
     """The device is idle whenever a collective is launched or waited for."""
-    launch, wait = streams.CommStream.launch, streams.StreamWork.wait
+    launch, wait = backends.CommStream.launch, backends.StreamWork.wait
 
-    def launch_alone(stream: streams.CommStream, collective: Any) -> Any:
+    def launch_alone(stream: backends.CommStream, collective: Any) -> Any:
         torch.cuda.synchronize()
         ticket = launch(stream, collective)
         torch.cuda.synchronize()
         return ticket
 
-    alone = mock.patch.object(streams.CommStream, "launch", launch_alone)
-    with alone, mock.patch.object(streams.StreamWork, "wait", wait):
+    alone = mock.patch.object(backends.CommStream, "launch", launch_alone)
+    with alone, mock.patch.object(backends.StreamWork, "wait", wait):
         yield
 
 
@@ -166,7 +166,7 @@ def unawaited() -> Iterator[None]:
         return storage if size in (0, storage.nbytes()) else resize(storage, size)
 
     with (
-        mock.patch.object(streams.StreamWork, "wait", lambda ticket: forgotten.append(ticket)),
+        mock.patch.object(backends.StreamWork, "wait", lambda ticket: forgotten.append(ticket)),
         mock.patch.object(torch.UntypedStorage, "resize_", keep),
     ):
         yield

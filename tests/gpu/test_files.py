@@ -18,13 +18,13 @@ def test_a_pinned_pool_between_a_gpu_and_a_file(tmp_path: Path) -> None:
     values = torch.arange(size // 4, dtype=torch.int32, device="cuda")
     with opened(tmp_path) as store:
         region, there, back = store.allocate(size), pool.take(), pool.take()
-        assert there.tensor.is_pinned()
-        assert there.tensor.data_ptr() % ALIGN_BYTES == 0
-        there.view(torch.int32, size // 4).copy_(values, non_blocking=True)
+        assert there.is_pinned()
+        assert there.data_ptr() % ALIGN_BYTES == 0
+        there.view(torch.int32).copy_(values, non_blocking=True)
         torch.cuda.synchronize()
-        pool.give(there, after=region.write(there.tensor))
-        region.read(back.tensor).wait()
-        assert torch.equal(back.view(torch.int32, size // 4).to("cuda", non_blocking=True), values)
+        pool.give(there, after=region.write(there))
+        region.read(back).wait()
+        assert torch.equal(back.view(torch.int32).to("cuda", non_blocking=True), values)
         pool.give(back)
         store.drain()
         assert pool.taken == 0

@@ -27,7 +27,7 @@ from tests.gpu.injected import (
     model_of,
     train,
 )
-from zerobench.probes import cuda_memory as probe
+from zerobench.probes import allocator as probe
 from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize
 from zerobench.zero.activations import policies
 from zerobench.zero.activations.policies import POLICIES

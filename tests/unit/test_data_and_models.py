@@ -8,7 +8,7 @@ from torch import nn
 
 from zerobench import models
 from zerobench.config.compose import compose_cells
-from zerobench.data import Batches, default_text, read_text, text_hash
+from zerobench.data import Batches, Batching, default_text, read_text, text_hash
 from zerobench.predict import build as construction
 from zerobench.simulation.execute import execute
 
@@ -18,7 +18,8 @@ CPU = torch.device("cpu")
 def batches(text: bool, rank: int, world_size: int, batch: int = 12, seed: int = 3, accumulation: int = 1) -> Batches:
     content, vocabulary = (read_text(None, 16), 256) if text else (None, 50)
     micro_batch = batch // world_size // accumulation
-    return Batches(content, vocabulary, 16, micro_batch, accumulation, rank, world_size, seed, CPU)
+    sizes = vocabulary, world_size, micro_batch, accumulation
+    return Batches(Batching("text", {}, None, *sizes, 16, seed, torch.float32), content, rank, CPU)
 
 
 @pytest.mark.parametrize("text", [True, False])

@@ -69,14 +69,14 @@ def test_any_size_comes_back(tmp_path: Path, direct: bool, aligned: bool) -> Non
         for nbytes in (0, 4, 4092, 4096, 4100, BLOCK - 4, BLOCK, BLOCK + 4, 4 * BLOCK + 4096, 4 * BLOCK + 8):
             there, back = (pool.take() for _ in range(2))
             values = noise(nbytes, nbytes)
-            there.view(torch.uint8, nbytes, begin).copy_(values)
-            back.tensor.fill_(7)
+            there[begin : begin + nbytes].copy_(values)
+            back.fill_(7)
             region = store.allocate(nbytes)
-            region.write(there.view(torch.uint8, nbytes, begin)).wait()
-            region.read(back.view(torch.uint8, nbytes, begin)).wait()
-            assert torch.equal(back.view(torch.uint8, nbytes, begin), values)
-            assert (back.tensor[begin + nbytes :] == 7).all()
-            assert (back.tensor[:begin] == 7).all()
+            region.write(there[begin : begin + nbytes]).wait()
+            region.read(back[begin : begin + nbytes]).wait()
+            assert torch.equal(back[begin : begin + nbytes], values)
+            assert (back[begin + nbytes :] == 7).all()
+            assert (back[:begin] == 7).all()
             pool.give(there)
             pool.give(back)
         assert pool.taken == 0
@@ -153,7 +153,7 @@ def test_a_pool_gives_aligned_buffers_and_waits_for_one() -> None:
     pool = Pool(5000, 3)
     assert pool.buffer_bytes == 2 * ALIGN_BYTES
     buffers = [pool.take() for _ in range(3)]
-    assert all(buffer.tensor.data_ptr() % ALIGN_BYTES == 0 for buffer in buffers)
+    assert all(buffer.data_ptr() % ALIGN_BYTES == 0 for buffer in buffers)
     assert pool.taken == 3
     with pytest.raises(TimeoutError, match="all 3 buffers of the pool were taken"):
         pool.take(timeout_s=0.05)

@@ -16,7 +16,7 @@ from zerobench.probes import AccountedPass
 from zerobench.zero.activations import policies
 from zerobench.zero.activations.offload import OffloadedStorage, Offloader, StreamPair
 from zerobench.zero.activations.policies import POLICIES, ActivationPolicy
-from zerobench.zero.comm import streams
+from zerobench.zero.comm import backends
 
 WIDTH, ROWS, BLOCKS = 64, 32, 5
 BYTES = 4 * WIDTH * ROWS
@@ -234,7 +234,7 @@ def test_a_model_without_blocks_is_refused() -> None:
 def races_of(policy: ActivationPolicy) -> list[str]:
     """Returns the races of two steps on the lanes of a GPU, with a forward between them that has no backward."""
     cuda = ModeledCuda()
-    on_gpu = {"cpu": StreamPair(streams.CommStream(cuda), streams.CommStream(cuda))}
+    on_gpu = {"cpu": StreamPair(backends.CommStream(cuda), backends.CommStream(cuda))}
     with mock.patch.dict(policies.KEEPERS, {"host": lambda least: Offloader(least, on_gpu)}):
         model = model_of(policy)
     with RaceDetector(cuda) as detector:
@@ -253,7 +253,7 @@ def test_no_race(name: str) -> None:
 
 
 def unawaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams.StreamWork, "wait", lambda one: None)
+    monkeypatch.setattr(backends.StreamWork, "wait", lambda one: None)
 
 
 def let_go_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def let_go_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def dropped_while_it_travels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(OffloadedStorage, "__del__")
-    monkeypatch.delattr(streams.StreamWork, "__del__")
+    monkeypatch.delattr(backends.StreamWork, "__del__")
 
 
 @pytest.mark.parametrize("mistake", [unawaited, let_go_of_at_once, dropped_while_it_travels])

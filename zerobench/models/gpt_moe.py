@@ -128,11 +128,9 @@ class GPTMoe(GPT):
         self.balance = balance
 
     def new_block(self, *shape: int) -> MoeBlock:
-        """Returns a block of experts, without initial values."""
         return self._new_block()
 
     def initializers(self) -> Iterator[tuple[nn.Module, Callable[[nn.Module], None]]]:
-        """Yields the constructor's initialization steps, in order, as in a GPT."""
         smaller = 0.02 / (2 * len(self.blocks)) ** 0.5
         for module in self.modules():
             yield module, partial(_draw, smaller=smaller) if isinstance(module, Experts) else initialize
@@ -141,7 +139,6 @@ class GPTMoe(GPT):
             yield block.attention_out, lambda linear: nn.init.normal_(linear.weight, std=smaller)  # type: ignore
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Returns the mean cross-entropy of predicting `targets`, both (B, S), plus the balance."""
         positions, balances = torch.arange(tokens.size(1), device=tokens.device), []
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         for block in self.blocks:

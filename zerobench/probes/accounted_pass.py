@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..records import ALLOCATOR, CATEGORIES, LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
-from . import allocator, cuda_memory
+from . import allocator
 from .allocator import IN_MEMORY, MEASURED_STEP, PhasePeaks, profiled_peaks
 from .event_log import EventLog, event_rows, listening
 from .intervals import LARGEST, History, StorageRecord, extremes_rows, rows_by_line
@@ -27,7 +27,7 @@ from .labeling import contains_others, label_parts
 from .ledger import Ledger, ShapesOnly
 from .model_listener import ModelListener
 from .operator_stream import OperatorStream
-from .outside_dispatch import NewtonSchulz, threads_relayed
+from .outside_dispatch import orthogonalizations_watched, threads_relayed
 from .probe import PassRecords, Probe
 from .source_lines import find_keepers
 from .traffic import SUMMED, Operation, TrafficMeter, backends_watched, is_of_step
@@ -66,7 +66,7 @@ class AccountedPass(Probe):
         self._measured = 0
         self._before: dict[StorageRecord, int] | None = None  # live bytes where the last warm-up step ended
         self._grown: list[tuple[int, StorageRecord, str]] = []
-        self._orthogonalized = NewtonSchulz()
+        self._orthogonalized: list[int] = []  # FLOPs of each Newton-Schulz call of the step
         self.kept = ""
         """A description of the largest storage that survived a measured step but should not have."""
         self._stack = ExitStack()
@@ -77,7 +77,7 @@ class AccountedPass(Probe):
             self._stack.callback(labels.unlisten, listener)
         for observer in (
             self.meter, self.ledger, self._operators or nullcontext(), threads_relayed((self.meter, self.ledger)),
-            backends_watched(self._note_raw), self._model, self._orthogonalized,
+            backends_watched(self._note_raw), self._model, orthogonalizations_watched(self._orthogonalized.append),
             nullcontext() if self.log is None else listening(self.log, self.meter),
         ):  # fmt: skip
             self._stack.enter_context(observer)
@@ -94,7 +94,7 @@ class AccountedPass(Probe):
             if peaks := profiled_peaks(self._profile):
                 self.allocator.of["step"] = peaks
         if self._cuda and error[0] is None and "step" in self.allocator.of:
-            self.memory |= cuda_memory.process_memory(self.allocator.of["step"])
+            self.memory |= allocator.process_memory(self.allocator.of["step"])
 
     def adopt(self, model: nn.Module) -> None:
         """Labels parameters, buffers and gradients after the model is built, before a strategy wraps it."""
@@ -124,26 +124,22 @@ class AccountedPass(Probe):
     def step(self, measured: bool) -> Iterator[None]:
         """Runs one whole step, which leaves records only if it is measured."""
         if measured and not self._measured and self._cuda:
-            cuda_memory.reset_peaks()
+            allocator.reset_peaks()
         if measured and self._before is None:
             self._before = self.ledger.live_bytes()
         self.ledger.begin()
         self.allocator.begin()
         self.meter.operations.clear()
-        self._orthogonalized.begin()
+        self._orthogonalized.clear()
         if self._operators is not None:
             self._operators.on = measured
         self.enter_phase("data")
         with record_function(MEASURED_STEP) if self._profile is not None and measured else nullcontext():
             yield
-        if measured:
-            self._record_step()
-            self.ledger.begin()  # the records are memory too
-        else:
+        if not measured:
             self._before = self.ledger.live_bytes()
-        self.meter.operations.clear()
-
-    def _record_step(self) -> None:
+            self.meter.operations.clear()
+            return
         self.ledger.end("step")
         self.allocator.end("step")
         size = sum(self.ledger.kept.values())
@@ -156,14 +152,15 @@ class AccountedPass(Probe):
         grown = {stored: now.get(stored, 0) - before.get(stored, 0) for stored in {**before, **now}}
         self._grown = [(by, stored, stored.category) for stored, by in grown.items() if by]
         self.memory["growth_bytes"] = sum(grown.values())
-        for figure in ("calls", "flops"):
-            name = f"newton_schulz_{figure}"
-            self.memory[name] = (self.memory.get(name) or 0) + getattr(self._orthogonalized, figure)
+        for name, value in (("calls", len(self._orthogonalized)), ("flops", sum(self._orthogonalized))):
+            self.memory[f"newton_schulz_{name}"] = (self.memory.get(f"newton_schulz_{name}") or 0) + value
         counts: Counter[Operation] = Counter()
         for operation, times in self.meter.operations:
             counts[operation] += times * is_of_step(operation)
         self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items() if calls]
         self._measured += 1
+        self.ledger.begin()  # the records are memory too
+        self.meter.operations.clear()
 
     may_wait = True
     """True, because this pass measures no times."""
@@ -173,7 +170,6 @@ class AccountedPass(Probe):
         return self._profile is None or not measured
 
     def inputs(self, *tensors: torch.Tensor) -> None:
-        """Labels the step's inputs."""
         for tensor in tensors:
             labels.label(tensor, labels.INPUTS, "batch")
 
@@ -194,7 +190,6 @@ class AccountedPass(Probe):
         self.ledger.label_states(getattr(optimizer, "optim", optimizer))
 
     def records(self, rank: int, folder: Path) -> PassRecords:
-        """Returns the rows of the measured steps, and the order of events in the last one."""
         log, step = self.log, self.ledger.logged
         return PassRecords(
             process_memory=self.memory, memory=self.memory_rows(rank), tensors=self.tensor_rows(rank),
@@ -257,7 +252,6 @@ class AccountedPass(Probe):
 
     @property
     def peak_bytes(self) -> int | None:
-        """Returns the largest sum of live bytes in the measured steps so far."""
         step = self.ledger.sums.extremes.get("step")
         return step.peak if step is not None else None
 

@@ -5,7 +5,7 @@ phase is the same interval for both, whatever the device is still executing.
 
 The allocator's own total is the final reference for memory: the ledger names bytes, this shows if it saw all of them.
 
-cuda       CUDA's caching allocator records its peaks itself (cuda_memory.py)
+cuda       CUDA's caching allocator records its peaks itself
 hook       on a CPU, every call of torch's allocator, in any thread, gloo's included: a small C++ file replaces the
            allocator's deleter (allocator_hook.cpp explains how). It needs only torch's c10 headers, compiles in a
            second or two, and is cached in the user's cache folder by torch, compiler and source. Its cost is not
@@ -13,6 +13,11 @@ hook       on a CPU, every call of torch's allocator, in any thread, gloo's incl
 profiler   without a compiler (`CXX` names another one): torch.profiler's memory events, in the threads that torch
            itself starts; only in the accounted pass, which it slows down
 none       no source
+
+Probes read CUDA's memory statistics only here. A *segment* is memory that torch's caching allocator got from the
+device, a *block* a piece of one. *allocated*: bytes in blocks that tensors use, *reserved*: in segments, *split*: in
+free blocks next to used ones. The *host allocator* manages pinned memory in the same way. A *peak* is the maximum since
+peaks were last taken or reset.
 """
 
 from __future__ import annotations
@@ -25,17 +30,16 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 from torch.profiler import profile
 
 from ..records import ALLOCATOR, MemoryRow
-from . import cuda_memory
 from .intervals import ASIDE
 
 IN_MEMORY = ("allocated", "outside_ledger")
@@ -44,7 +48,7 @@ IN_MEMORY = ("allocated", "outside_ledger")
 
 class PhasePeaks:
     """Peaks by phase. `take`: returns the peaks by name since its last call, "allocated" and on CUDA those of
-    probes/cuda_memory.py; `categories`: the rows that exist. `begin` and `end` bound an interval, as for the ledger;
+    PEAKS and take_phase; `categories`: the rows that exist. `begin` and `end` bound an interval, as for the ledger;
     `of` has the largest peaks of each phase and of each whole interval, by name.
     """
 
@@ -97,7 +101,7 @@ MEASURED_STEP = "zerobench.measured_step"
 def take_allocated(device: torch.device) -> tuple[str, Callable[[], Mapping[str, int]]]:
     """Returns the source's name, and a function of the peaks since its last call. Call it before any tensor."""
     if device.type == "cuda":
-        return CUDA, cuda_memory.take_phase
+        return CUDA, take_phase
     hook = install_hook()
     if hook is None:
         return NONE, dict  # no peaks
@@ -121,6 +125,9 @@ def profiled_peaks(stopped: profile) -> Counter[str]:
             most = max(most, live, live + size)  # a step also has what was live when it began
         live += size
     return Counter(allocated=most)
+
+
+# -- a CPU's allocator ------------------------------------------------------------------------------
 
 
 SOURCE = Path(__file__).with_name("allocator_hook.cpp")
@@ -191,3 +198,63 @@ def hook_library() -> Path | None:
     except (OSError, subprocess.SubprocessError):  # such as a read-only cache, or an error of the compiler
         return None
     return path
+
+
+# -- CUDA's allocator --------------------------------------------------------------------------------
+
+
+PEAKS = {
+    "allocated": "allocated_bytes.all.peak",
+    "reserved": "reserved_bytes.all.peak",
+    "split": "inactive_split_bytes.all.peak",
+}
+"""Our name for a peak -> its name in torch.cuda.memory_stats."""
+
+COUNTS_FREED = "2.13"
+"""The first release of torch that is known to take freed pinned memory off `active_bytes` (pytorch issues #169561,
+#179380)."""
+
+
+def take_peaks() -> dict[str, int]:
+    """Returns the device allocator's peaks, by the names of PEAKS, and resets them."""
+    torch.cuda.init()  # without it there are no statistics, and resetting them raises
+    stats = torch.cuda.memory_stats()
+    torch.cuda.reset_peak_memory_stats()
+    return {name: stats.get(key, 0) for name, key in PEAKS.items()}
+
+
+def take_phase() -> dict[str, int]:
+    """Returns `take_peaks`, the host allocator's current bytes, and the device's bytes in use."""
+    free, total = torch.cuda.mem_get_info()
+    pinned = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+    return take_peaks() | {"pinned": pinned, "device_used": total - free}
+
+
+def reset_peaks() -> None:
+    """Resets the peaks of both allocators."""
+    take_peaks()
+    torch.cuda.reset_peak_host_memory_stats()
+
+
+def process_memory(peaks: Mapping[str, int]) -> dict[str, int | None]:
+    """Returns the CUDA columns of RunRow for this process. `peaks`: of the measured steps, from `take_peaks`."""
+    host = torch.cuda.host_memory_stats()
+    active = host.get("active_bytes.peak") if torch.__version__ >= COUNTS_FREED else None
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "allocated_bytes": peaks["allocated"],
+        "reserved_bytes": peaks["reserved"],
+        "fragmentation_bytes": peaks["reserved"] - peaks["allocated"],
+        "largest_free_block_bytes": largest_free_block(torch.cuda.memory_snapshot(), torch.cuda.current_device()),
+        "split_bytes": peaks["split"],
+        "alloc_retries": torch.cuda.memory_stats()["num_alloc_retries"],
+        "device_used_bytes": total - free,
+        "pinned_requested_bytes": active,
+        "pinned_bytes": host.get("allocated_bytes.peak"),
+    }
+
+
+def largest_free_block(segments: Iterable[Mapping[str, Any]], device: int) -> int:
+    """Returns the largest free block on `device`, or 0. `segments`: from torch.cuda.memory_snapshot."""
+    blocks = (block for segment in segments if segment["device"] == device for block in segment["blocks"])
+    return max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)

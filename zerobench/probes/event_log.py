@@ -4,7 +4,7 @@ rows of the table `events` are made from its log.
 A log exists only if the table is requested, or predicted times.
 
 Waits for collectives that Python launches and waits for itself: a process group's method returns a *work*, whose
-`wait` returns when the collective is done. Our engine's collectives are reported by its handles (zero/comm/streams.py),
+`wait` returns when the collective is done. Our engine's collectives are reported by its handles (zero/comm/base.py),
 of which one may wait for many works. Collectives that C++ launches or waits for by itself, as DDP's reducer does, are
 not seen here.
 
@@ -207,11 +207,9 @@ class EventLog(labels.Observer):
     # -- events from the engine ------------------------------------------------------------------------
 
     def on_unit(self, kind: str, unit: str, size: int) -> None:
-        """Records that a unit's full parameters are present, or freed."""
         self.note(kind, self.ledger.lines.here(), unit=unit, bytes=size)
 
     def on_update(self, parts: Sequence[labels.Updated]) -> None:
-        """Records that the engine's optimizer is about to update `parts`."""
         self._engine_updates = True
         sizes: Counter[tuple[str, str]] = Counter()
         for part in parts:
@@ -219,7 +217,6 @@ class EventLog(labels.Observer):
         self.note(long_rows.UPDATE, self.ledger.lines.here(), by_unit=sizes)
 
     def on_wait(self, operation: int) -> None:
-        """Records that a wait for a collective has returned."""
         unit = self._unit_of.pop(operation, "")
         self.note(long_rows.WAIT, self.ledger.lines.here(), operation=operation, unit=unit, stream=self.stream())
 

@@ -204,9 +204,9 @@ def alive_after(interval: Interval, last: int) -> list[tuple[int, StorageRecord,
     replay = IntervalReplay(interval)
     for event in interval.events[: last + 1]:
         replay.take(event)
-    here = [stored for stored, size in replay.sizes.items() if size and stored.tier == labels.DEVICE]
-    here.sort(key=lambda stored: -replay.sizes[stored])
-    return [(replay.sizes[stored], stored, replay.categories[stored]) for stored in here]
+    alive = [stored for stored, size in replay.sizes.items() if size and stored.tier == labels.DEVICE]
+    alive.sort(key=lambda stored: -replay.sizes[stored])
+    return [(replay.sizes[stored], stored, replay.categories[stored]) for stored in alive]
 
 
 class IntervalSums:

@@ -130,23 +130,19 @@ class Ledger(GraphMode, labels.Observer):
             for tensor in tensors_in((args, out)):
                 self._meet(self._see(tensor), tensor.shape).labeled = True
         if func in (CLONE, CAST) and not self._in_optimizer:
-            self._follow_copy(func, args[0], out)
+            # A copy of a state has the state's category, unless a label says otherwise: for example a strategy's clone
+            # of gradients. A cast is such a copy only of a gradient in backward, as in FSDP2, which accumulates whole
+            # gradients in the dtype of the reduction; other casts compute.
+            categories: Sequence[str] = STATES if func is CLONE and self.phase != "forward" else ()
+            if func is CAST and self.phase == "backward":
+                categories = (labels.GRADIENTS,)
+            original, copied = map(self.record_of, (args[0], out))
+            if original is not None and copied is not None and original.category in categories and not copied.labeled:
+                copied.category, copied.name = original.category, f"copy of {original.name}"
         return out
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
-
-    def _follow_copy(self, func: Any, source: torch.Tensor, copy: torch.Tensor) -> None:
-        """Gives a copy of a state the state's category, unless a label says otherwise: for example a strategy's clone
-        of gradients. A cast is such a copy only of a gradient in backward, as in FSDP2, which accumulates whole
-        gradients in the dtype of the reduction; other casts compute.
-        """
-        categories: Sequence[str] = STATES if func is CLONE and self.phase != "forward" else ()
-        if func is CAST and self.phase == "backward":
-            categories = (labels.GRADIENTS,)
-        original, copied = map(self.record_of, (source, copy))
-        if original is not None and copied is not None and original.category in categories and not copied.labeled:
-            copied.category, copied.name = original.category, f"copy of {original.name}"
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
         """Applies a label: from birth if it is the storage's first, otherwise from now on; the tier is permanent."""
@@ -223,9 +219,10 @@ class Ledger(GraphMode, labels.Observer):
         if stored is None:
             self._settle()
             tier, source = self._infer_tier(storage), self.lines.here()
-            stored = StorageRecord(
-                0, self._infer(), "", self._maker(), self.phase, tier=tier, source=source, shape=shape
-            )
+            recomputing = self.phase == "backward" and torch.is_grad_enabled()
+            is_of_forward = threading.get_ident() == self._home and (self.phase == "forward" or recomputing)
+            category = labels.ACTIVATIONS if is_of_forward else "temporary"
+            stored = StorageRecord(0, category, "", self._maker(), self.phase, tier=tier, source=source, shape=shape)
             self._live[key] = stored
             self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
         elif size > stored.bytes:  # resized, as FSDP2's parameters are
@@ -257,18 +254,12 @@ class Ledger(GraphMode, labels.Observer):
 
     def _maker(self) -> str:
         """Returns the name of the running module or thread."""
-        here = threading.get_ident() == self._home
-        return self.module if here else f"thread {threading.current_thread().name}"
-
-    def _infer(self) -> str:
-        if threading.get_ident() != self._home:
-            return "temporary"  # of another thread: belongs to no forward
-        recomputing = self.phase == "backward" and torch.is_grad_enabled()
-        return labels.ACTIVATIONS if self.phase == "forward" or recomputing else "temporary"
+        is_home = threading.get_ident() == self._home
+        return self.module if is_home else f"thread {threading.current_thread().name}"
 
     def _infer_tier(self, storage: torch.UntypedStorage) -> str:
-        here = labels.DEVICE if device_of(storage) in (self._device, "meta") else labels.HOST
-        return labels.current_tier() or here
+        tier = labels.DEVICE if device_of(storage) in (self._device, "meta") else labels.HOST
+        return labels.current_tier() or tier
 
     # -- intervals ------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Self
 from unittest import mock
 
@@ -98,7 +98,8 @@ class OperatorStream(GraphMode):
         for owner, name, note in (
             (torch.cpu.Stream, "record_event", self._recorded), (NullStream, "record_event", self._recorded),
             (torch.cpu.Stream, "wait_event", self._waits), (torch.cpu.Stream, "wait_stream", self._waits),
-            (torch.cpu.Event, "record", self._records), (torch.cpu.Event, "wait", self._waited),
+            (torch.cpu.Event, "record", partial(self._of_event, "record")),
+            (torch.cpu.Event, "wait", partial(self._of_event, "wait")),
         ):  # fmt: skip
             self._stack.enter_context(mock.patch.object(owner, name, _noted(getattr(owner, name), note)))
         return super().__enter__()
@@ -130,14 +131,14 @@ class OperatorStream(GraphMode):
             return
         formula = flop_registry.get(packet) or (shape_wrapper(FORMULAS[packet]) if packet in FORMULAS else None)
         flops = int(formula(*args, **named, out_val=out)) if formula is not None else 0
-        made = written[0] if written else read[0]
-        first = args[0] if isinstance(args[0], (list, tuple)) else [made]
+        result = written[0] if written else read[0]
+        first = args[0] if isinstance(args[0], (list, tuple)) else [result]
         elements = sum(tensor.numel() for tensor in tensors_in(first))
         factors = MATMULS.get(packet) or ATTENTIONS.get(packet)
-        dtype = args[factors[0]].dtype if factors else made.dtype
+        dtype = args[factors[0]].dtype if factors else result.dtype
         self._log.note(
             COMPUTE, operator=str(packet).removeprefix("aten."), bytes=moved, flops=flops,
-            sizes=_sizes(packet, args, made), elements=elements, stream=self._log.stream(),
+            sizes=_sizes(packet, args, result), elements=elements, stream=self._log.stream(),
             dtype=str(dtype).removeprefix("torch."),
         )  # fmt: skip
 
@@ -160,12 +161,9 @@ class OperatorStream(GraphMode):
         if other is not None:
             self._order("wait", stream, other)
 
-    def _records(self, event: Any, made: Any, stream: Any = None) -> Any:
-        self._order("record", stream or torch.cpu.current_stream(), event)
-        return made
-
-    def _waited(self, event: Any, _: Any, stream: Any = None) -> None:
-        self._order("wait", stream or torch.cpu.current_stream(), event)
+    def _of_event(self, what: str, event: Any, result: Any, stream: Any = None) -> Any:
+        self._order(what, stream or torch.cpu.current_stream(), event)
+        return result
 
 
 def _noted(method: Callable[..., Any], note: Callable[..., Any]) -> Any:
@@ -186,27 +184,27 @@ def _bytes_of(
     packet: Any, func: Any, args: Sequence[Any], read: list[torch.Tensor], written: list[torch.Tensor]
 ) -> int:
     """Returns the bytes that an operator reads and writes; a tensor changed in place counts as both."""
-    made = sum(map(_size, written))
+    written_bytes = sum(map(_size, written))
     if packet in GATHERS:
-        return 2 * made
+        return 2 * written_bytes
     if packet in (ATEN.fill_, ATEN.zero_, ATEN.zeros_like, ATEN.ones_like, ATEN.full_like):
-        return made
+        return written_bytes
     if packet is ATEN.copy_:
         return _size(args[1]) + _size(args[0])
     if not written:  # a fused or foreach operator in place: it says nothing of what it wrote
         changed = [
             a for a, s in zip(args, func._schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write
         ]
-        made = sum(map(_size, tensors_in(changed)))
+        written_bytes = sum(map(_size, tensors_in(changed)))
     if packet is torch.ops.zerobench.adam_:
-        made -= sum(map(_size, args[2]))  # parameters are written without being read
-    return made + sum(map(_size, read))
+        written_bytes -= sum(map(_size, args[2]))  # parameters are written without being read
+    return written_bytes + sum(map(_size, read))
 
 
-def _sizes(packet: Any, args: Sequence[Any], made: torch.Tensor) -> str:
+def _sizes(packet: Any, args: Sequence[Any], result: torch.Tensor) -> str:
     if packet in MATMULS:
         left, right = (args[position] for position in MATMULS[packet])
-        batch = next((matrices.shape[0] for matrices in (left, right, made) if matrices.dim() == 3), 1)
+        batch = next((matrices.shape[0] for matrices in (left, right, result) if matrices.dim() == 3), 1)
         sizes = [left.shape[-2], right.shape[-1], left.shape[-1]]
         if packet in GROUPED and 2 in (left.dim(), right.dim()):  # the groups divide rows, columns or what is summed
             shared = {(2, 3): 0, (3, 2): 1, (2, 2): 2}[left.dim(), right.dim()]

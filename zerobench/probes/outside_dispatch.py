@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any
 from unittest import mock
 
 import torch
@@ -85,25 +85,14 @@ def optimizer_steps_watched(notify: Callable[[bool], None]) -> Iterator[None]:
         yield
 
 
-class NewtonSchulz:
-    """Counts, while it is entered, `calls` of torch's function, and `flops` of all its iterations."""
+@contextmanager
+def orthogonalizations_watched(notify: Callable[[int], None]) -> Iterator[None]:
+    """Calls `notify(flops)`, with the FLOPs of all its iterations, for each of torch's Newton-Schulz calls."""
+    orthogonalize = _muon._zeropower_via_newtonschulz  # torch-private, tested
 
-    def __init__(self) -> None:
-        self.calls = self.flops = 0
-        self._counted = _muon._zeropower_via_newtonschulz  # torch-private, tested
+    def notify_and_call(grad: torch.Tensor, coefficients: Any, steps: int, eps: float) -> torch.Tensor:
+        notify(steps * muon_cost(grad.shape))
+        return orthogonalize(grad, coefficients, steps, eps)
 
-    def __enter__(self) -> Self:
-        _muon._zeropower_via_newtonschulz = self._count  # type: ignore[assignment]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        _muon._zeropower_via_newtonschulz = self._counted
-
-    def begin(self) -> None:
-        """Resets the counts."""
-        self.calls = self.flops = 0
-
-    def _count(self, grad: torch.Tensor, coefficients: Any, steps: int, eps: float) -> torch.Tensor:
-        self.calls += 1
-        self.flops += steps * muon_cost(grad.shape)
-        return self._counted(grad, coefficients, steps, eps)
+    with mock.patch.object(_muon, "_zeropower_via_newtonschulz", notify_and_call):
+        yield

@@ -208,8 +208,31 @@ def stamp(snapshot: dict[str, Any], births: Iterable[Birth], clock_us: float) ->
         by_address[birth.address].append(birth)
     if not by_address:
         return 0
-    traces = [trace for trace in snapshot["device_traces"] if trace]
-    stamped = sum(_stamp_trace(trace, by_address, clock_us) for trace in traces)
+    traces, stamped = [trace for trace in snapshot["device_traces"] if trace], 0
+    for trace in traces:
+        times: dict[int, list[float]] = defaultdict(list)
+        for entry in trace:
+            if entry["action"] == "alloc":
+                times[entry["addr"]].append(entry.get("time_us", 0.0))
+        # the first birth of each allocation at an address, by its index there; 0 is before the history
+        first: dict[tuple[int, int], Birth] = {}
+        for address, born in by_address.items():
+            for birth in born:
+                turn = bisect_right(times[address], birth.at * 1e6 + clock_us + SLACK_US)
+                if turn == 0 or (address, turn) not in first:  # of those before the history the last is freed within it
+                    first[address, turn] = birth
+        turns: dict[int, int] = defaultdict(int)
+        for entry in trace:  # allocations, and each free like its allocation
+            if entry["action"] not in ("alloc", "free_requested", "free_completed"):
+                continue
+            address, is_allocation = entry["addr"], entry["action"] == "alloc"
+            turns[address] += is_allocation
+            labeled = first.get((address, turns[address]))
+            if labeled is None:
+                entry["category"] = UNKNOWN
+            else:
+                _write_labels(entry, labeled)
+                stamped += is_allocation
     for segment in snapshot["segments"]:
         next_address = segment["address"]
         for block in segment["blocks"]:
@@ -219,35 +242,6 @@ def stamp(snapshot: dict[str, Any], births: Iterable[Birth], clock_us: float) ->
             next_address += block["size"]
     for trace in traces[:1]:
         trace[:0] = legend()
-    return stamped
-
-
-def _stamp_trace(trace: list[Entry], by_address: dict[int, list[Birth]], clock_us: float) -> int:
-    """Stamps allocations, and each free like its allocation."""
-    times: dict[int, list[float]] = defaultdict(list)
-    for entry in trace:
-        if entry["action"] == "alloc":
-            times[entry["addr"]].append(entry.get("time_us", 0.0))
-    # the first birth of each allocation at an address, by its index there; 0 is before the history
-    first: dict[tuple[int, int], Birth] = {}
-    for address, births in by_address.items():
-        for birth in births:
-            turn = bisect_right(times[address], birth.at * 1e6 + clock_us + SLACK_US)
-            if turn == 0 or (address, turn) not in first:  # of those before the history the last one is freed within it
-                first[address, turn] = birth
-    turns: dict[int, int] = defaultdict(int)
-    stamped = 0
-    for entry in trace:
-        if entry["action"] not in ("alloc", "free_requested", "free_completed"):
-            continue
-        address, is_allocation = entry["addr"], entry["action"] == "alloc"
-        turns[address] += is_allocation
-        labeled = first.get((address, turns[address]))
-        if labeled is None:
-            entry["category"] = UNKNOWN
-        else:
-            _write_labels(entry, labeled)
-            stamped += is_allocation
     return stamped
 
 

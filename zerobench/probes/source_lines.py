@@ -26,6 +26,7 @@ import tempfile
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -80,7 +81,7 @@ class SourceLines:
             frame = frame.f_back
         return (
             "" if self.silent else self._line_of_backward()
-        )  # on CUDA autograd's threads have no frames of Python's below
+        )  # on CUDA, autograd's threads have no Python frames below
 
     def forget(self) -> None:
         """Forgets the lines of the nodes, at the end of a step."""
@@ -151,8 +152,14 @@ def _keeper(tensor: torch.Tensor) -> str:
         for holder in gc.get_referrers(referrer) if isinstance(referrer, tuple) else [referrer]:
             if isinstance(holder, CONTAINERS) and (named := _container_name(holder)):
                 name, file = named
-                line = _line_that_adds(name.rpartition(".")[2], file)
-                return f"the {type(holder).__name__} {name}" + (f" ({line})" if line else "")
+                # the only line that adds to this name, in its file or a file on the stack
+                adds, added_at = re.compile(rf"\b{re.escape(name.rpartition('.')[2])}{ADDS}"), set[str]()
+                for path in {file, *(frame.f_code.co_filename for frame in _frames())}:
+                    with suppress(OSError, ValueError):
+                        lines = Path(path).read_text(encoding="utf-8").splitlines()
+                        numbers = (number for number, line in enumerate(lines, 1) if adds.search(line))
+                        added_at |= {f"{shown_path(path) or path}:{number}" for number in numbers}
+                return f"the {type(holder).__name__} {name}" + (f" ({added_at.pop()})" if len(added_at) == 1 else "")
     return ""
 
 
@@ -180,23 +187,8 @@ def _container_name(container: Any) -> tuple[str, str] | None:
 def _frames() -> Iterator[FrameType]:
     """Yields the frames on the stack that are neither torch's, the standard library's nor this package's."""
     frame: FrameType | None = sys._getframe(1)
-    package = str(Path(__file__).parents[1])
     while frame is not None:
         file = frame.f_code.co_filename
-        if shown_path(file) is not None and not file.startswith(package):
+        if shown_path(file) is not None and not file.startswith(PACKAGE):
             yield frame
         frame = frame.f_back
-
-
-def _line_that_adds(name: str, file: str) -> str:
-    """Returns the only line that adds to a name, in its file or a file on the stack; empty if there are others."""
-    adds = re.compile(rf"\b{re.escape(name)}{ADDS}")
-    added_at = set()
-    for path in {file, *(frame.f_code.co_filename for frame in _frames())}:
-        try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError):
-            continue
-        numbers = (number for number, line in enumerate(lines, 1) if adds.search(line))
-        added_at |= {f"{shown_path(path) or path}:{number}" for number in numbers}
-    return added_at.pop() if len(added_at) == 1 else ""

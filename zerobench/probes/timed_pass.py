@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from ..host.environment import loopback_bytes, reset_resident_peak, resident_peak_bytes
-from . import allocator, cuda_memory
+from . import allocator
 from .energy import EnergyMeter, read_state
 from .intervals import ASIDE
 from .probe import PassRecords, Probe
@@ -63,7 +63,7 @@ class TimedPass(Probe):
             gc.enable()
         self.results.process_memory["resident_bytes"] = resident_peak_bytes()
         if self._cuda and error[0] is None:  # after an error of the device it would raise another
-            self.results.process_memory |= cuda_memory.process_memory(cuda_memory.take_peaks())
+            self.results.process_memory |= allocator.process_memory(allocator.take_peaks())
             self._read_gpu()
 
     @contextmanager
@@ -75,7 +75,6 @@ class TimedPass(Probe):
 
     @contextmanager
     def step(self, measured: bool) -> Iterator[None]:
-        """Times one whole step."""
         if not self._steps:
             self._loopback = loopback_bytes()
         if measured and self._first is None:
@@ -137,7 +136,7 @@ class TimedPass(Probe):
             self._read_gpu()
             dist.barrier()
             torch.cuda.synchronize()
-            cuda_memory.reset_peaks()
+            allocator.reset_peaks()
         self._take_allocated()
         reset_resident_peak()
         self._energy.begin()

@@ -209,7 +209,6 @@ class TrafficMeter(GraphMode, labels.Observer):
             ), 1)  # fmt: skip
 
     def on_transfer(self, kind: str, size: int, name: str) -> None:
-        """Records bytes read from a file, or written to one."""
         self._record(Operation(self.phase, kind, kind, name, "uint8", size, size, self.phase == "init"), 1)
 
     def note_raw(self, name: str, args: tuple[Any, ...], ranks: int) -> None:
@@ -239,7 +238,13 @@ class TrafficMeter(GraphMode, labels.Observer):
         elements = sum(t.numel() for t in tensors)
         payload = sum(t.numel() * t.element_size() for t in tensors)
         collective, unit = self._named()
-        control = self.phase == "init" or elements == 1 or self._is_control(collective, unit, tensors, payload)
+        # small traffic that is labeled as control, or unlabeled integers; buffers of any size
+        is_labeled, are_flags = (
+            collective == "control",
+            not collective and any(not t.is_floating_point() for t in tensors),
+        )
+        control = self.phase == "init" or elements == 1 or (is_labeled and unit == labels.BUFFERS)
+        control = control or ((is_labeled or are_flags) and payload <= CONTROL_MOST_BYTES)
         wire = payload * rule.wire(n) if rule else 0.0
         between = wire * outside
         operation = Operation(
@@ -265,13 +270,6 @@ class TrafficMeter(GraphMode, labels.Observer):
             return labels.current_collective()
         return "", f"{THREAD}{threading.current_thread().name}"
 
-    @staticmethod
-    def _is_control(collective: str, unit: str, tensors: list[torch.Tensor], payload: int) -> bool:
-        """Returns True for buffers, and if small for traffic labeled as control and unlabeled integers."""
-        flags = any(not t.is_floating_point() for t in tensors) and not collective
-        labeled = collective == "control"
-        return (labeled and unit == labels.BUFFERS) or ((labeled or flags) and payload <= CONTROL_MOST_BYTES)
-
     def _shares_between(self, group: dist.ProcessGroup, peer: int | None) -> dict[float, int]:
         """Returns fraction of an operation's wire bytes that leaves a node -> number of such operations. `peer`: the
         destination of a send, as a rank in the group; one send may stand for several.
@@ -285,8 +283,8 @@ class TrafficMeter(GraphMode, labels.Observer):
         if peers:
             outside = Counter(float(nodes[peer] != nodes[group.rank()]) for peer in peers)
             return {fraction: each * sends for fraction, sends in outside.items()}
-        leaving = sum(here != following for here, following in zip(nodes, nodes[1:] + nodes[:1], strict=True))
-        return {leaving / len(nodes): 1}
+        crossings = sum(node != following for node, following in zip(nodes, nodes[1:] + nodes[:1], strict=True))
+        return {crossings / len(nodes): 1}
 
     def within_model(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Returns True for a collective among ranks that share a model."""

@@ -29,27 +29,7 @@ from .run_row import (
 )
 
 __all__ = [
-    "ALLOCATOR",
-    "BETWEEN",
-    "BETWEEN_STEPS",
-    "CATEGORIES",
-    "COLLECTIVES",
-    "DATA_AXIS",
-    "LINKS",
-    "PHASES",
-    "PHASE_PEAKS",
-    "SCHEMA_VERSION",
-    "STATES",
-    "TENSOR_AXIS",
-    "TIERS",
-    "CertificateRow",
-    "EventRow",
-    "LineRow",
-    "MemoryRow",
-    "RunRow",
-    "SearchRow",
-    "StepRow",
-    "TensorRow",
-    "TimelineRow",
-    "TrafficRow",
-]
+    "ALLOCATOR", "BETWEEN", "BETWEEN_STEPS", "CATEGORIES", "COLLECTIVES", "DATA_AXIS", "LINKS", "PHASES", "PHASE_PEAKS",
+    "SCHEMA_VERSION", "STATES", "TENSOR_AXIS", "TIERS", "CertificateRow", "EventRow", "LineRow", "MemoryRow", "RunRow",
+    "SearchRow", "StepRow", "TensorRow", "TimelineRow", "TrafficRow",
+]  # fmt: skip

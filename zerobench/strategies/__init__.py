@@ -32,24 +32,9 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 __all__ = [
-    "Composition",
-    "Look",
-    "StrategyOptions",
-    "StrategySpec",
-    "built_in",
-    "find",
-    "names_with",
-    "predicts",
-    "reference",
-    "register_strategy",
-    "shape_of",
-    "spare_look",
-    "spec_of",
-    "specs",
-    "synchronizing",
-    "user_source",
-    "wrap",
-]
+    "Composition", "Look", "StrategyOptions", "StrategySpec", "built_in", "find", "names_with", "predicts", "reference",
+    "register_strategy", "shape_of", "spare_look", "spec_of", "specs", "synchronizing", "user_source", "wrap",
+]  # fmt: skip
 
 
 def wrap(

@@ -81,7 +81,6 @@ class DdpEngine(PeerEngine):
             raise
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scales the gradients down to the global norm `max_norm`; returns the previous norm, 0-dim."""
         return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
 
     def no_sync(self) -> AbstractContextManager[Any]:
@@ -99,11 +98,11 @@ def _start_alike(module: nn.Module, buffers: bool, group: dist.ProcessGroup) -> 
     with labels.collective("control", labels.BUFFERS), torch.no_grad():
         _verify_param_shape_across_processes(group, parameters)  # torch-private, pinned by a test
         for tensor in [*parameters, *(module.buffers() if buffers else ())]:
-            here, order = tensor.detach(), MemoryOrder.of(tensor)
-            flat = order.flatten(here)  # a view, unless the memory has gaps
+            values, order = tensor.detach(), MemoryOrder.of(tensor)
+            flat = order.flatten(values)  # a view, unless the memory has gaps
             dist.broadcast(flat, group_src=0, group=group)
-            if flat.data_ptr() != here.data_ptr():
-                here.copy_(order.view(flat))
+            if flat.data_ptr() != values.data_ptr():
+                values.copy_(order.view(flat))
 
 
 def _reduce_alone(bucket: dist.GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
@@ -160,13 +159,12 @@ class MasterDdpEngine(DdpEngine):
         align = align_numel(optimizer, 4)  # so that shares are updated as the whole is (zero/layout.py says why)
         max_numel = max(tile_bytes // 4 // align, 1) * align
         owned = owners_of(owned_by(optimizer), self._parameters, 1)
-        shares = [
-            share
-            for i, p in enumerate(self._parameters)
-            for share in self._parameter_shares(
-                i, None if p in owned else self._masters[i].numel() if in_one_pass else max_numel
-            )
-        ]
+        shares = []
+        for i, (p, master) in enumerate(zip(self._parameters, self._masters, strict=True)):
+            step = master.numel() if in_one_pass or p in owned else max_numel
+            for start in range(0, master.numel(), step or 1):
+                segment = Segment(i, start, min(start + step, master.numel()), start)
+                shares.append(ParameterShare(p, self._orders[p], master, segment, is_whole=p in owned))
         index = {p: i for i, p in enumerate(self._parameters)}
         segments: Any = shares  # of one rank
         swap_parameters(optimizer, set_aside(optimizer, optimizer.param_groups), index, segments, self._orders)
@@ -174,24 +172,12 @@ class MasterDdpEngine(DdpEngine):
         self._buffers = TileBuffers(self._tiles)
         self._one_pass = OnePass.of(optimizer, shares, device) if in_one_pass else None
 
-    def _parameter_shares(self, i: int, max_numel: int | None) -> Iterator[ParameterShare]:
-        """Yields a parameter's shares; with `max_numel` None one share, whole, in the parameter's shape."""
-        parameter, master = self._parameters[i], self._masters[i]
-        if max_numel is None:
-            segment = Segment(i, 0, master.numel(), 0)
-            yield ParameterShare(parameter, self._orders[parameter], master, segment, is_whole=True)
-            return
-        for start in range(0, master.numel(), max_numel):
-            stop = min(start + max_numel, master.numel())
-            yield ParameterShare(parameter, self._orders[parameter], master, Segment(i, start, stop, start))
-
     def backward(self, loss: torch.Tensor) -> None:
         """Backpropagates the loss times the scale; DDP reduces the scaled gradients."""
         super().backward(self.scaler.scaled(loss))
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Returns the norm of the unscaled gradients, 0-dim; `step` scales them down to `max_norm`."""
-        return self._scaling.clip(max_norm, norm_type)
+        return self._scaling.clip(max_norm, norm_type)  # `step` scales the gradients down
 
     def step(self) -> None:
         """Makes one update of the masters, and from them of the parameters; consumes the gradients. With loss scaling

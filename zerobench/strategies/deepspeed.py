@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn, optim
+from torch.utils import _pytree as pytree
 
 from ..zero import labels
 from .engine import PeerEngine
@@ -65,7 +66,6 @@ class DeepspeedEngine(PeerEngine):
         self._label()
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """Runs the module's forward."""
         return self._engine(*inputs, **named_inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -74,7 +74,6 @@ class DeepspeedEngine(PeerEngine):
         self._label()
 
     def step(self) -> None:
-        """Makes one update; consumes the gradients."""
         self._engine.step()
 
     @contextmanager
@@ -89,8 +88,9 @@ class DeepspeedEngine(PeerEngine):
 
     def _label(self) -> None:
         for attribute, category in HELD.items():
-            for tensor in _tensors_in(getattr(self.optimizer, attribute, None)):
-                labels.label(tensor, category, attribute)
+            for leaf in pytree.tree_leaves(getattr(self.optimizer, attribute, None)):
+                if isinstance(leaf, torch.Tensor):
+                    labels.label(leaf, category, attribute)
 
 
 HELD = {
@@ -110,14 +110,6 @@ class _Buffers(list[torch.Tensor]):
 
     def append(self, buffer: torch.Tensor) -> None:
         super().append(labels.label(buffer, labels.COMMUNICATION, "bucket"))
-
-
-def _tensors_in(held: Any) -> Iterator[torch.Tensor]:
-    if isinstance(held, torch.Tensor):
-        yield held
-    elif isinstance(held, dict | list | tuple):
-        for item in held.values() if isinstance(held, dict) else held:
-            yield from _tensors_in(item)
 
 
 def _import_deepspeed(device: str) -> Any:

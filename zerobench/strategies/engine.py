@@ -155,7 +155,6 @@ class AdaptedEngine(PeerEngine):
         self._engine.backward(loss)
 
     def step(self) -> None:
-        """Makes one update, then drops the gradients."""
         self._engine.step()
         self._engine.zero_grad()
 

@@ -73,7 +73,6 @@ class Fsdp2Engine(PeerEngine):
         self.optimizer = rebuilt(optimizer, lambda parameter: shards[names[parameter]])
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scales the gradients down to the global norm `max_norm`; returns the previous norm, 0-dim."""
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 

@@ -219,18 +219,15 @@ register_strategy(
     composes=Composition(simulated=True, gradient_dtypes=True, owned=True), half="masters",
     precision_defaults={"gradient_dtype": "fp32", "tile_bytes": None}, settles_after=1,
 )  # fmt: skip
-register_strategy(
-    "fsdp2", _peer("fsdp2", "Fsdp2Engine", reshard=True), options=options.Fsdp2, label="FSDP2",
-    look=Look(SKY, ">", (0, (1, 1))), half="casts", tuning=options.FSDP2,
-    partitions_as="zero3", settles_after=1, refused_optimizers=options.WITHOUT_RULE,
-    read_by_harness=("accumulate", "upcast_frozen"),
-)  # fmt: skip
-register_strategy(
-    "fsdp2_no_reshard", _peer("fsdp2", "Fsdp2Engine", reshard=False), options=options.Fsdp2NoReshard,
-    label="FSDP2, no reshard", look=Look(PURPLE, "v", (0, (3, 1, 1, 1))), half="casts", tuning=options.FSDP2,
-    partitions_as="zero3", settles_after=1, refused_optimizers=options.WITHOUT_RULE,
-    read_by_harness=("accumulate", "upcast_frozen"),
-)  # fmt: skip
+for _fsdp2, _reshards, _label, _look in (
+    (options.Fsdp2, True, "FSDP2", Look(SKY, ">", (0, (1, 1)))),
+    (options.Fsdp2NoReshard, False, "FSDP2, no reshard", Look(PURPLE, "v", (0, (3, 1, 1, 1)))),
+):
+    register_strategy(
+        _fsdp2.name, _peer("fsdp2", "Fsdp2Engine", reshard=_reshards), options=_fsdp2, label=_label, look=_look,
+        half="casts", tuning=options.FSDP2, partitions_as="zero3", settles_after=1,
+        refused_optimizers=options.WITHOUT_RULE, read_by_harness=("accumulate", "upcast_frozen"),
+    )  # fmt: skip
 register_strategy(
     "zero_redundancy", _peer("ddp", "ZeroRedundancyEngine"), options=options.ZeroRedundancy,
     label="ZeroRedundancyOptimizer", look=Look(YELLOW, "<", (0, (3, 1))), tuning=options.ZERO_REDUNDANCY,

@@ -56,18 +56,9 @@ OFFLOADS: dict[str, tuple[str, ...]] = {"zero1": _STATES, "zero2": _STATES, "zer
 """Model states that may leave the device."""
 
 __all__ = [
-    "MODES",
-    "STAGES",
-    "AdafactorWithAdamW",
-    "LossScaling",
-    "MuonWithAdamW",
-    "NvmeOffload",
-    "Offload",
-    "Options",
-    "Strategy",
-    "Zeropp",
-    "initialize",
-]
+    "MODES", "STAGES", "AdafactorWithAdamW", "LossScaling", "MuonWithAdamW", "NvmeOffload", "Offload", "Options",
+    "Strategy", "Zeropp", "initialize",
+]  # fmt: skip
 
 
 @in_normal_mode

@@ -62,7 +62,7 @@ class ShardedEngine:
         """Called after the backward; returns the units still to be reduced, in an order equal on all ranks."""
         raise NotImplementedError
 
-    def check_own_weights(self, what: str) -> None:
+    def raise_if_weights_are_temporary(self, what: str) -> None:
         """Raises RuntimeError inside `temporary_weights`."""
 
     def begin_backward(self) -> None:

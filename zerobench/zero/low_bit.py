@@ -104,8 +104,8 @@ class LowBitAdamW(optim.Optimizer):
                 for key, value in kept.items()
                 if key in self.dtypes
             }
-            here = slice(start, start + chunk)
-            self._update_part(flat[here], gradient[here].float(), part, group, kept["step"])
+            elements = slice(start, start + chunk)
+            self._update_part(flat[elements], gradient[elements].float(), part, group, kept["step"])
         if parameter.stride() != order.strides:  # flat may be a copy
             parameter.copy_(order.view(flat))
 
@@ -182,18 +182,15 @@ def round_stochastically(values: torch.Tensor, salt: int) -> torch.Tensor:
     alike, and differently with another salt.
     """
     bits = values.view(torch.int32)
-    noise = _hash(bits ^ _signed(salt * 0x9E3779B1))
+    # lowbias32 (C. Wellons, hash-prospector); int32 shifts keep the sign, hence the masks
+    noise = bits ^ _signed(salt * 0x9E3779B1)
+    noise ^= (noise >> 16) & 0xFFFF
+    noise *= 0x7FEB352D
+    noise ^= (noise >> 15) & 0x1FFFF
+    noise *= _signed(0x846CA68B)
+    noise = noise ^ ((noise >> 16) & 0xFFFF)
     rounded = ((bits + (noise & 0xFFFF)) & -0x10000).view(torch.float32)
     return torch.where(values.isfinite(), rounded, values).to(torch.bfloat16)
-
-
-def _hash(bits: torch.Tensor) -> torch.Tensor:
-    """lowbias32 (C. Wellons, hash-prospector) of int32, in place; int32 shifts keep the sign, hence the masks."""
-    bits ^= (bits >> 16) & 0xFFFF
-    bits *= 0x7FEB352D
-    bits ^= (bits >> 15) & 0x1FFFF
-    bits *= _signed(0x846CA68B)
-    return bits ^ ((bits >> 16) & 0xFFFF)
 
 
 def _signed(number: int) -> int:

@@ -130,7 +130,7 @@ class OverlappedParamGathers:
         self._handles: dict[Unit, Handle] = {}
         self._parameters: dict[Unit, list[nn.Parameter]] = {}
         self._units: dict[nn.Parameter, list[Unit]] = {}  # a large one is cut into several
-        self._hiding = Hiding(self.bring)
+        self._hiding = Hiding(self.wait_for_parameter)
         # hidden parameter -> its real data; `.data` itself is the NaN placeholder meanwhile
         self._hidden: dict[nn.Parameter, torch.Tensor] = {}
         self._holes: dict[nn.Parameter, torch.Tensor] = {}
@@ -180,7 +180,7 @@ class OverlappedParamGathers:
         for unit in list(self._handles):
             self.wait(unit)
 
-    def bring(self, parameter: nn.Parameter) -> None:
+    def wait_for_parameter(self, parameter: nn.Parameter) -> None:
         """Waits for a hidden parameter that is about to be read outside of its own module, or between steps."""
         for unit in self._units[parameter]:
             self.wait(unit)

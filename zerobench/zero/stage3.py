@@ -33,7 +33,7 @@ from .bucket import GradientBucket
 from .layout import one_unit
 from .modules import wrapping
 from .options import AUTO, MASTERS
-from .parameters.access import Hiding, let_look
+from .parameters.access import Hiding, allow_fast_path_checks
 from .stage2 import Stage2
 from .units.gathered_unit import FREED, IN_PARTS, SECOND_ORDER, UNHEARD, GatheredUnit, GathersAhead, stored_dtype
 from .units.root import Root
@@ -63,7 +63,7 @@ class Stage3(Stage2):
         self._all_units: list[GatheredUnit] = []
         self._units_at: dict[nn.Module, list[GatheredUnit]] = {}
         self._standalone: list[GatheredUnit] = []  # gathered by the present backward for a standalone call
-        self._followed = Hiding(None, lets_write=True, lets_detach=True, answered=self._follow_read)  # all are whole
+        self._followed = Hiding(None, lets_write=True, lets_detach=True, on_read=self._follow_read)  # all are whole
         self._follows = False
         self.hiding = Hiding(self.refuse, lets_write=True)
         # memory for a gather: the bucket that is being sent has arrived, and its memory is free
@@ -79,13 +79,13 @@ class Stage3(Stage2):
             self._all_units += units
             self._units_at[module] = units
             if module is self.module:
-                goes = self.options.keep_root == AUTO
-                self._root = Root(module, units, bool(modules), goes, self._come_to_root)
+                frees = self.options.keep_root == AUTO
+                self._root = Root(module, units, bool(modules), frees, self._backward_at_root)
             if units or module is self.module:
                 self._hook(module, units)
         self.units = [unit for unit in self._all_units if unit.trainable]
         self._unit_of = {p: unit for unit in self._all_units for p in unit.parameters}
-        let_look(self.module, self.hiding)
+        allow_fast_path_checks(self.module, self.hiding)
 
     def adopt_unfrozen(self, numbers: Sequence[int]) -> None:
         self.close_forwards()
@@ -93,13 +93,11 @@ class Stage3(Stage2):
         trained = {self.trainable[number] for number in numbers}
         for old in [unit for unit in self._all_units if not trained.isdisjoint(unit.parameters)]:
             old.unshard_exactly()
-            parts = [[p for p in old.parameters if (p in trained) is wanted] for wanted in (False, True)]
-            apart = f"{old.name} part {len(self._all_units) + 1}" if parts[0] else old.name
-            new = [
-                unit
-                for name, parameters in zip((old.name, apart), parts, strict=True)
-                for unit in self._adopt_group(name, parameters, old.is_kept)
-            ]
+            # what stays frozen keeps the unit's name; what is trained is a unit of its own
+            frozen, unfrozen = ([p for p in old.parameters if (p in trained) is value] for value in (False, True))
+            name_of_unfrozen = f"{old.name} part {len(self._all_units) + 1}" if frozen else old.name
+            new = self._adopt_group(old.name, frozen, old.is_kept)
+            new += self._adopt_group(name_of_unfrozen, unfrozen, old.is_kept)
             old.dissolve()
             for units in (self._all_units, *self._units_at.values()):
                 if old in units:
@@ -186,7 +184,7 @@ class Stage3(Stage2):
     def check_gradient(self, unit: Unit) -> None:
         """Raises RuntimeError if a gradient of `unit` has come although its parameters, which it needs, are absent."""
         assert isinstance(unit, GatheredUnit)
-        if not (unit.is_whole or self._root.comes_for_itself(unit)):
+        if not (unit.is_whole or self._root.is_on_demand(unit)):
             raise RuntimeError(f"{unit.name}: backward {self._why_absent}")
 
     @property
@@ -229,24 +227,24 @@ class Stage3(Stage2):
         read = [p for unit in self._all_units if follows and not unit.stays for p in unit.parameters]
         self._follows = self._follows or follows
         for parameter in read:
-            self._followed.listen(parameter)
+            self._followed.intercept(parameter)
         try:
             yield
         finally:
             self._follows = self._follows and not follows
-            self._followed.bare_all(read)
+            self._followed.stop_intercepting(read)
 
     def _follow_read(self, read: list[nn.Parameter], result: Any) -> Any:
         """Hooks backward to gather the units of `read`. A view is copied: it would be read before its own hook runs."""
         units = list(dict.fromkeys(self._unit_of[p] for p in read))
         held = {_address(unit.full_parameters) for unit in units}
 
-        def apart(value: Any) -> Any:
+        def copied_if_view(value: Any) -> Any:
             is_computed = isinstance(value, torch.Tensor) and value.grad_fn is not None
             return value.clone() if is_computed and _address(value) in held else value
 
         if torch.is_grad_enabled():
-            result = pytree.tree_map(apart, result)
+            result = pytree.tree_map(copied_if_view, result)
             self._hook_standalone(units, result)
         return result
 
@@ -296,7 +294,8 @@ class Stage3(Stage2):
                     [u.name for u in self._all_units if not u.stays and u not in self._order.uses]
                 )
             self._root.end_forward()
-            if not self.options.keep_root or (self._root.goes and self.comm.size == 1):  # then a gather sends nothing
+            # with one rank a gather sends nothing
+            if not self.options.keep_root or (self._root.frees_in_backward and self.comm.size == 1):
                 for unit in self._root.units:
                     unit.reshard()
             tensors = list(wrapping.tensors_that_require_grad(output))
@@ -313,11 +312,12 @@ class Stage3(Stage2):
         self._ahead.launch()
         self._end_standalone(units)
         self._finish(self._order.passed(use))
-        self._root.give_back()
+        self._root.reshard_in_backward()
         for unit in units:
             unit.unshard()
+        # a module's units are consecutive uses, of which `use` is the last
         preceding = self._order.behind(use - len(units) + 1, self.options.prefetch)
-        preceding = [unit for unit in preceding if not self._root.comes_for_itself(unit)]
+        preceding = [unit for unit in preceding if not self._root.is_on_demand(unit)]
         learns = any(unit.trainable for unit in units)
         self._ahead.enter(units, preceding, must_wait=bool(self.gradients.in_flight) and learns)
 
@@ -325,12 +325,12 @@ class Stage3(Stage2):
         self._check_age(forward, gradient)
         self.gradients.begin_plain()
         if not self._root.is_last:
-            self._root.bring()
+            self._root.unshard()
         # the last unit travels while the head's backward runs, not before: the loss's temporaries are the peak
         last = self._order.behind(self._order.end, self.options.prefetch)
         self._ahead.enter(self._root.units, last, must_wait=self._root.is_last)
 
-    def _come_to_root(self) -> None:
+    def _backward_at_root(self) -> None:
         self.gradients.begin_plain()
         self._ahead.launch()
 
@@ -370,7 +370,7 @@ class Stage3(Stage2):
 
     def _check_age(self, forward: int, _gradient: torch.Tensor) -> None:
         self._is_second_order = self._is_second_order or torch.is_grad_enabled()
-        if not self._order.come_to(forward):
+        if not self._order.reach(forward):
             raise RuntimeError(
                 "backward through a forward that a backward has gone through, or a step: zero3 has given its parameters"
                 " back; go through each forward once, and before the step"
@@ -412,10 +412,10 @@ class Stage3(Stage2):
         for unit in () if only_standalone else dict.fromkeys([*reversed(self._order.uses), *kept]):
             if unit.trainable and unit not in self._done:
                 yield unit
-        for late in self.units:
+        for remaining in self.units:
             # gradients that came late, or from under no_sync
-            if late.gradients.filled and not late.gradients.is_in_flight:
-                yield late
+            if remaining.gradients.filled and not remaining.gradients.is_in_flight:
+                yield remaining
 
     def finish_backward(self) -> None:
         super().finish_backward()
@@ -456,7 +456,7 @@ class Stage3(Stage2):
         if writes:
             raise RuntimeError(f"{name}: {WRITTEN}")
         unit = self._unit_of[parameter]
-        in_hook = wrapping.inside_backward() and self._root.comes_for_itself(unit)
+        in_hook = wrapping.inside_backward() and self._root.is_on_demand(unit)
         way = "; a hook that reads it in backward needs keep_root=True" if in_hook else ""
         raise RuntimeError(f"{name}: it is read outside of the forward of {unit.name}, {IN_PARTS}{way}")
 

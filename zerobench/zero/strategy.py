@@ -44,7 +44,7 @@ from .parameters import meta_init
 from .parameters.access import as_they_are
 from .precision import LossScaler
 from .units.unit import Unit
-from .writes import Writes, take_loads
+from .writes import Writes, register_load_hooks
 
 SHOWN = {
     labels.PARAMETERS: "parameters",
@@ -101,8 +101,8 @@ class Strategy(GradientMixin, StateMixin):
         self.writes = Writes(self)
         # a lost write stops the update on all ranks
         self.update.fault, self.update.raise_fault = self.writes.take_lost, self.writes.raise_lost
-        take_loads(self, self.writes)
-        module.register_forward_hook(Hook(self._after_forward))
+        register_load_hooks(self, self.writes)
+        module.register_forward_hook(Hook(lambda _module, _inputs, output: self.gradients.hook_output(output)))
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
         step_by(optimizer, self)
 
@@ -152,9 +152,6 @@ class Strategy(GradientMixin, StateMixin):
             return run()
         finally:
             self.running -= 1
-
-    def _after_forward(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        self.gradients.hook_output(output)
 
     def _before_forward(self) -> None:
         # autocast's cached copies may predate an update; and one shared by several forwards would get its gradient only
@@ -229,7 +226,7 @@ class Strategy(GradientMixin, StateMixin):
         # 3 the rest is sent, and each rank has its shard of the mean
         self.finish_backward()
 
-    def check_own_weights(self, what: str) -> None:
+    def raise_if_weights_are_temporary(self, what: str) -> None:
         if not self.placement.masters_follow:
             raise RuntimeError(
                 f"{what}: inside `with engine.temporary_weights()` the module has other weights for an evaluation;"
@@ -237,7 +234,7 @@ class Strategy(GradientMixin, StateMixin):
             )
 
     def begin_backward(self) -> None:
-        self.check_own_weights("backward")
+        self.raise_if_weights_are_temporary("backward")
         self.gradients.begin_backward()
         self.update.begin()
 
@@ -253,7 +250,7 @@ class Strategy(GradientMixin, StateMixin):
 
         `closure` first computes the gradients, with `backward`, and returns the loss. All ranks skip if one overflowed.
         """
-        self.check_own_weights("step")
+        self.raise_if_weights_are_temporary("step")
         loss = None
         if closure is not None:
             with torch.enable_grad():

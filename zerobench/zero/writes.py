@@ -305,7 +305,7 @@ class Writes:
         return sent
 
 
-def take_loads(engine: ShardedEngine, writes: Writes) -> None:
+def register_load_hooks(engine: ShardedEngine, writes: Writes) -> None:
     """Registers the hooks on the modules that have parameters of their own."""
     for module in engine.module.modules():
         if any(True for _ in module.parameters(recurse=False)):

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ...zero import low_bit, precision, writes
 from ...zero.activations import offload as offloaded_activations
 from ...zero.comm import quantize, simulated
-from ...zero.comm.streams import CommStream
+from ...zero.comm.backends import CommStream
 from ...zero.offload import cpu as host_memory
 from ...zero.offload import placement
 from ...zero.optim import one_pass, step_by_tiles

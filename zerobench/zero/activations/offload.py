@@ -48,8 +48,8 @@ from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 
 from .. import labels
 from ..bucket import Slots
-from ..comm.base import Handle
-from ..comm.streams import CommStream, Threads, Waitable
+from ..comm.backends import CommStream, Threads
+from ..comm.base import Handle, Waitable
 from ..modules.wrapping import tensors_that_require_grad
 
 if TYPE_CHECKING:
@@ -289,24 +289,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return plain and tensor.device.type != "meta" and not (tensor.is_conj() or tensor.is_neg())
 
 
-class InSlot:
-    """A storage's bytes, copied to a slot that is given back when autograd drops the last reference."""
-
-    def __init__(self, storage_bytes: torch.Tensor, slots: Slots, name: str) -> None:
-        self._slots = slots
-        self._slot = slots.take(storage_bytes.numel(), storage_bytes.device)
-        labels.label(self._slot, labels.ACTIVATIONS, name)
-        self._slot.copy_(storage_bytes)
-
-    def memory(self) -> torch.Tensor:
-        """Returns the slot."""
-        return self._slot
-
-    def __del__(self) -> None:
-        if hasattr(self, "_slot"):
-            self._slots.give_back(self._slot)
-
-
 class SlotSwapper:
     """Stores tensors of at least `least_bytes` that autograd saves for units in slots: inputs of recomputed units."""
 
@@ -322,4 +304,9 @@ class SlotSwapper:
     def _pack(self, unit: nn.Module, name: str, tensor: torch.Tensor) -> Saved:
         if stays_put(unit, tensor, self._least):
             return kept(tensor)
-        return view_of(tensor, InSlot(bytes_of(tensor), self._slots, name).memory)
+        stored = bytes_of(tensor)
+        slot = self._slots.take(stored.numel(), stored.device)
+        labels.label(slot, labels.ACTIVATIONS, name).copy_(stored)
+        saved = view_of(tensor, lambda: slot)
+        weakref.finalize(saved, self._slots.give_back, slot)  # when autograd drops it
+        return saved

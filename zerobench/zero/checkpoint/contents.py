@@ -398,44 +398,41 @@ def problems_of_step(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterato
     """Yields why a step after the load would raise, or would not continue that of the checkpoint: with the options of
     the groups, and of a pending update. A user's own optimizer is not tried: its step may have effects elsewhere.
     """
-    if type(engine.optimizer) in ELEMENTWISE:
-        pending = facts["extra"].get("pending") or {}
-        for options in (facts["optimizer"]["options"], pending.get("options")):
-            if options is not None:
-                yield from _problems_with(engine, facts["optimizer"]["states"], options)
-
-
-def _problems_with(engine: ShardedEngine, states: Mapping[str, Any], options: Sequence[Any]) -> Iterator[str]:
-    optimizer, tried = engine.optimizer, set[str]()
+    optimizer, states = engine.optimizer, facts["optimizer"]["states"]
+    if type(optimizer) not in ELEMENTWISE:
+        return
     group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    for segment in engine.segments:
-        name, number = engine.names[segment.span.parameter], group_of.get(id(segment.tensor))
-        state = states.get(name, {})
-        if number is None or (key := json.dumps([number, str(segment.tensor.dtype), state])) in tried:
-            continue
-        tried.add(key)
-        group = optimizer.param_groups[number] | {
-            key: decode(value) for key, value in options[number].items() if key not in IMPLEMENTATION
-        }
-        saved = {
-            key: torch.zeros(1, dtype=storage.DTYPES[value["elements"]])
-            if storage.is_elements(value)
-            else decode(value)
-            for key, value in state.items()
-        }
-        try:
-            fresh = _step(optimizer, group, segment.tensor.dtype, {})
-        except Exception:  # such as Adagrad's, whose states are made with it
-            fresh = {}
-        try:
-            _step(optimizer, group, segment.tensor.dtype, saved)
-        except Exception as error:
-            yield f"optimizer: a step with the options and states of {name} in the checkpoint raises {error!r:.200}"
-        for key, value in saved.items():
-            here = fresh.get(key)
-            if storage.is_elements(state[key]) and isinstance(here, torch.Tensor) and here.dtype != value.dtype:
-                there = dtype_name(value.dtype)
-                yield f"{name}: its state {key} is {there} in the checkpoint, {dtype_name(here.dtype)} here"
+    pending = facts["extra"].get("pending") or {}
+    for options in filter(None, (facts["optimizer"]["options"], pending.get("options"))):
+        tried: set[str] = set()
+        for segment in engine.segments:
+            name, number = engine.names[segment.span.parameter], group_of.get(id(segment.tensor))
+            state = states.get(name, {})
+            if number is None or (key := json.dumps([number, str(segment.tensor.dtype), state])) in tried:
+                continue
+            tried.add(key)
+            group = optimizer.param_groups[number] | {
+                key: decode(value) for key, value in options[number].items() if key not in IMPLEMENTATION
+            }
+            saved = {
+                key: torch.zeros(1, dtype=storage.DTYPES[value["elements"]])
+                if storage.is_elements(value)
+                else decode(value)
+                for key, value in state.items()
+            }
+            try:
+                fresh = _step(optimizer, group, segment.tensor.dtype, {})
+            except Exception:  # such as Adagrad's, whose states are made with it
+                fresh = {}
+            try:
+                _step(optimizer, group, segment.tensor.dtype, saved)
+            except Exception as error:
+                yield f"optimizer: a step with the options and states of {name} in the checkpoint raises {error!r:.200}"
+            for key, value in saved.items():
+                here = fresh.get(key)
+                if storage.is_elements(state[key]) and isinstance(here, torch.Tensor) and here.dtype != value.dtype:
+                    there = dtype_name(value.dtype)
+                    yield f"{name}: its state {key} is {there} in the checkpoint, {dtype_name(here.dtype)} here"
 
 
 def _step(

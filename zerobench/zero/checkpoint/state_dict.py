@@ -86,7 +86,7 @@ class StateMixin(ShardedEngine):
     @in_normal_mode
     def state_dict(self) -> dict[str, Any]:
         """A copy of this rank's shards, buffers, frozen parameters and optimizer state, for this N and stage only."""
-        self.check_own_weights("state_dict")
+        self.raise_if_weights_are_temporary("state_dict")
         self.writes.check(collective=False)
         with self.placement.in_memory(write_back=False):
             self.settle()
@@ -106,7 +106,7 @@ class StateMixin(ShardedEngine):
     @in_normal_mode
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restores the result of `state_dict` on the same rank. Raises ValueError if it does not fit this engine."""
-        self.check_own_weights("load_state_dict")
+        self.raise_if_weights_are_temporary("load_state_dict")
         with self.placement.in_memory(write_back=True):
             self.settle()
             if "stage" not in saved:
@@ -171,7 +171,7 @@ class StateMixin(ShardedEngine):
         Inside, the engine evaluates and exports: training, saving and loading raise RuntimeError. Raises ValueError,
         before anything is changed, for weights that do not fit the module.
         """
-        self.check_own_weights("temporary_weights")
+        self.raise_if_weights_are_temporary("temporary_weights")
         swap, is_due = TemporaryWeights(self, weights), self._buffers_due
         if self.writes.are_kept:
             raise RuntimeError("temporary_weights: leave `with engine.full_parameters()` first")
@@ -191,7 +191,7 @@ class StateMixin(ShardedEngine):
         `eval()` and `train()`, manual decay. Raises RuntimeError while a delayed update runs, and if masters are in
         files.
         """
-        self.check_own_weights("sync_parameters")
+        self.raise_if_weights_are_temporary("sync_parameters")
         self.update.check_writable("sync_parameters")
         if not all(piece.is_present for piece in self.placement.all_ranges()):
             self.placement.restore_absent()
@@ -214,7 +214,7 @@ class StateMixin(ShardedEngine):
         existing checkpoint is replaced only when the new one is complete. Raises ValueError for state that cannot be
         saved, RuntimeError if writing failed, on all ranks.
         """
-        self.check_own_weights("save")
+        self.raise_if_weights_are_temporary("save")
         self.writes.check()
         self.gradients.stand_ins.follow_edits()
         with self.placement.in_memory(write_back=False):
@@ -229,7 +229,7 @@ class StateMixin(ShardedEngine):
         warning names both. Raises ValueError, on all ranks and before anything is changed, for a checkpoint that is
         damaged or for another model or optimizer.
         """
-        self.check_own_weights("load")
+        self.raise_if_weights_are_temporary("load")
         with self.placement.in_memory(write_back=True):
             return save_load.load_weights(self, path, strict)[1] if weights_only else save_load.load(self, path, strict)
 
@@ -243,7 +243,7 @@ class StateMixin(ShardedEngine):
         ranks and before anything is changed, for damaged files, for other shapes and, if `strict`, for missing and
         unexpected names. Nothing is unpickled.
         """
-        self.check_own_weights("load_weights")
+        self.raise_if_weights_are_temporary("load_weights")
         with self.placement.in_memory(write_back=True):
             return save_load.load_weights(self, path, strict)[0]
 

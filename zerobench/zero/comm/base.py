@@ -20,14 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .. import labels
-from .streams import CommStream, Threads, Waitable
 
 T = TypeVar("T")
 
@@ -42,13 +40,15 @@ FAKE = "fake"
 """torch's name for a process group that sends nothing (torch-private, tested): a simulated world."""
 
 
-TREE_FROM = 16
-"""Ranks from which on flags are gathered on rank 0 and sent from there: gloo's all-reduce is a ring, 2 (N - 1) messages
-that wait for one another, and its broadcast a tree.
-"""
-
 FAULT = 2**30
 """A first flag at or above this is a fault; every flag with its checksum is below."""
+
+
+class Waitable(Protocol):
+    """A launched collective."""
+
+    def wait(self) -> object:
+        """Makes later work of the current stream (on a CPU: the caller) wait until the collective is done."""
 
 
 class Handle:
@@ -61,7 +61,7 @@ class Handle:
     """The context in which it is waited for (out_of_step.py)."""
 
     def __init__(
-        self, works: Sequence[Waitable], finish: Callable[[], None] | None = None, operation: int | None = None
+        self, works: Sequence[Waitable], finish: Callable[[], object] | None = None, operation: int | None = None
     ) -> None:
         self._works, self._finish, self._operation = works, finish, operation
 
@@ -131,7 +131,7 @@ class Comm:
     """True if slices of different units never pair; otherwise collectives pair in the order in which they start."""
     launches = Launches()
     on_streams = False
-    """True if collectives run on their own CUDA streams, concurrently with the compute stream: comm/streams.py."""
+    """True if collectives run on their own CUDA streams, concurrently with the compute stream: comm/backends.py."""
 
     def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
         """Sums `full` over the ranks into this rank's slice, or `into` another tensor of its shape and dtype."""
@@ -191,73 +191,12 @@ class Comm:
         """Sums elementwise over the ranks, in place; control traffic, such as the few float64 values of a norm."""
 
 
-class GroupComm(Comm):
-    """The part of a backend that is common to all process groups."""
-
-    exchange_into: Callable[..., Any] = staticmethod(dist.all_to_all_single)
-    group: dist.ProcessGroup
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.rank = dist.get_rank(group)
-        self.size = self.averaged_ranks = dist.get_world_size(group)
-        self._cpu_group = group  # for flags
-        self._reductions: Threads | CommStream = Threads()
-        self._gathers: Threads | CommStream = Threads()
-        self._sent: torch.Tensor | None = None
-        """The last control values, kept so that they are freed at the same point in every run and peaks repeat:
-        gloo's thread releases its reference only a moment after it reports completion."""
-        if backend_for("cpu", group):
-            self.flags_device = torch.device("cpu")
-
-    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
-        with labels.collective("all_reduce", unit) as operation:
-            work = self._reductions.launch(partial(dist.all_reduce, full, group=self.group))
-        return Handle([work], operation=operation)
-
-    def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
-        with labels.collective(name, unit) as operation:
-            works = self._exchange(to, here, unit)
-        return Handle(works, operation=operation)
-
-    def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
-        return [self._reductions.launch(partial(self.exchange_into, here, to, group=self.group))]
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        dense = tensor.contiguous()  # gloo sends the memory, whatever the strides say
-        with labels.collective("control", labels.BUFFERS):
-            dist.broadcast(dense, group_src=0, group=self.group)
-        if dense is not tensor:
-            tensor.copy_(dense)
-
-    def use_cpu_group(self, group: dist.ProcessGroup) -> None:
-        """Sends flags over `group`, which has the same ranks and a CPU backend."""
-        self._cpu_group, self.flags_device = group, torch.device("cpu")
-
-    def maximum(self, flags: torch.Tensor) -> None:
-        group = self.group if flags.is_cuda else self._cpu_group
-        with labels.collective("control"):
-            if self.size >= TREE_FROM and backend_for(flags.device.type, group) == "gloo":
-                rows = flags.new_empty(self.size, *flags.shape)
-                dist.gather(flags, list(rows) if self.rank == 0 else None, group_dst=0, group=group)
-                if self.rank == 0:
-                    torch.amax(rows, 0, out=flags)
-                dist.broadcast(flags, group_src=0, group=group)
-            else:
-                dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
-        self._sent = flags
-
-    def sum(self, values: torch.Tensor) -> None:
-        with labels.collective("control"):
-            dist.all_reduce(values, group=self.group)
-        self._sent = values
-
-
 ATTRIBUTES = ("rank", "size", "averaged_ranks", "replica", "pairs_by_unit", "group", "flags_device", "on_streams")
 METHODS = (
     "reduce_scatter", "all_gather", "all_reduce", "all_to_all", "forget", "put_aside", "meet", "call", "broadcast",
     "maximum", "sum",
 )  # fmt: skip
+"""What a wrapper takes from the Comm below as its own attributes, so that a call does not pass through its layers."""
 
 
 class WrappedComm(Comm):

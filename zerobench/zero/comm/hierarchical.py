@@ -36,8 +36,8 @@ import torch
 import torch.distributed as dist
 
 from . import simulated
-from .backends import NcclComm, StagedComm
-from .base import FAKE, Comm, GroupComm, Handle, Into, Sizes, WrappedComm, backend_for
+from .backends import GroupComm, NcclComm, StagedComm
+from .base import FAKE, Comm, Handle, Into, Sizes, WrappedComm, backend_for, slice_of
 from .gloo import GlooComm
 from .out_of_step import hang_watch, watched
 
@@ -141,8 +141,7 @@ class Hierarchical(WrappedComm):
         return self._launch(lambda: between.all_gather(block, unit), lambda: within.all_gather(full, unit))
 
     def _block(self, full: torch.Tensor) -> torch.Tensor:
-        numel = full.numel() // self.nodes.within.size
-        return full.narrow(0, self.nodes.within.rank * numel, numel)
+        return slice_of(full, self.nodes.within.rank, self.nodes.within.size, None)
 
     def _launch(self, first: Hop, second: Hop) -> Handle:
         """Queues both hops immediately on streams, which keep their order; otherwise the second waits for the first."""
@@ -159,8 +158,7 @@ class ShardGroup(WrappedComm):
         self.rank, self.size, self.replica = shards.rank, shards.size, replicas.rank
 
     def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
-        numel = full.numel() // self.size
-        own = full.narrow(0, self.rank * numel, numel) if into is None else into
+        own = slice_of(full, self.rank, self.size, None) if into is None else into
         hops: tuple[Hop, Hop] = (
             lambda: self._shards.reduce_scatter(full, unit, into),
             lambda: self._replicas.all_reduce(own, unit),
@@ -185,9 +183,8 @@ def connect_groups(
     if isinstance(all_ranks, GroupComm) and all_ranks.flags_device is None and all_ranks.on_streams:
         if all_ranks.group not in _cpu_groups:
             _cpu_groups[all_ranks.group] = new_cpu_group(all_ranks)
-        cpu_group = _cpu_groups[all_ranks.group]  # for flags
-        all_ranks.use_cpu_group(cpu_group)
-        hang_watch(all_ranks.group).groups.add(cpu_group)  # its waits end with the others
+        all_ranks.cpu_group, all_ranks.flags_device = _cpu_groups[all_ranks.group], torch.device("cpu")
+        hang_watch(all_ranks.group).groups.add(all_ranks.cpu_group)  # its waits end with the others
     all_ranks = watched(all_ranks)
     check_groups(all_ranks.size, node_size, shard_group)
     if all(size in (None, all_ranks.size) for size in (node_size, shard_group)):

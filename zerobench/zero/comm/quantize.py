@@ -75,7 +75,14 @@ class Codec:
     def decode(self, payloads: torch.Tensor, slices: torch.Tensor) -> None:
         """Fills `slices`, (rows, numel) in one of DTYPES, from `payloads`, (rows, payload_bytes) uint8."""
         values, scales = self._parts(payloads, slices.shape[1])
-        whole = values.view(torch.int8) if self.bits == 8 else _unpack(values, slices.shape[1])
+        if self.bits == 8:
+            whole = values.view(torch.int8)
+        else:
+            half, (rows, numel) = values.shape[1], slices.shape
+            whole = torch.empty(rows, numel, dtype=torch.int8, device=values.device)
+            whole[:, :half] = values & 15
+            whole[:, half:] = values[:, : numel - half] >> 4
+            whole.sub_(8)
         for decoded, part, scale in _blocks(self.block, slices, whole, scales):
             decoded.copy_(part.float().mul_(scale))  # not part * scale: mixed dtypes would make another temporary
 
@@ -113,19 +120,10 @@ def _blocks(
     parts = []
     step = max(1, CHUNKS.get(first.device.type, first.numel()) // (rows * block))
     for begin in range(0, whole, step):
-        few = min(step, whole - begin)
-        both = (x[:, begin * block : (begin + few) * block].unflatten(1, (few, block)) for x in (first, second))
-        parts.append((*both, scales[:, begin : begin + few].unsqueeze(2)))
+        count = min(step, whole - begin)
+        pair = (x[:, begin * block : (begin + count) * block].unflatten(1, (count, block)) for x in (first, second))
+        parts.append((*pair, scales[:, begin : begin + count].unsqueeze(2)))
     if end < numel:
-        both = (x[:, end:].unsqueeze(1) for x in (first, second))
-        parts.append((*both, scales[:, whole:].unsqueeze(2)))
+        pair = (x[:, end:].unsqueeze(1) for x in (first, second))
+        parts.append((*pair, scales[:, whole:].unsqueeze(2)))
     return parts
-
-
-def _unpack(values: torch.Tensor, numel: int) -> torch.Tensor:
-    """Unpacks `_pack`'s bytes into (rows, numel) int8."""
-    half = values.shape[1]
-    whole = torch.empty(values.shape[0], numel, dtype=torch.int8, device=values.device)
-    whole[:, :half] = values & 15
-    whole[:, half:] = values[:, : numel - half] >> 4
-    return whole.sub_(8)

@@ -22,10 +22,9 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .backends import NcclComm
-from .base import GroupComm, Handle, Into, Sizes, rank_slices, slice_of
+from .backends import GroupComm, NcclComm
+from .base import Handle, Into, Sizes, Waitable, rank_slices, slice_of
 from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, GlooComm
-from .streams import Waitable
 
 TAG = 7000
 """An arbitrary tag: the fake group does not match sends with receives."""
@@ -50,19 +49,21 @@ class SimulatedGloo(GlooComm):
         if into is not None:
             with torch.no_grad():
                 into.copy_(own)
-        return Handle([_Held(slots)], operation=operation)
+        held = [slots]  # the receive slots stay allocated until the wait, like a real reduction's
+        return Handle([], held.clear, operation)
 
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
         with labels.collective("all_gather", unit) as operation:
-            self._send_to_all(Pieces.of(slice_of(full, self.rank, self.size, sizes), GATHER_PIECE_BYTES))
-        self._zero_others(full, sizes)
+            own = slice_of(full, self.rank, self.size, sizes)
+            self._send_to_all(Pieces.of(own, GATHER_PIECE_BYTES))
+        _zero_others(full, own)
         return Handle([], operation=operation)
 
     def meet(self, what: str) -> None:
         """Does nothing: there is no other rank."""
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
-        self._zero_others(here)
+        _zero_others(here, slice_of(here, self.rank, self.size, None))
         peer = (self.rank + 1) % self.size
         self.group.recv([here.view(self.size, -1)[peer]], peer, TAG)
         self._send_to_all(Pieces.of(slice_of(to, self.rank, self.size, None), REDUCE_PIECE_BYTES))
@@ -75,13 +76,6 @@ class SimulatedGloo(GlooComm):
         for piece, times in pieces.different() if others else ():
             with labels.standing_for(others, times):
                 self.group.send([piece], (self.rank + 1) % self.size, TAG)
-
-    def _zero_others(self, full: torch.Tensor, sizes: Sizes = None) -> None:
-        own = slice_of(full, self.rank, self.size, sizes)
-        first = own.storage_offset() - full.storage_offset()
-        with torch.no_grad():
-            full[:first].zero_()
-            full[first + own.numel() :].zero_()
 
 
 @dataclass(frozen=True)
@@ -109,15 +103,12 @@ class Pieces:
             yield self.slice[self.count * self.largest :], 1
 
 
-class _Held:
-    """A reduction in flight, which keeps its receive slots allocated until `wait`, like a real one."""
-
-    def __init__(self, slots: torch.Tensor) -> None:
-        self._slots: torch.Tensor | None = slots
-
-    def wait(self) -> None:
-        """Releases the slots."""
-        self._slots = None
+def _zero_others(full: torch.Tensor, own: torch.Tensor) -> None:
+    """Zeroes `full` outside of its view `own`."""
+    first = own.storage_offset() - full.storage_offset()
+    with torch.no_grad():
+        full[:first].zero_()
+        full[first + own.numel() :].zero_()
 
 
 def _scatter_alone(into: torch.Tensor, full: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
@@ -129,9 +120,7 @@ def _scatter_alone(into: torch.Tensor, full: torch.Tensor, group: dist.ProcessGr
 
 def _gather_alone(full: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
     work = NcclComm.gather_into(full, own, group=group, async_op=async_op)
-    first = dist.get_rank(group) * own.numel()
-    full[:first].zero_()
-    full[first + own.numel() :].zero_()
+    _zero_others(full, own)
     return work
 
 

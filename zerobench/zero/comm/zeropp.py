@@ -206,7 +206,6 @@ class SecondaryShard(Source):
             yield labels.Held(self._shard, labels.PARAMETERS, f"{unit} secondary")
 
     def invalidate(self) -> None:
-        """Drops the copy."""
         self._shard = None
 
     def _block(self, full: torch.Tensor) -> torch.Tensor:

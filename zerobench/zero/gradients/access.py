@@ -201,12 +201,12 @@ def trainable_number(engine: ShardedEngine, name: str) -> int:
 def _segments(engine: GradientMixin, number: int | None = None) -> Iterator[GradientSegment]:
     """Yields the gradients of one parameter, or of all; a write is kept when the next gradient is asked for."""
     scale = engine.update.scaling.pending
-    wanted = engine.update.visited(lambda s: s.used and number in (None, s.span.parameter), edits=True)
-    for segment in wanted:
+    segments = engine.update.visited(lambda s: s.used and number in (None, s.span.parameter), edits=True)
+    for segment in segments:
         piece, gradient = segment.span, segment.gradient()
         assert gradient is not None
         parameter, name = engine.trainable[piece.parameter], engine.names[piece.parameter]
-        here = scale.to(gradient.device) if isinstance(scale, torch.Tensor) else scale
+        own_scale = scale.to(gradient.device) if isinstance(scale, torch.Tensor) else scale
         order = engine.orders[parameter]
-        yield GradientSegment(name, parameter, piece.start, piece.stop, gradient, here, order)
+        yield GradientSegment(name, parameter, piece.start, piece.stop, gradient, own_scale, order)
     engine.update.scaling.edited()

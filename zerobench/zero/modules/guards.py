@@ -41,8 +41,21 @@ def check_ignored(model: nn.Module, ignored: set[nn.Parameter]) -> None:
 
 def check_module(model: nn.Module, moves_frozen: bool, ignored: Collection[nn.Parameter] = ()) -> None:
     """Raises ValueError for a module that an engine cannot handle. `moves_frozen`: it partitions frozen parameters."""
-    for name, module in model.named_modules():
-        _check_submodule(name or "model", module)
+    for path, module in model.named_modules():
+        name = path or "model"
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+            raise ValueError(
+                f"{name}: it is a ScriptModule, which takes no hooks; give initialize() the module as it was before"
+                " torch.jit, and compile it with torch.compile (docs/how-to/compile.md)"
+            )
+        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise ValueError(f"{name}: it asks for sparse gradients, which flat buffers do not hold; use sparse=False")
+        for own, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if is_lazy(tensor):
+                raise ValueError(
+                    f"{name}.{own}: {type(module).__name__} has not made it yet; call the model once with a batch,"
+                    " which makes it, then build the optimizer and call initialize()"
+                )
     for name, parameter in model.named_parameters():
         if parameter not in ignored:
             _check_parameter(name, parameter, moves_frozen)
@@ -80,22 +93,6 @@ def check_units(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise ValueError(f"{name}: max_norm writes to the weight in forward, which zero3 would lose; use zero2")
-
-
-def _check_submodule(name: str, module: nn.Module) -> None:
-    if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
-        raise ValueError(
-            f"{name}: it is a ScriptModule, which takes no hooks; give initialize() the module as it was before"
-            " torch.jit, and compile it with torch.compile (docs/how-to/compile.md)"
-        )
-    if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        raise ValueError(f"{name}: it asks for sparse gradients, which flat buffers do not hold; use sparse=False")
-    for own, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-        if is_lazy(tensor):
-            raise ValueError(
-                f"{name}.{own}: {type(module).__name__} has not made it yet; call the model once with a batch, which"
-                " makes it, then build the optimizer and call initialize()"
-            )
 
 
 def _strange_kind(tensor: torch.Tensor) -> str:

@@ -201,7 +201,7 @@ class UnitOrder(Generic[U]):
         self._uses: list[U | None] = []  # None: of a forward that is closed
         self._forwards: list[int] = []  # forward number of each use
         self._open: set[int] = set()
-        self._come_to: set[int] = set()  # reached by the current backward
+        self._reached: set[int] = set()  # reached by the current backward
         self._previous: list[U] = []
         self._not_returning: set[int] = set()  # uses that backward will not reach
         self._start = 0  # index of the current forward's first use
@@ -232,22 +232,22 @@ class UnitOrder(Generic[U]):
         """Returns the number of a use's forward."""
         return self._forwards[use]
 
-    def come_to(self, forward: int) -> bool:
+    def reach(self, forward: int) -> bool:
         """Records that backward has reached a forward; returns True if it is open."""
-        self._come_to.add(forward)
+        self._reached.add(forward)
         return forward in self._open
 
     @property
     def is_reached(self) -> bool:
         """True if the current backward has reached a forward."""
-        return bool(self._come_to)
+        return bool(self._reached)
 
     def end_backward(self, closes_all: bool) -> None:
         """Ends the backward: closes the forwards that it reached, or all; the last one predicts the next."""
         latest = [unit for unit in self._uses[self._start :] if unit is not None]
         self._previous = latest or self._previous
-        self._open -= self._open if closes_all else self._come_to
-        self._come_to.clear()
+        self._open -= self._open if closes_all else self._reached
+        self._reached.clear()
         if not self._open:
             self._uses, self._forwards, self._start = [], [], 0
             self._not_returning.clear()

@@ -40,7 +40,7 @@ import uuid
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -161,12 +161,13 @@ def is_held(file: Path) -> bool:
 
 def at_end(owner: object, act: Callable[..., None], *arguments: Any) -> weakref.finalize[..., object]:
     """weakref.finalize for resources of this process only: a forked child ends with copies of its parent's objects."""
-    return weakref.finalize(owner, _act_in, os.getpid(), act, *arguments)
+    process = os.getpid()
 
+    def end() -> None:
+        if os.getpid() == process:
+            act(*arguments)
 
-def _act_in(process: int, act: Callable[..., None], *arguments: Any) -> None:
-    if os.getpid() == process:
-        act(*arguments)
+    return weakref.finalize(owner, end)
 
 
 def _remove(folder: Path, lock: int) -> None:
@@ -187,16 +188,15 @@ class IoHandle:
         self._left, self._keep = count, keep
         self._error: Exception | None = None
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._after: list[Act] = []
+        self._over: Future[None] = Future()
         self._raised = False
         if not count:
-            self._over.set()
+            self._over.set_result(None)
 
     @property
     def done(self) -> bool:
         """True if all requests have ended, successfully or not."""
-        return self._over.is_set()
+        return self._over.done()
 
     @property
     def failed(self) -> bool:
@@ -205,7 +205,7 @@ class IoHandle:
 
     def settle(self) -> None:
         """Returns when all requests have ended, successfully or not."""
-        self._over.wait()
+        self._over.result()
 
     def wait(self) -> None:
         """Returns when all requests have ended. Raises the error of the first that failed: DiskError."""
@@ -216,11 +216,7 @@ class IoHandle:
 
     def then(self, act: Act) -> None:
         """Calls `act` when all requests have ended, successfully or not, in the last one's thread; now if they have."""
-        with self._lock:
-            if not self._over.is_set():
-                self._after.append(act)
-                return
-        act()
+        self._over.add_done_callback(lambda _: act())
 
     def carry(self, request: Act) -> None:
         """Runs one of the requests; an error is kept for `wait`, and the remaining requests are then skipped."""
@@ -236,9 +232,7 @@ class IoHandle:
             if self._left:
                 return
             self._keep = None
-            self._over.set()
-        for act in self._after:
-            act()
+        self._over.set_result(None)
 
 
 class Carriers:
@@ -288,19 +282,8 @@ PATIENCE_S = 600.0
 """Time, in seconds, after which a wait for a buffer is given up."""
 
 
-@dataclass(frozen=True, eq=False)
-class Buffer:
-    """A part of a pool's slab. `tensor`: (bytes,) uint8."""
-
-    tensor: torch.Tensor
-
-    def view(self, dtype: torch.dtype, numel: int, offset: int = 0) -> torch.Tensor:
-        """Returns (numel,) of `dtype`, from byte `offset` on."""
-        return self.tensor[offset : offset + numel * dtype.itemsize].view(dtype)
-
-
 class Pool:
-    """`count` buffers of `buffer_bytes` (rounded up to ALIGN_BYTES). Thread-safe."""
+    """`count` buffers, (buffer_bytes,) uint8, of bytes rounded up to ALIGN_BYTES. Thread-safe."""
 
     def __init__(self, buffer_bytes: int, count: int, pinned: bool = False) -> None:
         self.buffer_bytes, self.count = aligned(buffer_bytes), count
@@ -313,8 +296,7 @@ class Pool:
         self.slab = labels.Held(slab, labels.COMMUNICATION, "nvme pool", labels.HOST)
         labels.label(*self.slab)
         begin = -slab.data_ptr() % ALIGN_BYTES
-        parts = slab[begin : begin + size].split(self.buffer_bytes)
-        self._free = deque(Buffer(part) for part in parts)
+        self._free = deque(slab[begin : begin + size].split(self.buffer_bytes))
         self._changed = threading.Condition()
 
     @property
@@ -322,7 +304,7 @@ class Pool:
         """Number of buffers that are not free."""
         return self.count - len(self._free)
 
-    def take(self, timeout_s: float = PATIENCE_S) -> Buffer:
+    def take(self, timeout_s: float = PATIENCE_S) -> torch.Tensor:
         """Returns a buffer with arbitrary content; waits if none is free. Raises TimeoutError after `timeout_s`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._free, timeout_s):
@@ -332,7 +314,7 @@ class Pool:
                 )
             return self._free.popleft()
 
-    def give(self, buffer: Buffer, after: IoHandle | None = None) -> None:
+    def give(self, buffer: torch.Tensor, after: IoHandle | None = None) -> None:
         """Gives a buffer back, immediately or when `after`, which reads or writes it, is done."""
         if after is not None:
             after.then(lambda: self.give(buffer))

@@ -37,7 +37,7 @@ from ..bucket import GradientSink, UnitTensors
 from ..low_bit import block_numel
 from ..parameters.access import absent_value
 from .cpu import TieredPlacement, wait_for
-from .disk import Buffer, FileStore, IoHandle, Pool, Region, Scratch
+from .disk import FileStore, IoHandle, Pool, Region, Scratch
 from .placement import LEAST_BUFFERS, NvmeOffload, PlacedSegment, ShardRange
 
 MASTER = "master"
@@ -66,7 +66,7 @@ class PagedTensor:
         self._step, self._pool = step, pool
         sizes = ((stop - start) * dtype.itemsize for start, stop in self.chunks)
         self._regions: list[Region] = [store.allocate(size, category, name) for size in sizes]
-        self._buffers: dict[int, tuple[Buffer, IoHandle | None]] = {}  # of chunks; the handle of a read in flight
+        self._buffers: dict[int, tuple[torch.Tensor, IoHandle | None]] = {}  # of chunks; the handle of a read in flight
 
     def allocate(self, chunk: int) -> torch.Tensor:
         """In the file -> loaded, with arbitrary content."""
@@ -164,9 +164,9 @@ class PagedTensor:
         chunk = offset // self._step
         return self.view(chunk).narrow(0, offset - self.chunks[chunk][0], numel)
 
-    def _in(self, buffer: Buffer, chunk: int) -> torch.Tensor:
+    def _in(self, buffer: torch.Tensor, chunk: int) -> torch.Tensor:
         start, stop = self.chunks[chunk]
-        return buffer.view(self.dtype, stop - start)
+        return buffer[: (stop - start) * self.dtype.itemsize].view(self.dtype)
 
 
 class FileRange(ShardRange):

@@ -306,12 +306,6 @@ class Placement:
         """Returns the shard ranges of all units, in order."""
         return [shard_range for ranges in self.ranges.values() for shard_range in ranges]
 
-    def ranges_without_masters(self, unit: UnitTensors) -> list[tuple[int, int]]:
-        """Returns the ranges [start, stop) of a unit's shard that `round_masters` does not restore."""
-        if unit not in self.ranges:  # it is frozen
-            return [(0, unit.shard_numel)]
-        return [(r.start, r.stop) for r in self.ranges[unit] if r.is_parameters]
-
     def held_tensors(self) -> Iterator[labels.Held]:
         """Yields the tensors placed here, without gradients."""
         for shard_range in self.all_ranges():

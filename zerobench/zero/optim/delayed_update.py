@@ -148,8 +148,8 @@ class DelayedUpdate(Update):
     ) -> Pending:
         """Returns a pending update with these options and the optimizer's states; later changes do not affect it."""
         groups = [group | saved for group, saved in zip(self.optimizer.param_groups, options, strict=True)]
-        then = optimizer_over(self.optimizer, groups)
-        return Pending(tiles, coefficient, then, facts_of(then))
+        snapshot = optimizer_over(self.optimizer, groups)
+        return Pending(tiles, coefficient, snapshot, facts_of(snapshot))
 
     # -- writes and checkpoints ----------------------------------------------------------------------------------
 

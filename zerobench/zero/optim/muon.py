@@ -48,8 +48,7 @@ class MuonWithAdamW(optim.Optimizer):
         if not all(isinstance(group.get(OWNED), bool) for group in groups):
             of = self.parts[True].__name__
             raise ValueError(f"{type(self).__name__}: each group says owned=True ({of}) or owned=False (AdamW)")
-        made = [self._checked(group) for group in groups]
-        super().__init__(made, {"differentiable": False})
+        super().__init__([self._checked(group) for group in groups], {"differentiable": False})
 
     def _checked(self, group: dict[str, Any]) -> dict[str, Any]:
         kind, params = self.parts[group[OWNED]], list(group["params"])

@@ -103,8 +103,9 @@ class OnePass:
     @classmethod
     def of(cls, optimizer: optim.Optimizer, shares: Sequence[Share], device: torch.device) -> OnePass | None:
         """Returns the update; None if there is no kernel for it."""
-        here = all(s.tier == labels.DEVICE and not s.crosses and s.tensor.dtype == torch.float32 for s in shares)
-        if device.type not in KERNELS or type(optimizer) not in LOOKS_ITSELF or not is_fused(optimizer) or not here:
+        if device.type not in KERNELS or type(optimizer) not in LOOKS_ITSELF or not is_fused(optimizer):
+            return None
+        if not all(s.tier == labels.DEVICE and not s.crosses and s.tensor.dtype == torch.float32 for s in shares):
             return None
         kernels = KERNELS[device.type](device)
         return None if kernels is None else cls(optimizer, shares, kernels, device)

@@ -103,8 +103,8 @@ class Update:
             is_cut = max_numel is not None and key is not group[0].shard_range
             self.tiles += cut_in_tiles(group, max_numel) if is_cut and max_numel else [group]
         self.buffers = TileBuffers(self.tiles)
-        wanted = self._tile_bytes == ONE_PASS and casts  # without casts torch's own fused kernel is one pass
-        self.one_pass = OnePass.of(self.optimizer, self.segments, self._device) if wanted else None
+        asks_for_kernel = self._tile_bytes == ONE_PASS and casts  # without casts torch's own fused kernel is one pass
+        self.one_pass = OnePass.of(self.optimizer, self.segments, self._device) if asks_for_kernel else None
         self._index = {p: i for i, p in enumerate(self.trainable)}
         swap_parameters(self.optimizer, self.waiting, self._index, new, self._orders)
         self._placement.attach(self.optimizer, new)
@@ -228,10 +228,10 @@ class Update:
         self._agreed = False
         self.scaling.edited()
 
-    def visited(self, wanted: Callable[[OptimizerSegment], bool], edits: bool = False) -> Iterator[OptimizerSegment]:
-        """Yields the wanted segments while their gradients can be read, or with `edits` changed."""
+    def visited(self, selects: Callable[[OptimizerSegment], bool], edits: bool = False) -> Iterator[OptimizerSegment]:
+        """Yields the segments that `selects` chooses, while their gradients can be read, or with `edits` changed."""
         for shard_range, segments in groupby(self.segments, key=lambda segment: segment.shard_range):
-            chosen = [segment for segment in segments if wanted(segment)]
+            chosen = [segment for segment in segments if selects(segment)]
             if chosen:
                 with shard_range.gradients(edits):
                     yield from chosen

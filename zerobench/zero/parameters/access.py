@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,29 +58,29 @@ _nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 
 class Hiding:
-    """Hides parameters for one engine. `asked`: the engine's method, called before an operation reads or writes a
+    """Hides parameters for one engine. `on_access`: the engine's method, called before an operation reads or writes a
     hidden parameter; None: all have their values.
 
-    `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (writes.py) pass
-    through; `asked` is then called for a write to one without memory. `lets_detach`: reads without a gradient pass too.
-    `answered`: the engine's method that gets the parameters and the result of each read, and returns the result.
+    `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (writes.py) pass through;
+    `on_access` is then called for a write to one without memory. `lets_detach`: reads without a gradient pass too.
+    `on_read`: the engine's method that gets the parameters and the result of each read, and returns the result.
     """
 
     def __init__(
-        self, asked: Callable[..., None] | None, lets_write: bool = False, lets_detach: bool = False,
-        answered: Callable[[list[Any], Any], Any] | None = None,
+        self, on_access: Callable[..., None] | None, lets_write: bool = False, lets_detach: bool = False,
+        on_read: Callable[[list[Any], Any], Any] | None = None,
     ) -> None:  # fmt: skip
-        self._asked = None if asked is None else weakref.WeakMethod(asked)
-        self._answered: Any = weakref.WeakMethod(answered) if answered else lambda: None
+        self._on_access = None if on_access is None else weakref.WeakMethod(on_access)
+        self.on_read: Any = weakref.WeakMethod(on_read) if on_read else lambda: None
         self.lets_write, self.lets_detach = lets_write, lets_detach
         self._classes: dict[type, type] = {}
 
     def hide(self, parameter: nn.Parameter, hole: torch.Tensor) -> None:
         """Hides `parameter`. `hole`: its placeholder."""
         parameter.data = hole
-        self.listen(parameter)
+        self.intercept(parameter)
 
-    def listen(self, parameter: nn.Parameter) -> None:
+    def intercept(self, parameter: nn.Parameter) -> None:
         """Intercepts operations on `parameter` although it has its values."""
         kind = type(parameter)
         if kind not in self._classes:
@@ -91,36 +91,27 @@ class Hiding:
 
     def show(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         """Makes `parameter` a view of `values` again."""
-        self.bare(parameter)
+        self.stop_intercepting([parameter])
         parameter.data = values
 
-    def bare(self, parameter: nn.Parameter) -> None:
-        """Removes the interception from `parameter`, which keeps its data: its placeholder or its values."""
-        if isinstance(parameter, _Hidden):
-            parameter.__class__ = parameter.kind
-
-    def bare_all(self, parameters: list[nn.Parameter], *_: Any) -> None:
-        """Removes the interception from several parameters."""
+    def stop_intercepting(self, parameters: Iterable[nn.Parameter], *_: Any) -> None:
+        """Removes the interception; the parameters keep their data: placeholders or values."""
         for parameter in parameters:
-            self.bare(parameter)
+            if isinstance(parameter, _Hidden):
+                parameter.__class__ = parameter.kind
 
-    def ask(self, parameter: nn.Parameter, writes: bool = False) -> None:
+    def request(self, parameter: nn.Parameter, writes: bool = False) -> None:
         """Asks the engine to show `parameter`, to be read or written. Raises its error, or that it is gone."""
-        if self._asked is None:
+        if self._on_access is None:
             return
-        asked = self._asked()
-        if asked is None:
+        on_access = self._on_access()
+        if on_access is None:
             raise RuntimeError(
                 "a parameter of a module under an engine is read, and the engine is gone, with its values"
             )
-        asked(parameter, writes) if writes else asked(parameter)
+        on_access(parameter, writes) if writes else on_access(parameter)
 
-    def answer(self, read: list[Any], result: Any) -> Any:
-        """Returns the result of a read of the parameters `read`."""
-        answered = self._answered()
-        return result if answered is None else answered(read, result)
-
-    def is_asked(self, operation: Any) -> bool:
+    def accesses_values(self, operation: Any) -> bool:
         """Returns True if a torch function, or a property, reads or writes values."""
         name: str = operation.__name__
         if name == "__set__" and self.lets_write:
@@ -141,11 +132,11 @@ def is_write(operation: Any) -> bool:
     return name.endswith("_") and not name.endswith("__") and name not in _NO_VALUES
 
 
-def let_look(model: nn.Module, hiding: Hiding) -> None:
+def allow_fast_path_checks(model: nn.Module, hiding: Hiding) -> None:
     """Lets torch's TransformerEncoder, to choose its path, read its first layer's parameters before the layer runs."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and len(module.layers):
-            module.register_forward_pre_hook(Hook(partial(hiding.bare_all, list(module.layers[0].parameters()))))
+            module.register_forward_pre_hook(Hook(partial(hiding.stop_intercepting, [*module.layers[0].parameters()])))
 
 
 class _Hidden:
@@ -157,25 +148,26 @@ class _Hidden:
     @classmethod
     def __torch_function__(cls, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         read: list[Any] = []
-        if cls.hiding.is_asked(operation):
+        if cls.hiding.accesses_values(operation):
             read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, cls)]
             for leaf in read:
-                cls.hiding.ask(leaf)
+                cls.hiding.request(leaf)
             if not any(isinstance(leaf, cls) for leaf in read):
                 return operation(*args, **(kwargs or {}))
         elif is_write(operation):
             written = {id(leaf) for leaf in pytree.tree_leaves(args[:1] or kwargs)}  # nn.init names all its arguments
             for leaf in pytree.tree_leaves((args, kwargs)):
                 if isinstance(leaf, cls) and is_placeholder(leaf):  # type: ignore[arg-type]
-                    cls.hiding.ask(leaf, writes=id(leaf) in written)  # type: ignore[arg-type]
+                    cls.hiding.request(leaf, writes=id(leaf) in written)  # type: ignore[arg-type]
         with as_they_are():
             result = operation(*args, **(kwargs or {}))
-            return cls.hiding.answer(read, result) if read else result
+            on_read = cls.hiding.on_read() if read else None
+            return result if on_read is None else on_read(read, result)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the values as a parameter of its own class, or raises; never copies the NaN."""
         kind: Any = self.kind
-        self.hiding.ask(self)  # type: ignore[arg-type]
+        self.hiding.request(self)  # type: ignore[arg-type]
         with as_they_are():
             copied = kind.__deepcopy__(self, memo)
         copied.__class__ = kind
@@ -184,7 +176,7 @@ class _Hidden:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Gathers the values for pickle, as in torch.save of a module, or raises; never pickles the NaN."""
         kind = self.kind
-        self.hiding.ask(self)  # type: ignore[arg-type]
+        self.hiding.request(self)  # type: ignore[arg-type]
         with as_they_are():
             return kind.__reduce_ex__(self, protocol)  # type: ignore[call-arg, arg-type]
 

@@ -168,7 +168,7 @@ class _Replay:
         self.stored: set[nn.Parameter] = set()
         self._read = read
         self._like: dict[str, Any] = {"dtype": dtype, "device": device}
-        self._hiding = Hiding(self._bring)
+        self._hiding = Hiding(self._give_memory)
         self._versions: dict[nn.Parameter, int] = {}  # of those with memory
         self._places: dict[nn.Parameter, tuple[nn.Module, str, nn.Parameter]] = {}  # scratch -> its place
         self._first: dict[nn.Parameter, nn.Parameter] = {}  # parameter -> the scratch of its first place
@@ -184,7 +184,7 @@ class _Replay:
     def _hole(self, parameter: nn.Parameter) -> torch.Tensor:
         return torch.full((), float("nan"), **self._like).expand(parameter.shape)
 
-    def _bring(self, scratch: nn.Parameter, writes: bool = False) -> None:
+    def _give_memory(self, scratch: nn.Parameter, writes: bool = False) -> None:
         parameter = self._places[scratch][2]
         values = torch.full(parameter.shape, float("nan"), **self._like)
         if parameter in self.stored:

@@ -58,11 +58,18 @@ def stored_dtype(parameter: nn.Parameter) -> torch.dtype:
 
 
 class GatheredUnit(Unit):
-    """Whole parameters of one module group, one dtype, trainable or frozen. Starts unsharded."""
+    """Whole parameters of one module group, one dtype, trainable or frozen. Starts unsharded.
+
+    `gather`     the gather in flight, between `launch_unshard` and `unshard`
+    `is_from_source`  True if the full parameters are those of the last gather from `source`, which ZeRO++ may have
+                 quantized; False for the model's own values, and for an exact gather
+    `is_kept`    True if small parameters are kept whole on every rank, by an option
+    `stays`      True if it is always unsharded: kept, or the full parameters of a single rank
+    `held`       number of readers that keep it unsharded
+    """
 
     gather: Handle | None = None
-    is_whole = True
-    is_from_source = False  # False for the model's own values, and for an exact gather
+    is_from_source = False
     held = 0
 
     def __init__(

@@ -50,58 +50,60 @@ def is_read_in_backward(owner: nn.Module) -> bool:
 
 
 class Root:
-    """The root's units, and the reads observed in the current forward. `goes`: the units are freed in backward."""
+    """The root's units, and the reads observed in the current forward. `frees_in_backward`: the units are freed while
+    backward is at other units. `on_backward`: called when backward comes to one of the root's own modules.
+    """
 
     def __init__(
-        self, root: nn.Module, units: list[GatheredUnit], has_others: bool, goes: bool, come_to: Callable[[], None]
+        self, root: nn.Module, units: list[GatheredUnit], has_others: bool, frees: bool, on_backward: Callable[[], None]
     ) -> None:
         self.units = units
-        self._come_to = come_to  # called when backward comes to one of the root's own modules
-        self._come_at = 0  # the uses of other units before the last of these modules
+        self._on_backward = on_backward
+        self._last_read_at = 0  # the uses of other units before the last module of the root whose backward reads it
         self._parameters = {p for unit in units for p in unit.parameters}
         held = owners(root, self._parameters)
-        self.goes = goes and has_others and not any(is_read_anywhere(root, owner) for owner, _ in held)
+        self.frees_in_backward = frees and has_others and not any(is_read_anywhere(root, owner) for owner, _ in held)
         self._reading: Counter[nn.Parameter] = Counter()
         self._read_at: list[int] = []
-        self._listening = Hiding(self._note_read, lets_write=True, lets_detach=True)
+        self._interception = Hiding(self._note_read, lets_write=True, lets_detach=True)
         self._forwards = OBSERVED
         self._uses: Callable[[], int] = lambda: 0
         self._in_forward = False
-        self._brought: list[bool] = []  # for each of the root's modules that runs: the units were gathered for it
-        self._is_observed = self.goes
+        self._gathered_for_module: list[bool] = []  # by nesting: the units were gathered for the module that runs
+        self._is_observed = self.frees_in_backward
         for module in dict.fromkeys(owner for owner, _ in held if owner is not root):
             module.register_forward_pre_hook(Hook(partial(self._before, module)), prepend=True)
             module.register_forward_hook(Hook(partial(self._after, module)), always_call=True)
 
-    def bring(self) -> None:
+    def unshard(self) -> None:
         """Gathers the units, if they are not whole."""
         for unit in self.units:
             unit.unshard()
 
-    def give_back(self) -> None:
+    def reshard_in_backward(self) -> None:
         """Frees the units when backward is at another unit."""
-        for unit in self.units if self.goes else ():
+        for unit in self.units if self.frees_in_backward else ():
             unit.reshard()
 
-    def comes_for_itself(self, unit: Unit) -> bool:
+    def is_on_demand(self, unit: Unit) -> bool:
         """Returns True if `unit` is gathered when a module's backward reads it, and not ahead."""
-        return self.goes and unit in self.units
+        return self.frees_in_backward and unit in self.units
 
     @property
     def is_last(self) -> bool:
         """True if backward comes to a module of the root, such as a head, before any other unit."""
-        return self.goes and self._come_at == self._uses()
+        return self.frees_in_backward and self._last_read_at == self._uses()
 
     def begin_forward(self, uses: Callable[[], int]) -> None:
         """Starts a training forward; `uses`: returns the number of uses of other units so far. In the first forwards
         reads are observed: backward would not see a parameter that is read outside of its module before the end.
         """
         self._uses, self._in_forward = uses, True
-        if self.goes and self._forwards:
+        if self.frees_in_backward and self._forwards:
             self._forwards -= 1
+            self._interception.stop_intercepting(self._parameters)
             for parameter in self._parameters:
-                self._listening.bare(parameter)
-                self._listening.listen(parameter)
+                self._interception.intercept(parameter)
 
     def _note_read(self, parameter: nn.Parameter) -> None:
         """Records a read; a module reads an alias of a tied parameter."""
@@ -111,28 +113,28 @@ class Root:
     def end_forward(self) -> None:
         """Ends the forward, and evaluates the reads."""
         self._in_forward = False
-        for parameter in self._parameters:
-            self._listening.bare(parameter)
-        self.goes = self.goes and all(at == self._uses() for at in self._read_at)
+        self._interception.stop_intercepting(self._parameters)
+        self.frees_in_backward = self.frees_in_backward and all(at == self._uses() for at in self._read_at)
         self._read_at.clear()
 
     def _before(self, module: nn.Module, *_: Any) -> None:
         self._reading.update(p for p in module._parameters.values() if p in self._parameters)
-        self._brought.append(not all(unit.is_whole for unit in self.units))  # called by itself, or computed again
-        self.bring()
+        # not whole: the module is called by itself, or computed again
+        self._gathered_for_module.append(not all(unit.is_whole for unit in self.units))
+        self.unshard()
 
     def _after(self, module: nn.Module, _module: nn.Module, _inputs: Any, output: Any) -> None:
         self._reading.subtract(p for p in module._parameters.values() if p in self._parameters)
-        if self._brought.pop() and not inside_backward():
+        if self._gathered_for_module.pop() and not inside_backward():
             for unit in self.units:
                 unit.reshard()
         called_by_itself = not (self._in_forward or inside_backward())
         is_read = called_by_itself or (self._is_observed and is_read_in_backward(module))
         if tensors := list(tensors_that_require_grad(output)) if is_read else []:
             if self._in_forward:
-                self._come_at = self._uses()
-            register_multi_grad_hook(tensors, self._come, mode="any")
+                self._last_read_at = self._uses()
+            register_multi_grad_hook(tensors, self._arrive_in_backward, mode="any")
 
-    def _come(self, _gradient: torch.Tensor) -> None:
-        self.bring()
-        self._come_to()
+    def _arrive_in_backward(self, _gradient: torch.Tensor) -> None:
+        self.unshard()
+        self._on_backward()

@@ -80,8 +80,11 @@ class Unit(UnitTensors):
 
     def put_aside(self) -> Callable[[], None]:
         """Copies what no master restores of this shard to the host. Returns the function that puts it back."""
-        stack = ExitStack()
-        for start, stop in self.placement.ranges_without_masters(self):
+        stack, ranges = ExitStack(), self.placement.ranges.get(self)
+        without_masters = [(0, self.shard_numel)]  # all of a frozen unit
+        if ranges is not None:
+            without_masters = [(part.start, part.stop) for part in ranges if part.is_parameters]
+        for start, stop in without_masters:
             copy = torch.empty(stop - start, dtype=self.dtypes.shard)
             labels.label(copy, self.shard_category, self.name, tier=labels.HOST)
             self.placement.read(self, start, copy)
