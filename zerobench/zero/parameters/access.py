@@ -13,8 +13,8 @@ Autograd's version counters: every in-place operation increments them. A detache
 source, a tensor from `.data` has its own. (`_version` is torch-private; tested.)
 
 Fingerprints, for writes inside full_parameters() that counters do not see (`.data`, NumPy's views, other libraries'
-kernels), and for values that differ between ranks: a number that changes when a tensor's values change. It depends on the bits and the position of every element; two different tensors
-have equal ones with a probability of about 2^-64.
+kernels), and for values that differ between ranks: a number that changes when a tensor's values change. It depends on
+the bits and the position of every element; two different tensors have equal ones with a probability of about 2^-64.
 
 Flags, on a GPU, where the host must not wait for a comparison: the kernel that updates the masters (optim/one_pass.py)
 reads each parameter that it is about to replace, and sets its segment's flag if that is not the rounded master. So such
