@@ -77,7 +77,22 @@ def budget(arguments: list[str]) -> int:
 
 def record(arguments: list[str]) -> int:
     """Runs `zerobench budget record`. Returns the exit code: 0 written, 2 refused, with nothing written."""
-    chosen = _record_parser().parse_intermixed_args(arguments)
+    description = "Writes measured values as limits, and says of each limit that changes: before, now, what moved."
+    parser = Parser("zerobench budget record", description)
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a run or, with -m, a sweep")
+    add("-m", "--multirun", action="store_true", help="a sweep: several values a key")
+    add("--file", type=Path, default=budget_file.DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
+    add("--runs", type=Path, help="take finished runs, or watched loops, instead of running")
+    add_options(parser)
+    add("--metrics", help=f"comma-separated; default, where of use: {', '.join(judge.RECORDED)}")
+    add("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
+    tolerance_help = "for a metric whose launches differ, as peak_bytes=2; may be given again"
+    add("--tolerance", action="append", default=[], metavar="METRIC=PERCENT", help=tolerance_help)
+    add("--dry-run", action="store_true", help="say what would change, write no budget")
+    add("--markdown", type=Path, metavar="FILE", help="the changes as a Markdown table")
+    add("--comment", type=Path, metavar="FILE", help="the same, for a comment that a bot updates")
+    chosen = parser.parse_intermixed_args(arguments)
     wanted = _wanted(chosen)
     command = [*(["-m"] if chosen.multirun else []), *chosen.overrides]
     if chosen.runs is None and not command:
@@ -117,25 +132,6 @@ def record(arguments: list[str]) -> int:
         )
         print_note(f"warning: {file.path} has no command, so budget check will want --runs, too; {ways}")
     return 0
-
-
-def _record_parser() -> argparse.ArgumentParser:
-    description = "Writes measured values as limits, and says of each limit that changes: before, now, what moved."
-    parser = Parser("zerobench budget record", description)
-    add = parser.add_argument
-    add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a run or, with -m, a sweep")
-    add("-m", "--multirun", action="store_true", help="a sweep: several values a key")
-    add("--file", type=Path, default=budget_file.DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
-    add("--runs", type=Path, help="take finished runs, or watched loops, instead of running")
-    add_options(parser)
-    add("--metrics", help=f"comma-separated; default, where of use: {', '.join(judge.RECORDED)}")
-    add("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
-    tolerance_help = "for a metric whose launches differ, as peak_bytes=2; may be given again"
-    add("--tolerance", action="append", default=[], metavar="METRIC=PERCENT", help=tolerance_help)
-    add("--dry-run", action="store_true", help="say what would change, write no budget")
-    add("--markdown", type=Path, metavar="FILE", help="the changes as a Markdown table")
-    add("--comment", type=Path, metavar="FILE", help="the same, for a comment that a bot updates")
-    return parser
 
 
 def _wanted(chosen: argparse.Namespace) -> Wanted:

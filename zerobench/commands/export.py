@@ -8,7 +8,6 @@ the table. A *head* is a column's name with the unit of all its numbers below. A
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import sys
@@ -202,7 +201,29 @@ LATEX, PARQUET, PERFETTO = "latex", "parquet", "perfetto"
 @verb
 def export(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 for a folder or column that does not exist."""
-    parser = _parser()
+    parser = Parser(
+        "zerobench export",
+        "Writes finished runs for other programs, as in: zerobench export results/runs --out runs.csv, or"
+        " zerobench export results/runs --where strategy=zero3 --format perfetto --out step.json",
+    )
+    parser.add_argument("runs", nargs="?", default=RESULTS, help="a results folder or a run (default: %(default)s)")
+    parser.add_argument(
+        "--format",
+        choices=(*TEXTS, LATEX, PARQUET, PERFETTO),
+        default="csv",
+        help="csv, markdown: one table as text; latex: one table for a paper, a row per cell (its newest launches"
+        " together), with units and 95 %% intervals, for the package booktabs; parquet: every table of all runs as one"
+        " file each in the folder --out, which zerobench.load reads; perfetto: the step of all ranks (of runs with"
+        " measure.events=true) as one trace in the file --out, for ui.perfetto.dev",
+    )
+    parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv, markdown and latex")
+    parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for runs else")
+    parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
+    add_price(parser)
+    add_options(parser, attempts=False)
+    parser.add_argument(
+        "--out", type=Path, help="a file (default: standard output; for perfetto also .json.gz); for parquet a folder"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.format in (PARQUET, PERFETTO) and chosen.out is None:
         parser.error(f"--format {chosen.format} needs --out {'FILE' if chosen.format == PERFETTO else 'FOLDER'}")
@@ -231,30 +252,3 @@ def export(arguments: list[str]) -> int:
         chosen.out.write_text(text, encoding="utf-8")
         print_line(f"{chosen.out}: the table {chosen.table} of {chosen.runs} as {chosen.format}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        "zerobench export",
-        "Writes finished runs for other programs, as in: zerobench export results/runs --out runs.csv, or"
-        " zerobench export results/runs --where strategy=zero3 --format perfetto --out step.json",
-    )
-    parser.add_argument("runs", nargs="?", default=RESULTS, help="a results folder or a run (default: %(default)s)")
-    parser.add_argument(
-        "--format",
-        choices=(*TEXTS, LATEX, PARQUET, PERFETTO),
-        default="csv",
-        help="csv, markdown: one table as text; latex: one table for a paper, a row per cell (its newest launches"
-        " together), with units and 95 %% intervals, for the package booktabs; parquet: every table of all runs as one"
-        " file each in the folder --out, which zerobench.load reads; perfetto: the step of all ranks (of runs with"
-        " measure.events=true) as one trace in the file --out, for ui.perfetto.dev",
-    )
-    parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv, markdown and latex")
-    parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for runs else")
-    parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
-    add_price(parser)
-    add_options(parser, attempts=False)
-    parser.add_argument(
-        "--out", type=Path, help="a file (default: standard output; for perfetto also .json.gz); for parquet a folder"
-    )
-    return parser

@@ -35,16 +35,6 @@ examples:
 
 def plot(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 if there is nothing to draw."""
-    parser = _parser()
-    chosen = vars(parser.parse_args(arguments))
-    figure, runs = chosen.pop("figure"), chosen.pop("runs")
-    for option, of in OWN.items():
-        if of != figure and chosen.pop(option) != parser.get_default(option):
-            parser.error(f"--{option.replace('_', '-')} is an option of {of}, not of {figure}")
-    return save_figure(f"zerobench plot {figure}", figure, figure_function(figure), runs, chosen)
-
-
-def _parser() -> argparse.ArgumentParser:
     lines = [f"  {name:<12}{str(getattr(Plots, name).__doc__).splitlines()[0]}" for name in MODULES]
     description = "Draws a figure of finished runs, as `results.plot` does in Python:\n" + "\n".join(lines)
     parser = Parser("zerobench plot", description, EXAMPLES)
@@ -55,7 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--capacity", type=_capacity, help="memory: bytes of a rank, as in 24GiB, drawn as a line")
     drop_help = "throughput: reference of the drop (default: %(default)s)"
     parser.add_argument("--drop-from", choices=tuple(REFERENCES), default=DDP, help=drop_help)
-    return parser
+    chosen = vars(parser.parse_args(arguments))
+    figure, runs = chosen.pop("figure"), chosen.pop("runs")
+    for option, of in OWN.items():
+        if of != figure and chosen.pop(option) != parser.get_default(option):
+            parser.error(f"--{option.replace('_', '-')} is an option of {of}, not of {figure}")
+    return save_figure(f"zerobench plot {figure}", figure, figure_function(figure), runs, chosen)
 
 
 def _capacity(text: str) -> int:

@@ -197,23 +197,6 @@ Exit code: 0, or 2 if there is nothing to show."""
 @verb
 def replay(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 2 if refused, 130 if interrupted."""
-    chosen = _parser().parse_args(arguments)
-    try:
-        presets = {EVERY: None, NONE: list[int]()}  # all powers of two, or no simulation
-        wanted = presets[chosen.worlds] if chosen.worlds in presets else _numbers("--worlds", chosen.worlds, 1, MOST)
-        if wanted != []:
-            fork_server.start()
-        results, _ = tables.load(chosen.runs).chosen(chosen.where)
-        ranks = None if chosen.ranks == EVERY else _numbers("--ranks", chosen.ranks, 0, MOST - 1)
-        worlds = [with_ranks(world, ranks) for world in recorded_worlds(results)]
-        _write_page(chosen.out, worlds, wanted, chosen)
-    except KeyboardInterrupt:
-        print_note("zerobench replay: stopped; no page is written")
-        return 130
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = Parser("zerobench replay", DESCRIPTION, EPILOG)
     add = parser.add_argument
     add("runs", nargs="?", type=Path, default=Path(RESULTS), help="a results folder or a run (default: %(default)s)")
@@ -227,7 +210,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--ranks", default=EVERY, metavar="R,...", help="recorded ranks to show, such as 0,1 (default: %(default)s)")
     add_jobs(parser)
     add_options(parser, attempts=False)
-    return parser
+    chosen = parser.parse_args(arguments)
+    try:
+        presets = {EVERY: None, NONE: list[int]()}  # all powers of two, or no simulation
+        wanted = presets[chosen.worlds] if chosen.worlds in presets else _numbers("--worlds", chosen.worlds, 1, MOST)
+        if wanted != []:
+            fork_server.start()
+        results, _ = tables.load(chosen.runs).chosen(chosen.where)
+        ranks = None if chosen.ranks == EVERY else _numbers("--ranks", chosen.ranks, 0, MOST - 1)
+        worlds = [with_ranks(world, ranks) for world in recorded_worlds(results)]
+        _write_page(chosen.out, worlds, wanted, chosen)
+    except KeyboardInterrupt:
+        print_note("zerobench replay: stopped; no page is written")
+        return 130
+    return 0
 
 
 def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:

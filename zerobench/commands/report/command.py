@@ -204,7 +204,16 @@ A folder is a results folder, a run, or a collection (zerobench export --format 
 @verb
 def report(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 if there is nothing to report."""
-    chosen = _parser().parse_args(arguments)
+    parser = Parser("zerobench report", DESCRIPTION, EXAMPLES)
+    runs_help = "a results folder, a run or a collection; two of them, before and after, are compared"
+    parser.add_argument("runs", nargs="*", type=Path, default=[Path("results/runs")], metavar="RUNS", help=runs_help)
+    out = Path("report.html")
+    parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="default: %(default)s, here")
+    parser.add_argument("--title", metavar="TEXT", help="heading of the page (default: the folders' names)")
+    add_judge(parser)
+    add_price(parser)
+    add_options(parser, attempts=False)
+    chosen = parser.parse_args(arguments)
     if len(chosen.runs) > 2:
         given = show_count(len(chosen.runs), "folder")
         raise ValueError(f"RUNS: {given} given; name one, or two to compare, or a folder of collections")
@@ -246,19 +255,6 @@ def _load(where: Path, options: argparse.Namespace) -> Results:
     hint = f"experiment=stages results_dir={where}` makes some"
     hint = f"report {where / inside[0]}` reports those in it" if inside else hint
     raise ValueError(f"{where}: no runs here; `zerobench {hint}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser("zerobench report", DESCRIPTION, EXAMPLES)
-    runs_help = "a results folder, a run or a collection; two of them, before and after, are compared"
-    parser.add_argument("runs", nargs="*", type=Path, default=[Path("results/runs")], metavar="RUNS", help=runs_help)
-    out = Path("report.html")
-    parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="default: %(default)s, here")
-    parser.add_argument("--title", metavar="TEXT", help="heading of the page (default: the folders' names)")
-    add_judge(parser)
-    add_price(parser)
-    add_options(parser, attempts=False)
-    return parser
 
 
 MOST = 24
