@@ -19,7 +19,7 @@ from ..config.cell import LOCAL, Cell, CellConfig, work_id
 from ..config.compose import RefusedError, compose_cells
 from ..config.flat import differences, name_cells
 from ..config.flat import show_value as show_config
-from ..host.pipes import print_line, print_note
+from ..host.pipes import print_line, print_note, write_text
 from ..records import RunRow
 from ..results import selection, tables
 from ..results.frames import frame_of
@@ -189,7 +189,7 @@ def check(arguments: list[str]) -> int:
     if chosen.junit:
         reports.write_junit(chosen.junit, findings)
     if chosen.markdown:
-        reports.write(chosen.markdown, "\n".join(reports.check_body(findings)))
+        write_text("\n".join(reports.check_body(findings)), chosen.markdown)
     if chosen.comment:
         reports.write_comment(chosen.comment, reports.MARKER, reports.check_body(findings))
     if chosen.benchmark_json:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..fake.as_gpu import ATTENTION_KERNELS
-from ..host.pipes import print_note
+from ..host.pipes import print_note, write_text
 from ..host.terminal import file_console, print_on, stdout_console
 from ..records.palette import CATEGORIES
 from ..results.grid import Grid
@@ -299,12 +298,3 @@ def as_table(cells: Sequence[SimulatedCell], memory: int | None) -> str:
 
 FORMATS: dict[str, Callable[[Sequence[SimulatedCell], int | None], str]]
 FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}
-
-
-def write_text(text: str, out: Path | None) -> None:
-    """Writes a text to `out`, or to standard output."""
-    if out is None:
-        sys.stdout.write(text)
-        return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text)

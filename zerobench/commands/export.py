@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from ..host.pipes import print_line
+from ..host.pipes import print_line, write_text
 from ..records.describe import unit_of
 from ..results import selection, tables
 from ..results.grid import Grid
@@ -245,10 +244,7 @@ def export(arguments: list[str]) -> int:
         text = TEXTS[chosen.format](frame[columns])
         records: Any = frame.to_dict("records") if short and "host_peak_bytes" in columns else []
         text += f"\n{ONE_MEMORY}\n" if shares_memory(records) else ""
-    if chosen.out is None:
-        sys.stdout.write(text)
-    else:
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(text, encoding="utf-8")
+    write_text(text, chosen.out)
+    if chosen.out is not None:
         print_line(f"{chosen.out}: the table {chosen.table} of {chosen.runs} as {chosen.format}")
     return 0

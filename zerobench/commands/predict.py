@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cell import Cell
-from ..host.pipes import print_note
+from ..host.pipes import print_note, write_text
 from ..host.terminal import print_on, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
@@ -19,7 +19,7 @@ from ..simulation.costs import GpuCosts
 from ..simulation.execute import Limits
 from ..simulation.prediction import PHASES
 from ..sizes import counted
-from .estimate import print_problems, shared_texts, training_texts, write_text
+from .estimate import print_problems, shared_texts, training_texts
 from .simulated import DEFAULTS, SimulatedCell, ask, setting_of, simulate
 
 FORMATS = ("table", "json", "csv")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from ..results.printed_table import ONE_MEMORY, name_of, step_interval
 from ..results.tables import Results, load
 from ..sizes import counted, show_bytes, show_count, show_ms, show_rate, show_samples
 from ..theory.closed_forms import Formula, from_json
-from .folder_contents import FolderContents, RunInFolder, code_age, look
+from .folder_contents import FolderContents, RunInFolder, code_age, look, warnings_to
 from .reserved import show_snapshots
 
 Row = dict[str, Any]
@@ -193,7 +192,7 @@ SYMBOLS = {
 def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list[str]]:
     """The table, and lines below it; no table if theory does not cover the run."""
     try:
-        formulas = formulas_of(row)
+        formulas = from_json(row["formulas"])
     except ValueError as error:
         return None, [str(error)]
     step = memory[(memory["phase"] == "step") & (memory["tier"] == "device")].astype({"category": "object"})
@@ -217,12 +216,6 @@ def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list
     }
     lines = [numbers_in(states), *(f"in flight, {name}: {terms}" for name, terms in beyond.items() if terms)]
     return table_of(rows.reset_index(), headings, left=2), [line for line in lines if line]
-
-
-def formulas_of(row: Row) -> dict[str, Formula]:
-    """A run's formulas by category; none if the run has no theory. Raises ValueError if they are damaged."""
-    text = row["formulas"]
-    return from_json(text) if isinstance(text, str) else {}
 
 
 def numbers_in(formulas: dict[str, Formula], without: tuple[str, ...] = ()) -> str:
@@ -341,7 +334,7 @@ SUMS = {
 def traffic_lines(row: Row) -> list[str]:
     """Lines on the formulas of volume and bytes between nodes, the loopback interface, and quantized traffic."""
     try:
-        formulas = formulas_of(row)
+        formulas = from_json(row["formulas"])
     except ValueError:
         formulas = {}  # the message is beside the states
     lines = []
@@ -481,11 +474,11 @@ def find(name: str, where: Path) -> tuple[RunInFolder, Results]:
 
 def _load_run(folder: Path) -> Results:
     """Raises ValueError if a table is damaged."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    problems: list[str] = []
+    with warnings_to(problems):
         results = load(folder)
     if results.runs.empty:
-        raise ValueError("; ".join(str(warning.message) for warning in caught))
+        raise ValueError("; ".join(problems))
     return results
 
 

@@ -543,7 +543,9 @@ def _problems_of_values(config: DictConfig, key: str, values: list[Any]) -> list
     if isinstance(node, DictConfig):
         return [f"{key}: it has parts; set one of them{nearest('', [f'{key}.{k!s}' for k in node])}"]
     problems = []
-    for value in extremes(values):
+    if values and all(type(value) is int for value in values):
+        values = sorted({min(values), max(values)})  # which represent all
+    for value in values:
         if isinstance(value, str) and "${" in value:
             continue  # an interpolation has its value when the cell is composed
         try:
@@ -617,11 +619,6 @@ def problem_of_range(override: Override) -> str:
             f"{override.input_line}: a range of {math.ceil(count):,} values; a sweep has at most {MOST_CELLS:,} cells"
         )
     return f"{override.input_line}: a range without a value" if count <= 0 else ""
-
-
-def extremes(values: Sequence[Any]) -> Sequence[Any]:
-    """Returns the values of a key to check: for integers, the smallest and largest represent all."""
-    return sorted({min(values), max(values)}) if values and all(type(value) is int for value in values) else values
 
 
 def problem_of_folder(line: str, value: Any) -> str:

@@ -305,16 +305,18 @@ def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:
 
 def run_folders(where: Path) -> list[Path]:
     """Returns `where` itself if it is a run, else the runs in it."""
-    if (where / "run.json").is_file():
-        return [where]
-    return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "run.json").is_file())
+    return _folders_with("run.json", where)
 
 
 def collections_in(where: Path) -> list[Path]:
     """Returns `where` itself if it is a collection, else the collections directly in it."""
-    if (where / "runs.parquet").is_file():
+    return _folders_with("runs.parquet", where)
+
+
+def _folders_with(file: str, where: Path) -> list[Path]:
+    if (where / file).is_file():
         return [where]
-    return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "runs.parquet").is_file())
+    return sorted(path for path in where.iterdir() if not path.name.startswith(".") and (path / file).is_file())
 
 
 def read_row(folder: Path) -> RunRow | None:
