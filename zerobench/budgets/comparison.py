@@ -190,17 +190,12 @@ def noise_environment(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def noise_floor(times: list[float]) -> float:
-    """Returns the floor of one pair, from the times of at least two launches."""
-    spread = float(np.std(np.log(times), ddof=1))
-    return float(np.expm1(stats.t.ppf((1 + CONFIDENCE) / 2, len(times) - 1) * spread * np.sqrt(2)))
-
-
 def floor_from(launches: list[dict[str, Any]], config: CellConfig) -> NoiseFloor:
     """Returns the record of a cell's launches, all of them ok. Raises ValueError if there are too few."""
     if len(launches) < LEAST_LAUNCHES:
         raise ValueError(f"{base_name(config)} has {len(launches)} launches; a noise floor needs {LEAST_LAUNCHES}")
     medians = {metric: [float(row[metric]) for row in launches] for metric in TIMES}
+    reach = stats.t.ppf((1 + CONFIDENCE) / 2, len(launches) - 1) * np.sqrt(2)  # of a pair, in standard deviations
     last = launches[-1]
     return NoiseFloor(
         environment=noise_environment(last),
@@ -208,7 +203,7 @@ def floor_from(launches: list[dict[str, Any]], config: CellConfig) -> NoiseFloor
         date=last["started"][:10],
         command=last["command"],
         commit=last["commit"],
-        floors={metric: noise_floor(times) for metric, times in medians.items()},
+        floors={metric: float(np.expm1(reach * np.std(np.log(t), ddof=1))) for metric, t in medians.items()},
         medians=medians,
     )
 

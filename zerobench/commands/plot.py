@@ -19,7 +19,7 @@ from ..plots.marks import learn_colors
 from ..plots.page import CAPTIONED, FORMATS, Page, add_page_options, pop_page
 from ..plots.panels import MOST_PANELS
 from ..plots.scaling import DDP, REFERENCES
-from ..results.options import RESULTS, Parser, add_options, refuse
+from ..results.options import RESULTS, Parser, add_options, number_type, refuse
 from ..results.tables import Results, load
 from ..sizes import parse_memory
 
@@ -66,7 +66,8 @@ def add_figure_options(parser: argparse.ArgumentParser, out: Path | None) -> Non
     told = "required" if out is None else f"default: {out}"
     out_help = f"a file, whose suffix is its format ({', '.join(FORMATS)}), or a folder ({told})"
     add("--out", type=Path, default=out, required=out is None, help=out_help)
-    add("--panels", type=_positive, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)")
+    panels = number_type(int, lambda value: value >= 1, "is no number of panels; give 1 or more")
+    add("--panels", type=panels, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)")
     add_page_options(parser)
     add_options(parser)
 
@@ -118,9 +119,3 @@ def load_all(paths: Sequence[Path]) -> Results:
         filled = [frame for frame in frames if len(frame)]
         tables[field.name] = pd.concat(filled, ignore_index=True).drop_duplicates() if filled else frames[0]
     return Results(**tables)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of panels; give 1 or more")
-    return int(text)

@@ -88,7 +88,13 @@ def memory_passages(row: Row, everywhere: pd.DataFrame, tensors: pd.DataFrame) -
         yield Passage("The states by the paper's formula; for each category the rank with the most", [formulas, *lines])
     elif lines:
         yield Passage("The states by the paper's formula", [*lines])
-    yield Passage("Memory by phase, the same rank", [_by_phase(memory[memory["rank"] == fullest])])
+    own = memory[memory["rank"] == fullest].astype({"phase": "object", "category": "object"})
+    by_phase = own.pivot_table("max_bytes", "phase", "category", "max")  # a profiler tells of the whole step alone
+    shown = {name: heading for name, heading in IN_A_PHASE.items() if name in by_phase}
+    phases = [phase for phase in PHASES if phase in by_phase.index]
+    by_phase = by_phase.loc[phases, list(shown)].rename(index=PHASE_NAMES).add_suffix("_bytes").reset_index()
+    headings = {"phase": "phase", **{f"{name}_bytes": heading for name, heading in shown.items()}}
+    yield Passage("Memory by phase, the same rank", [table_of(by_phase, headings)])
     ranks = step[step["category"] == "states"].set_index("rank").assign(peak_bytes=peaks).reset_index()
     headings = {"rank": "rank", "peak_bytes": "peak", **RESIDUAL, "max_bytes": "states at most"}
     yield Passage("Memory by rank", [table_of(ranks, headings)])
@@ -115,15 +121,6 @@ def _by_category(memory: pd.DataFrame, rank: Any) -> pd.DataFrame:
     rows = memory[memory["rank"] == rank].astype({"category": "object"}).set_index("category")
     ordered: pd.DataFrame = rows.loc[[name for name in (*CATEGORIES, "states", "total") if name in rows.index]]
     return ordered.reset_index()
-
-
-def _by_phase(memory: pd.DataFrame) -> Grid:
-    named = memory.astype({"phase": "object", "category": "object"})
-    sizes = named.pivot_table("max_bytes", "phase", "category", "max")  # a profiler tells of the whole step alone
-    shown = {name: heading for name, heading in IN_A_PHASE.items() if name in sizes}
-    phases = sizes.loc[[phase for phase in PHASES if phase in sizes.index], list(shown)].rename(index=PHASE_NAMES)
-    headings = {"phase": "phase", **{f"{name}_bytes": heading for name, heading in shown.items()}}
-    return table_of(phases.add_suffix("_bytes").reset_index(), headings)
 
 
 # -- other tiers -------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import threading
 import time
 import zlib
@@ -33,7 +32,7 @@ from ipaddress import ip_address
 from itertools import count
 from typing import Any
 
-from ..sizes import printable
+from .pipes import print_note
 
 PIECE_CHARS = 4 * 2**20
 """Size of a piece; the store rejects values above 8 MiB."""
@@ -141,7 +140,7 @@ def attempts(patience_s: float, missing: str) -> Iterator[None]:
         if waited >= NOTE_S and not noted:
             noted = True
             left = f"after {waited:.0f} s; this process tries for another {patience_s - waited:.0f} s"
-            print(printable(f"zerobench: {missing} {left}"), file=sys.stderr, flush=True)
+            print_note(f"zerobench: {missing} {left}")
         time.sleep(POLL_S)
 
 
