@@ -113,10 +113,10 @@ class JobStore:
                 if not self._store.delete_key(f"{key}/{number}"):
                     return
 
-    def increment(self, key: str, more: int) -> int:
-        """Adds to the number under `key`, initially 0, and returns the sum."""
+    def increment(self, key: str) -> int:
+        """Adds 1 to the number under `key`, initially 0, and returns the sum."""
         with self._asking():
-            return int(self._store.add(key, more))
+            return int(self._store.add(key, 1))
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
