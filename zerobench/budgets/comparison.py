@@ -50,7 +50,7 @@ from ..config.flat import base_name, differences, name_cells, show_value
 from ..host.environment import SIMULATED
 from ..host.files import read_yaml
 from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS
-from ..results.frames import to_records
+from ..results.frames import Row, to_records
 from ..results.provenance import torch_minor
 from ..results.selection import latest
 from ..results.summary import LEAST_LAUNCHES, TIMES, geometric_interval, summarize
@@ -439,9 +439,6 @@ def _exact(
 
 def _range(values: set[Any]) -> str:
     return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
-
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from ..host.terminal import print_on, stdout_console
 from ..probes import snapshot
 from ..records import CATEGORIES, LINKS, PHASES
 from ..results import selection
-from ..results.frames import table_of
+from ..results.frames import Row, table_of
 from ..results.grid import Grid, Passage, print_passages
 from ..results.options import RESULTS, Parser, verb
 from ..results.printed_table import ONE_MEMORY, name_of, step_interval
@@ -26,8 +26,6 @@ from ..sizes import counted, show_bytes, show_count, show_ms, show_rate, show_sa
 from ..theory.closed_forms import Formula, from_json
 from .folder_contents import FolderContents, RunInFolder, code_age, look, warnings_to
 from .reserved import show_snapshots
-
-Row = dict[str, Any]
 
 TENSORS = 10
 """Number of tensors that are listed."""

@@ -20,15 +20,13 @@ from ..host.environment import SIMULATED
 from ..host.terminal import Output, is_quiet, print_on, stdout_console
 from ..records import CATEGORIES, RunRow, SearchRow
 from ..sizes import counted, printable, show_bytes, show_count, show_ms
-from .frames import frame_of
+from .frames import Row, frame_of
 from .grid import Grid
 from .markup import Bar, BarFigure, BarPart, render
 from .options import show_price
 from .summary import SETTING, busy_words, is_busy, price_columns, summarize
 
 MIB = 2**20
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ...host.pipes import print_line, print_note, write_text
 from ...host.revisions import installed_version
 from ...host.terminal import progress_bar
 from ...records.describe import columns_of
-from ...results.frames import show_figure
+from ...results.frames import Row, show_figure
 from ...results.grid import Grid
 from ...results.markup import render
 from ...results.options import Parser, add_options, add_price, verb
@@ -38,8 +38,6 @@ from ..folder_contents import warnings_to
 from ..show import passages_of, setting_of
 from . import compared
 from .settings import costs, group_by_setting, overall, setting_figures, setting_verdict
-
-Row = dict[str, Any]
 
 VALUES = 8
 """Most values of a key that are listed."""

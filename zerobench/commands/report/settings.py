@@ -17,6 +17,7 @@ import pandas as pd
 from ...budgets.comparison import FASTER, NOISE, SLOWER, Compared, Measured, measured
 from ...config.flat import name_strategies
 from ...records import CATEGORIES, COLLECTIVES
+from ...results.frames import Row
 from ...results.grid import Grid
 from ...results.markup import Bar, BarFigure, BarPart
 from ...results.printed_table import COLUMNS, best_rows, in_tables_order, step_interval
@@ -24,8 +25,6 @@ from ...results.summary import LEAST_LAUNCHES, SETTING, busy_words
 from ...sizes import show_bytes, show_count, show_length, show_ms, show_rate
 from ...strategies import find
 from ..compare import Judge, interval, percent
-
-Row = dict[str, Any]
 
 NONE = "–"
 TRAINED = {
