@@ -226,11 +226,6 @@ def write_floor(folder: Path, floor: NoiseFloor) -> Path:
     return path
 
 
-def lookup(floors: list[NoiseFloor], environment: dict[str, Any]) -> NoiseFloor | None:
-    """Returns the record that applies to an environment."""
-    return next((floor for floor in floors if floor.environment == environment), None)
-
-
 def _read_file(path: Path) -> list[NoiseFloor]:
     try:
         floors = [NoiseFloor(**record) for record in read_yaml(path) or []]
@@ -385,7 +380,8 @@ def compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[
     pairs = pair_up(a.launches, b.launches)
     applicable = list[NoiseFloor]()
     if a.config.nodes == 1:  # a floor is of one machine; with another torch there is another
-        of_sides = (lookup(floors, noise_environment(row)) for row in (a.row, b.row))
+        environments = [noise_environment(row) for row in (a.row, b.row)]
+        of_sides = (next((f for f in floors if f.environment == own), None) for own in environments)
         applicable = list({id(floor): floor for floor in of_sides if floor is not None}.values())
     return replace(
         compared,
