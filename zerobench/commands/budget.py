@@ -237,7 +237,10 @@ def _check_file(
         matched = []
         away = _recorded_elsewhere(file, environment, own_rows)
         for name, budgeted in file.of(environment):
-            row = _match(name, budgeted, own_rows)
+            # the row with the same work, rather one with the same name; without work the name decides
+            same = [row for row in own_rows if row["work"] == budgeted.work] if budgeted.work else own_rows
+            named = [row for row in same if row["name"] == name]
+            row = next(iter(named or (same if budgeted.work else [])), None)
             namesakes = (each for each in own_rows if each["name"] == name and id(each) not in matched)
             other = None if row else next(namesakes, None)
             matched += [id(row), id(other)]
@@ -296,13 +299,6 @@ def _require(file: budget_file.BudgetFile, environment: str) -> None:
     if not file.of(environment):
         environments = ", ".join(file.environments) or "none"
         raise judge.UnjudgedError(f"{file.path}: no budget for {environment}; there is one for: {environments}")
-
-
-def _match(name: str, budgeted: budget_file.CellBudget, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Returns the row with the same work, preferring one with the same name; without work the name decides."""
-    same = [row for row in rows if row["work"] == budgeted.work] if budgeted.work else rows
-    named = [row for row in same if row["name"] == name]
-    return next(iter(named or (same if budgeted.work else [])), None)
 
 
 def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:

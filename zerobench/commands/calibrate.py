@@ -75,7 +75,16 @@ def calibrate(arguments: list[str]) -> int:
         **started(machines(chosen.world_size)),
         **machine(chosen.device, collectives.BACKENDS[chosen.device]),
     }
-    show(collectives.write_calibration(folder, slowest(times, chosen.world_size, chosen.dtype), provenance))
+    transfers = slowest(times, chosen.world_size, chosen.dtype)
+    rows = []
+    for fit in collectives.write_calibration(folder, transfers, provenance).fits:
+        low, high = (show_bytes(value) for value in (fit.bytes_per_s_low, fit.bytes_per_s_high))
+        rows.append(
+            [fit.via, fit.collective, f"{1e6 * fit.latency_s:.0f}", f"{show_bytes(fit.bytes_per_s)}/s",
+             f"{low} – {high}", f"{100 * fit.largest_error:.0f} %"]
+        )  # fmt: skip
+    header = ["via", "collective", "latency µs", "bandwidth of the line", "95 %", "worst error"]
+    stdout_console().print(Grid(header, rows, left=2))
     print_line(f"recorded in {folder}; zerobench.load_calibration reads it")
     return 0
 
@@ -87,16 +96,3 @@ def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> l
         seconds = max(row["seconds"] for row in same)
         rows.append(collectives.TransferRow(**(same[0] | {"seconds": seconds}), world_size=world_size, dtype=dtype))
     return rows
-
-
-def show(calibration: collectives.Calibration) -> None:
-    """Prints the lines, and the bandwidth at the largest size."""
-    header = ["via", "collective", "latency µs", "bandwidth of the line", "95 %", "worst error"]
-    rows = []
-    for fit in calibration.fits:
-        low, high = (show_bytes(value) for value in (fit.bytes_per_s_low, fit.bytes_per_s_high))
-        rows.append(
-            [fit.via, fit.collective, f"{1e6 * fit.latency_s:.0f}", f"{show_bytes(fit.bytes_per_s)}/s",
-             f"{low} – {high}", f"{100 * fit.largest_error:.0f} %"]
-        )  # fmt: skip
-    stdout_console().print(Grid(header, rows, left=2))
