@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -132,11 +132,11 @@ def split(whole: float, parts: Mapping[str, float]) -> dict[str, float]:
     return {name: whole * part / total for name, part in parts.items()} if total else {}
 
 
-def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: float = 1) -> list[tuple[Any, Any]]:
-    """Draws `values` against N, a line per label, with a gap and the status where a cell is not ok. Returns each
-    label's cells and its look, for drawing more of it.
+def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: float = 1) -> Iterator[tuple[Any, Any]]:
+    """Draws `values` against N, a line per label, with a gap and the status where a cell is not ok.
+
+    Yields each label's cells and its look, for drawing more of it.
     """
-    drawn = []
     absences: Counter[int] = Counter()  # at each N
     for label, group in cells.groupby("label", sort=False):
         style = label_style(cells, str(label))
@@ -145,7 +145,7 @@ def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: 
         for cell in group[group["status"] != "ok"].itertuples():
             absent(axes, cell.world_size, f"{label}: {cell.status}", style["color"], absences[cell.world_size])
             absences[cell.world_size] += 1
-        drawn.append((group, style))
+        yield group, style
     ticks = sorted({int(n) for n in cells["world_size"]})
     low, high = ticks[0], ticks[-1]
     if high > 8:
@@ -157,7 +157,6 @@ def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: 
         axes.set_xlim(low - reach, high + reach)
     axes.set_xticks(ticks, [str(n) for n in ticks])
     axes.set_xlabel("ranks N")
-    return drawn
 
 
 def label_style(cells: pd.DataFrame, label: str) -> dict[str, Any]:

@@ -34,7 +34,8 @@ def scaling(results: Results, panels: int = MOST_PANELS) -> Figure:
             for column, line in (("predicted_states_bytes", "--"), ("floor_states_bytes", ":")):
                 predicted = group[column].astype("float64") / unit
                 states.plot(group["world_size"], predicted, color=style["color"], linestyle=line, lw=1.2)
-        curves(peak, cells, "peak_bytes", "-", unit)
+        for _ in curves(peak, cells, "peak_bytes", "-", unit):
+            pass
         states.set_ylabel(f"states with buffers in flight ({name})")
         peak.set_ylabel(f"peak ({name})")
         for axes in (states, peak):
@@ -73,11 +74,13 @@ def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP
             middle = group["tokens_per_s"]
             reach = [middle - group["tokens_per_s_low"], group["tokens_per_s_high"] - middle]
             rate.errorbar(group["world_size"].astype(int), middle, reach, color=style["color"], ls="", capsize=3, lw=1)
-        curves(lost, cells, "drop")
+        for _ in curves(lost, cells, "drop"):
+            pass
         lacking = cells[(cells["status"] == "ok") & cells["drop"].isna()]
         missing = "\n".join(f"{cell.label}: no reference at N = {cell.world_size}" for cell in lacking.itertuples())
         lost.text(0.02, 0.98, missing, transform=lost.transAxes, va="top", fontsize="small", style="italic")
-        curves(peak, cells, "peak_bytes", "-", unit)
+        for _ in curves(peak, cells, "peak_bytes", "-", unit):
+            pass
         lost.axhline(0, color="black", lw=0.8)
         cores = shared_cores(cells)
         for axes in (rate, lost) if _most_ranks(cells) > cores else ():
