@@ -47,8 +47,8 @@ def resolve(
         "draw_on": draft.draw_on, "tensors": draft.tensors, "measure.passes": measure.passes,
         "measure.save": measure.save, "huggingface.loss": draft.huggingface.loss, "compile": draft.compile,
     }  # fmt: skip
-    words = {key: keys.KEYS[key].words for key in chosen}
-    problems += [f"{k}={word}: use one of {', '.join(words[k])}" for k, word in chosen.items() if word not in words[k]]
+    wrong = {key: word for key, word in chosen.items() if word not in keys.KEYS[key].words}
+    problems += [f"{key}={word}: use one of {', '.join(keys.KEYS[key].words)}" for key, word in wrong.items()]
     own_threads = draft.launch.threads is not None
     on_machines = world.resolve_ranks(draft, problems, None if launcher is None or launcher.is_here else launcher)
     _resolve_batch(draft, problems)

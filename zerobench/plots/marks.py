@@ -182,8 +182,8 @@ def _name_cells(axes: Axes, labels: Sequence[str]) -> None:
     """Names the positions 0, 1 ... of the x axis by the differences between labels, one per line, and below them their
     strategies; the axis names the lines. A flag is a key with the value "yes".
     """
-    words = [[word.rstrip(",").partition("=") for word in label.split()[1:]] for label in labels]
-    options = [{key: value or "yes" for key, _, value in pairs} for pairs in words]
+    pairs = [[word.rstrip(",").partition("=") for word in label.split()[1:]] for label in labels]
+    options = [{key: value or "yes" for key, _, value in of_label} for of_label in pairs]
     rows = {
         key: [own.get(key, NONE) for own in options] for key in dict.fromkeys(key for own in options for key in own)
     }
