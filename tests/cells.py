@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from zerobench.config import schema as schemas
 from zerobench.config import schema_training
 from zerobench.config.cell import Cell
@@ -45,7 +47,8 @@ def cell(name: str, world_size: int, model: str = "tiny", target: str = "", **mo
         measure=Measure(steps=2, warmup=2),
     )
     config.launch.threads = 1
-    return resolve(replace(config, **more), model, [], target=target)
+    draft: Any = OmegaConf.to_object(OmegaConf.structured(replace(config, **more)))
+    return resolve(draft, model, [], target=target)
 
 
 def sound(*arguments: Any, **more: Any) -> Cell:

@@ -151,7 +151,7 @@ def test_ranks_that_contradict_one_another_are_refused() -> None:
 
 def test_a_second_process_of_a_rank_is_refused(store: TCPStore) -> None:
     mine = replace(BY_TORCHRUN, agent=False, port=store.port)
-    JobStore("127.0.0.1", store.port, "zerobench/7").increment("came/1", 1)
+    JobStore("127.0.0.1", store.port, "zerobench/7").increment("came/1")
     with pytest.raises(JobError, match=r"RANK=1: another process .* has that rank, or an earlier command of it had; "):
         JobContext(mine, "code")
 

@@ -17,7 +17,7 @@ import pytest
 from tests.cells import cell, sound
 from zerobench.commands.dry_run import print_plan
 from zerobench.config.cell import Cell
-from zerobench.config.compose import compose, compose_cells, in_one, propose
+from zerobench.config.compose import compose, compose_cells, in_hydras_form, propose
 from zerobench.config.plugins import LauncherChoice, Resources, at_once, job_nodes, requested_resources
 from zerobench.config.schema import Launch, Measure, Search
 from zerobench.host import environment
@@ -257,7 +257,7 @@ def test_jobs_on_this_machine_are_as_many_as_its_cores_hold(monkeypatch: pytest.
     ],
 )
 def test_commas_in_a_list_of_words_make_no_sweep(word: str, whole: str) -> None:
-    assert in_one(word) == whole
+    assert in_hydras_form(word) == whole
 
 
 def test_a_dry_run_shows_jobs_and_what_they_ask_for(tmp_path: Path, capsys) -> None:

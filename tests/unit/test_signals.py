@@ -54,7 +54,7 @@ def test_a_command_is_ended_in_the_midst_of_code_that_loses_it(tmp_path: Path, m
             raise UnboundLocalError("a name")
 
     for note in (lose_one, replace_one):
-        monkeypatch.setattr(compose, "_compose_cell", note)
+        monkeypatch.setattr(compose, "raise_if_interrupted", note)
         assert cli.run(["-m", "seed=1,2", "strategy=zero1", "--dry-run"]) == 130
     assert late == []
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from zerobench.config import schema as schemas
 from zerobench.config.cell import CellConfig
 from zerobench.config.resolve import resolve
@@ -138,7 +140,8 @@ def plan_of(run: PublishedRun, flash: bool = False) -> RunPlan:
     )  # fmt: skip
     if run.grad_accum is None:
         notes["grad_accum"] = "one micro-batch a step"
-    cell = resolve(config, "gpt" if as_gpt else "huggingface", [], target="cpu" if on_cpu else "cuda")
+    draft: Any = OmegaConf.to_object(OmegaConf.structured(config))
+    cell = resolve(draft, "gpt" if as_gpt else "huggingface", [], target="cpu" if on_cpu else "cuda")
     if cell.problems:
         raise NotGivenError("; ".join(cell.problems))
     if not as_gpt and run.params is not None:

@@ -16,7 +16,6 @@ environments:
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ import pandas as pd
 import yaml
 
 from ..config.cell import WATCHED, CellConfig
-from ..host.files import read_yaml
+from ..host.files import read_yaml, replace_text
 from ..host.terminal import print_on, stdout_console
 from ..results.grid import Grid
 from ..results.provenance import ask_git, torch_minor
@@ -187,10 +186,8 @@ def write_budget(budget: BudgetFile) -> None:
     budget.path.parent.mkdir(parents=True, exist_ok=True)
     head = "# A budget: `zerobench budget check` holds runs against it, `budget record` writes it again.\n"
     head += "# Limits: a value (exact), `value ± 2 %`, or `<= 24 GiB` by hand, which recording keeps.\n"
-    draft = budget.path.with_name(f".{budget.path.name}.{os.getpid()}")
     text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
-    draft.write_text(head + text, encoding="utf-8")
-    draft.replace(budget.path)
+    replace_text(budget.path, head + text)
 
 
 class _Row(list[Any]):
@@ -229,10 +226,10 @@ class LimitChange:
         now = judge.show_value(self.metric, self.now)
         if self.before is None:
             return [self.cell, self.metric, "–", now, "new", "", ""]
-        by = self.now - self.before
-        signed = f"{'+' if by > 0 else '−'}{judge.show_value(self.metric, abs(by))}"
+        before = judge.show_value(self.metric, self.before)
+        by = judge.show_difference(self.metric, self.now - self.before)
         part = self.part or ("within its tolerance" if self.is_tolerated else "")
-        return [self.cell, self.metric, judge.show_value(self.metric, self.before), now, signed, part, self.line]
+        return [self.cell, self.metric, before, now, by, part, self.line]
 
 
 def limit_changes(row: dict[str, Any], before: CellBudget, after: CellBudget) -> list[LimitChange]:

@@ -50,7 +50,7 @@ from ..config.flat import base_name, differences, name_cells, show_value
 from ..host.environment import SIMULATED
 from ..host.files import read_yaml
 from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS
-from ..results.frames import to_records
+from ..results.frames import Row, to_records
 from ..results.provenance import torch_minor
 from ..results.selection import latest
 from ..results.summary import LEAST_LAUNCHES, TIMES, geometric_interval, summarize
@@ -190,17 +190,12 @@ def noise_environment(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def noise_floor(times: list[float]) -> float:
-    """Returns the floor of one pair, from the times of at least two launches."""
-    spread = float(np.std(np.log(times), ddof=1))
-    return float(np.expm1(stats.t.ppf((1 + CONFIDENCE) / 2, len(times) - 1) * spread * np.sqrt(2)))
-
-
 def floor_from(launches: list[dict[str, Any]], config: CellConfig) -> NoiseFloor:
     """Returns the record of a cell's launches, all of them ok. Raises ValueError if there are too few."""
     if len(launches) < LEAST_LAUNCHES:
         raise ValueError(f"{base_name(config)} has {len(launches)} launches; a noise floor needs {LEAST_LAUNCHES}")
     medians = {metric: [float(row[metric]) for row in launches] for metric in TIMES}
+    reach = stats.t.ppf((1 + CONFIDENCE) / 2, len(launches) - 1) * np.sqrt(2)  # of a pair, in standard deviations
     last = launches[-1]
     return NoiseFloor(
         environment=noise_environment(last),
@@ -208,7 +203,7 @@ def floor_from(launches: list[dict[str, Any]], config: CellConfig) -> NoiseFloor
         date=last["started"][:10],
         command=last["command"],
         commit=last["commit"],
-        floors={metric: noise_floor(times) for metric, times in medians.items()},
+        floors={metric: float(np.expm1(reach * np.std(np.log(t), ddof=1))) for metric, t in medians.items()},
         medians=medians,
     )
 
@@ -229,11 +224,6 @@ def write_floor(folder: Path, floor: NoiseFloor) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(list(map(asdict, floors)), sort_keys=False, allow_unicode=True))
     return path
-
-
-def lookup(floors: list[NoiseFloor], environment: dict[str, Any]) -> NoiseFloor | None:
-    """Returns the record that applies to an environment."""
-    return next((floor for floor in floors if floor.environment == environment), None)
 
 
 def _read_file(path: Path) -> list[NoiseFloor]:
@@ -390,7 +380,8 @@ def compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[
     pairs = pair_up(a.launches, b.launches)
     applicable = list[NoiseFloor]()
     if a.config.nodes == 1:  # a floor is of one machine; with another torch there is another
-        of_sides = (lookup(floors, noise_environment(row)) for row in (a.row, b.row))
+        environments = [noise_environment(row) for row in (a.row, b.row)]
+        of_sides = (next((f for f in floors if f.environment == own), None) for own in environments)
         applicable = list({id(floor): floor for floor in of_sides if floor is not None}.values())
     return replace(
         compared,
@@ -444,9 +435,6 @@ def _exact(
 
 def _range(values: set[Any]) -> str:
     return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
-
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)

@@ -188,6 +188,11 @@ def show_value(metric: str, value: float) -> str:
     return f"{value * 1000:.4g} ms" if metric == "step_s" else f"{value:.6g}"
 
 
+def show_difference(metric: str, by: float) -> str:
+    """Formats a difference, which is not 0, with its sign and unit."""
+    return f"{'+' if by > 0 else '−'}{show_value(metric, abs(by))}"
+
+
 def judge_cell(
     cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, lines: Lines | None = None
 ) -> list[Finding]:

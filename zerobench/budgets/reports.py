@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from ..host.pipes import write_text
 from ..host.revisions import GitError, git
 from ..host.terminal import print_on, stdout_console
 from ..results.grid import Grid
 from ..results.grid import markdown_text as escaped
 from ..sizes import escape_control
 from .budget_file import HEADER, LimitChange
-from .judge import MORE_IS_BETTER, OK, Finding, shares_cause, show_limit, show_tolerance, show_value
+from .judge import MORE_IS_BETTER, OK, Finding, shares_cause, show_difference, show_limit, show_tolerance, show_value
 from .lines import CodeLine
 
 STYLES = {"regression": "bold red", "missing": "bold red", "unjudged": "bold yellow", "improvement": "green"}
@@ -76,12 +77,6 @@ def print_findings(findings: Sequence[Finding]) -> None:
         console.print("Improvements are not in the budget yet: zerobench budget record writes it again.")
 
 
-def write(path: Path, text: str) -> None:
-    """Writes a report, creating its parent folders."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
 def write_junit(path: Path, findings: Sequence[Finding]) -> None:
     """Writes a test case per limit; a finding without a metric is a case of its own."""
     suite = ElementTree.Element("testsuite", name="zerobench budget", tests=str(len(findings)))
@@ -95,7 +90,7 @@ def write_junit(path: Path, findings: Sequence[Finding]) -> None:
             ElementTree.SubElement(case, "system-out").text = message
     for tag, attribute in (("failure", "failures"), ("error", "errors")):
         suite.set(attribute, str(len(suite.findall(f".//{tag}"))))
-    write(path, ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True).decode())
+    write_text(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True).decode(), path)
 
 
 def one_line(text: str) -> str:
@@ -120,7 +115,7 @@ def write_benchmark(path: Path, findings: Sequence[Finding]) -> None:
         if limit.tolerance:
             row["range"] = show_tolerance(limit).strip()
         rows.append({**row, "extra": finding.sentence or f"limit: {show_limit(metric, limit)}"})
-    write(path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", path)
 
 
 # -- Markdown ------------------------------------------------------------------------------------------
@@ -165,9 +160,8 @@ def _row(finding: Finding) -> list[str]:
     if limit is None or value is None:
         return [KINDS[finding.kind], finding.cell, metric or "–", "–", "–", "–"]
     held = f"{limit.bound} {show_value(metric, limit.value)}{show_tolerance(limit)}".strip()
-    by = value - limit.value
-    signed = f"{'+' if by > 0 else '−'}{show_value(metric, abs(by))}"
-    return [KINDS[finding.kind], finding.cell, metric, held, show_value(metric, value), signed]
+    by = show_difference(metric, value - limit.value)
+    return [KINDS[finding.kind], finding.cell, metric, held, show_value(metric, value), by]
 
 
 def changes_body(file: str, changes: list[LimitChange]) -> list[str]:
@@ -199,7 +193,7 @@ def fitted(body: list[str], most: int) -> str:
 
 def write_comment(path: Path, marker: str, body: list[str]) -> None:
     """Writes as many lines of a body as a comment may have, below a marker."""
-    write(path, fitted([marker, *body], MOST_OF_COMMENT))
+    write_text(fitted([marker, *body], MOST_OF_COMMENT), path)
 
 
 # -- in a GitHub workflow --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ..config.cell import LOCAL, Cell, CellConfig, work_id
 from ..config.compose import RefusedError, compose_cells
 from ..config.flat import differences, name_cells
 from ..config.flat import show_value as show_config
-from ..host.pipes import print_line, print_note
+from ..host.pipes import print_line, print_note, write_text
 from ..records import RunRow
 from ..results import selection, tables
 from ..results.frames import frame_of
@@ -77,7 +77,22 @@ def budget(arguments: list[str]) -> int:
 
 def record(arguments: list[str]) -> int:
     """Runs `zerobench budget record`. Returns the exit code: 0 written, 2 refused, with nothing written."""
-    chosen = _record_parser().parse_intermixed_args(arguments)
+    description = "Writes measured values as limits, and says of each limit that changes: before, now, what moved."
+    parser = Parser("zerobench budget record", description)
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a run or, with -m, a sweep")
+    add("-m", "--multirun", action="store_true", help="a sweep: several values a key")
+    add("--file", type=Path, default=budget_file.DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
+    add("--runs", type=Path, help="take finished runs, or watched loops, instead of running")
+    add_options(parser)
+    add("--metrics", help=f"comma-separated; default, where of use: {', '.join(judge.RECORDED)}")
+    add("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
+    tolerance_help = "for a metric whose launches differ, as peak_bytes=2; may be given again"
+    add("--tolerance", action="append", default=[], metavar="METRIC=PERCENT", help=tolerance_help)
+    add("--dry-run", action="store_true", help="say what would change, write no budget")
+    add("--markdown", type=Path, metavar="FILE", help="the changes as a Markdown table")
+    add("--comment", type=Path, metavar="FILE", help="the same, for a comment that a bot updates")
+    chosen = parser.parse_intermixed_args(arguments)
     wanted = _wanted(chosen)
     command = [*(["-m"] if chosen.multirun else []), *chosen.overrides]
     if chosen.runs is None and not command:
@@ -117,25 +132,6 @@ def record(arguments: list[str]) -> int:
         )
         print_note(f"warning: {file.path} has no command, so budget check will want --runs, too; {ways}")
     return 0
-
-
-def _record_parser() -> argparse.ArgumentParser:
-    description = "Writes measured values as limits, and says of each limit that changes: before, now, what moved."
-    parser = Parser("zerobench budget record", description)
-    add = parser.add_argument
-    add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a run or, with -m, a sweep")
-    add("-m", "--multirun", action="store_true", help="a sweep: several values a key")
-    add("--file", type=Path, default=budget_file.DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
-    add("--runs", type=Path, help="take finished runs, or watched loops, instead of running")
-    add_options(parser)
-    add("--metrics", help=f"comma-separated; default, where of use: {', '.join(judge.RECORDED)}")
-    add("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
-    tolerance_help = "for a metric whose launches differ, as peak_bytes=2; may be given again"
-    add("--tolerance", action="append", default=[], metavar="METRIC=PERCENT", help=tolerance_help)
-    add("--dry-run", action="store_true", help="say what would change, write no budget")
-    add("--markdown", type=Path, metavar="FILE", help="the changes as a Markdown table")
-    add("--comment", type=Path, metavar="FILE", help="the same, for a comment that a bot updates")
-    return parser
 
 
 def _wanted(chosen: argparse.Namespace) -> Wanted:
@@ -193,7 +189,7 @@ def check(arguments: list[str]) -> int:
     if chosen.junit:
         reports.write_junit(chosen.junit, findings)
     if chosen.markdown:
-        reports.write(chosen.markdown, "\n".join(reports.check_body(findings)))
+        write_text("\n".join(reports.check_body(findings)), chosen.markdown)
     if chosen.comment:
         reports.write_comment(chosen.comment, reports.MARKER, reports.check_body(findings))
     if chosen.benchmark_json:
@@ -241,7 +237,10 @@ def _check_file(
         matched = []
         away = _recorded_elsewhere(file, environment, own_rows)
         for name, budgeted in file.of(environment):
-            row = _match(name, budgeted, own_rows)
+            # the row with the same work, rather one with the same name; without work the name decides
+            same = [row for row in own_rows if row["work"] == budgeted.work] if budgeted.work else own_rows
+            named = [row for row in same if row["name"] == name]
+            row = next(iter(named or (same if budgeted.work else [])), None)
             namesakes = (each for each in own_rows if each["name"] == name and id(each) not in matched)
             other = None if row else next(namesakes, None)
             matched += [id(row), id(other)]
@@ -300,13 +299,6 @@ def _require(file: budget_file.BudgetFile, environment: str) -> None:
     if not file.of(environment):
         environments = ", ".join(file.environments) or "none"
         raise judge.UnjudgedError(f"{file.path}: no budget for {environment}; there is one for: {environments}")
-
-
-def _match(name: str, budgeted: budget_file.CellBudget, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Returns the row with the same work, preferring one with the same name; without work the name decides."""
-    same = [row for row in rows if row["work"] == budgeted.work] if budgeted.work else rows
-    named = [row for row in same if row["name"] == name]
-    return next(iter(named or (same if budgeted.work else [])), None)
 
 
 def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:

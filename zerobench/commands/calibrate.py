@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,17 @@ def calibrate(arguments: list[str]) -> int:
 
     Raises JobError if the processes of a job do not come together.
     """
-    chosen = _parser().parse_args(arguments)
+    title = "Measures the time of collectives by size, in turns: the engine's, torch's, and a copy in memory."
+    parser = Parser("zerobench calibrate", title)
+    add = parser.add_argument
+    add("--world-size", type=int, default=2, help="ranks (default: %(default)s)")
+    add("--sizes", default=SIZES, help="sizes of the full tensor, comma-separated (default: %(default)s)")
+    add("--repetitions", type=int, default=20, help="repetitions of each size (default: %(default)s)")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
+    add("--timeout", type=time_limit, default=600, help="seconds for the launch of the ranks (default: %(default)s)")
+    add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS)")
+    chosen = parser.parse_args(arguments)
     if chosen.world_size < 1:
         raise ValueError(f"--world-size {chosen.world_size}: must be at least 1")
     if chosen.repetitions < 3:
@@ -66,23 +75,18 @@ def calibrate(arguments: list[str]) -> int:
         **started(machines(chosen.world_size)),
         **machine(chosen.device, collectives.BACKENDS[chosen.device]),
     }
-    show(collectives.write_calibration(folder, slowest(times, chosen.world_size, chosen.dtype), provenance))
+    transfers = slowest(times, chosen.world_size, chosen.dtype)
+    rows = []
+    for fit in collectives.write_calibration(folder, transfers, provenance).fits:
+        low, high = (show_bytes(value) for value in (fit.bytes_per_s_low, fit.bytes_per_s_high))
+        rows.append(
+            [fit.via, fit.collective, f"{1e6 * fit.latency_s:.0f}", f"{show_bytes(fit.bytes_per_s)}/s",
+             f"{low} – {high}", f"{100 * fit.largest_error:.0f} %"]
+        )  # fmt: skip
+    header = ["via", "collective", "latency µs", "bandwidth of the line", "95 %", "worst error"]
+    stdout_console().print(Grid(header, rows, left=2))
     print_line(f"recorded in {folder}; zerobench.load_calibration reads it")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    title = "Measures the time of collectives by size, in turns: the engine's, torch's, and a copy in memory."
-    parser = Parser("zerobench calibrate", title)
-    add = parser.add_argument
-    add("--world-size", type=int, default=2, help="ranks (default: %(default)s)")
-    add("--sizes", default=SIZES, help="sizes of the full tensor, comma-separated (default: %(default)s)")
-    add("--repetitions", type=int, default=20, help="repetitions of each size (default: %(default)s)")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
-    add("--timeout", type=time_limit, default=600, help="seconds for the launch of the ranks (default: %(default)s)")
-    add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS)")
-    return parser
 
 
 def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> list[collectives.TransferRow]:
@@ -92,16 +96,3 @@ def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> l
         seconds = max(row["seconds"] for row in same)
         rows.append(collectives.TransferRow(**(same[0] | {"seconds": seconds}), world_size=world_size, dtype=dtype))
     return rows
-
-
-def show(calibration: collectives.Calibration) -> None:
-    """Prints the lines, and the bandwidth at the largest size."""
-    header = ["via", "collective", "latency µs", "bandwidth of the line", "95 %", "worst error"]
-    rows = []
-    for fit in calibration.fits:
-        low, high = (show_bytes(value) for value in (fit.bytes_per_s_low, fit.bytes_per_s_high))
-        rows.append(
-            [fit.via, fit.collective, f"{1e6 * fit.latency_s:.0f}", f"{show_bytes(fit.bytes_per_s)}/s",
-             f"{low} – {high}", f"{100 * fit.largest_error:.0f} %"]
-        )  # fmt: skip
-    stdout_console().print(Grid(header, rows, left=2))

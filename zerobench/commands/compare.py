@@ -237,7 +237,22 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
 def compare(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0 compared, 1 changed with --fail-on-change, 2 nothing to compare."""
     own, overrides = split_overrides(arguments)
-    chosen = _parser().parse_args(own)
+    description = "Changes from A to B: bytes and volumes exactly, times by paired ratios of launches."
+    parser = Parser("zerobench compare", description)
+    where = "a run, a results folder, a collection, or a quoted pattern that matches several: 'results/runs/zero1-*'"
+    parser.add_argument("a", metavar="A", nargs="?", help=where)
+    parser.add_argument("b", metavar="B", nargs="?", help="likewise")
+    add_interleave(parser)
+    add_judge(parser)
+    add_options(parser, attempts=False)
+    parser.add_argument("--format", choices=("text", "markdown"), default="text")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="instead of standard output")
+    change_help = (
+        "exit code 1 if bytes or volumes changed, a step became slower, a cell fails in B only, is on one side only,"
+        " or trains something else; losses are shown and do not count"
+    )
+    parser.add_argument("--fail-on-change", action="store_true", help=change_help)
+    chosen = parser.parse_args(own)
     try:
         check_sides(chosen.a, chosen.b, chosen.interleave, overrides)
         judge = Judge.of(chosen)
@@ -263,22 +278,3 @@ def compare(arguments: list[str]) -> int:
     except OSError as error:
         raise ValueError(f"--out: {error}") from error
     return int(chosen.fail_on_change and comparison.worse)
-
-
-def _parser() -> argparse.ArgumentParser:
-    description = "Changes from A to B: bytes and volumes exactly, times by paired ratios of launches."
-    parser = Parser("zerobench compare", description)
-    where = "a run, a results folder, a collection, or a quoted pattern that matches several: 'results/runs/zero1-*'"
-    parser.add_argument("a", metavar="A", nargs="?", help=where)
-    parser.add_argument("b", metavar="B", nargs="?", help="likewise")
-    add_interleave(parser)
-    add_judge(parser)
-    add_options(parser, attempts=False)
-    parser.add_argument("--format", choices=("text", "markdown"), default="text")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="instead of standard output")
-    change_help = (
-        "exit code 1 if bytes or volumes changed, a step became slower, a cell fails in B only, is on one side only,"
-        " or trains something else; losses are shown and do not count"
-    )
-    parser.add_argument("--fail-on-change", action="store_true", help=change_help)
-    return parser

@@ -7,10 +7,8 @@ with the columns of SimulatedCell.as_dict; and drawn: a bar per cell with the pa
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..fake.as_gpu import ATTENTION_KERNELS
-from ..host.pipes import print_note
+from ..host.pipes import print_note, write_text
 from ..host.terminal import file_console, print_on, stdout_console
 from ..records.palette import CATEGORIES
 from ..results.grid import Grid
@@ -58,7 +56,20 @@ Exit code: 0 all cells were simulated, 1 a cell was not, 2 the command is invali
 @verb
 def estimate(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code."""
-    chosen = _parser().parse_intermixed_args(arguments)
+    parser = Parser("zerobench estimate", DESCRIPTION, EXAMPLES)
+    add = parser.add_argument
+    add_cells(parser, Limits().seconds)
+    add("--device", choices=KINDS, help=f"device to estimate for; this machine need not have it (default: {DEVICE})")
+    attention_help = "attention kernel on a GPU (default: the one that torch chooses)"
+    add("--attention", choices=ATTENTION_KERNELS, help=attention_help)
+    memory_help = 'memory of one GPU, such as "80 GiB": shows which cells fit, and by how much'
+    add("--device-memory", metavar="SIZE", help=memory_help)
+    tensors_help = "show the K largest tensors at the peak of each cell (default: %(default)s)"
+    add("--tensors", type=int, default=LARGEST, metavar="K", help=tensors_help)
+    add("--format", choices=FORMATS, default="table", help="default: %(default)s")
+    add("--out", type=Path, metavar="FILE", help="write to FILE instead of standard output")
+    add("--figure", type=Path, metavar="FILE", help="stacked bars by part: .svg, .png or .pdf")
+    chosen = parser.parse_intermixed_args(arguments)
     memory = parse_memory(chosen.device_memory, "--device-memory: ") if chosen.device_memory else None
     if chosen.tensors < 0:
         raise ValueError(f"--tensors {chosen.tensors}: must be at least 0")
@@ -82,23 +93,6 @@ def estimate(arguments: list[str]) -> int:
         estimated = [cell for cell in cells if not cell.problem]
         draw(estimated, chosen.figure, heading(estimated) if estimated else "", memory)
     return int(any(cell.problem for cell in cells))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser("zerobench estimate", DESCRIPTION, EXAMPLES)
-    add = parser.add_argument
-    add_cells(parser, Limits().seconds)
-    add("--device", choices=KINDS, help=f"device to estimate for; this machine need not have it (default: {DEVICE})")
-    attention_help = "attention kernel on a GPU (default: the one that torch chooses)"
-    add("--attention", choices=ATTENTION_KERNELS, help=attention_help)
-    memory_help = 'memory of one GPU, such as "80 GiB": shows which cells fit, and by how much'
-    add("--device-memory", metavar="SIZE", help=memory_help)
-    tensors_help = "show the K largest tensors at the peak of each cell (default: %(default)s)"
-    add("--tensors", type=int, default=LARGEST, metavar="K", help=tensors_help)
-    add("--format", choices=FORMATS, default="table", help="default: %(default)s")
-    add("--out", type=Path, metavar="FILE", help="write to FILE instead of standard output")
-    add("--figure", type=Path, metavar="FILE", help="stacked bars by part: .svg, .png or .pdf")
-    return parser
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -304,12 +298,3 @@ def as_table(cells: Sequence[SimulatedCell], memory: int | None) -> str:
 
 FORMATS: dict[str, Callable[[Sequence[SimulatedCell], int | None], str]]
 FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}
-
-
-def write_text(text: str, out: Path | None) -> None:
-    """Writes a text to `out`, or to standard output."""
-    if out is None:
-        sys.stdout.write(text)
-        return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text)

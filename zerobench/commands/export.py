@@ -8,10 +8,8 @@ the table. A *head* is a column's name with the unit of all its numbers below. A
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
-import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from ..host.pipes import print_line
+from ..host.pipes import print_line, write_text
 from ..records.describe import unit_of
 from ..results import selection, tables
 from ..results.grid import Grid
@@ -202,38 +200,6 @@ LATEX, PARQUET, PERFETTO = "latex", "parquet", "perfetto"
 @verb
 def export(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 for a folder or column that does not exist."""
-    parser = _parser()
-    chosen = parser.parse_args(arguments)
-    if chosen.format in (PARQUET, PERFETTO) and chosen.out is None:
-        parser.error(f"--format {chosen.format} needs --out {'FILE' if chosen.format == PERFETTO else 'FOLDER'}")
-    results, _ = tables.load(chosen.runs).chosen(chosen.where)
-    if chosen.format in (PARQUET, PERFETTO):
-        results = results.of(latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"])
-        if chosen.format == PERFETTO:
-            print_line(write_perfetto(results, chosen.out))
-        else:
-            tables.collect(results, chosen.out)
-            runs = show_count(len(results.runs), "run")
-            print_line(f"{chosen.out}: {runs}, a table each as parquet; zerobench.load reads it")
-        return 0
-    if chosen.format == LATEX:
-        text = to_latex(results, chosen.table, chosen.columns, chosen.price)
-    else:
-        short = chosen.format == "markdown"
-        frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short, chosen.price)
-        text = TEXTS[chosen.format](frame[columns])
-        records: Any = frame.to_dict("records") if short and "host_peak_bytes" in columns else []
-        text += f"\n{ONE_MEMORY}\n" if shares_memory(records) else ""
-    if chosen.out is None:
-        sys.stdout.write(text)
-    else:
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(text, encoding="utf-8")
-        print_line(f"{chosen.out}: the table {chosen.table} of {chosen.runs} as {chosen.format}")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         "zerobench export",
         "Writes finished runs for other programs, as in: zerobench export results/runs --out runs.csv, or"
@@ -257,4 +223,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, help="a file (default: standard output; for perfetto also .json.gz); for parquet a folder"
     )
-    return parser
+    chosen = parser.parse_args(arguments)
+    if chosen.format in (PARQUET, PERFETTO) and chosen.out is None:
+        parser.error(f"--format {chosen.format} needs --out {'FILE' if chosen.format == PERFETTO else 'FOLDER'}")
+    results, _ = tables.load(chosen.runs).chosen(chosen.where)
+    if chosen.format in (PARQUET, PERFETTO):
+        results = results.of(latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"])
+        if chosen.format == PERFETTO:
+            print_line(write_perfetto(results, chosen.out))
+        else:
+            tables.collect(results, chosen.out)
+            runs = show_count(len(results.runs), "run")
+            print_line(f"{chosen.out}: {runs}, a table each as parquet; zerobench.load reads it")
+        return 0
+    if chosen.format == LATEX:
+        text = to_latex(results, chosen.table, chosen.columns, chosen.price)
+    else:
+        short = chosen.format == "markdown"
+        frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short, chosen.price)
+        text = TEXTS[chosen.format](frame[columns])
+        records: Any = frame.to_dict("records") if short and "host_peak_bytes" in columns else []
+        text += f"\n{ONE_MEMORY}\n" if shares_memory(records) else ""
+    write_text(text, chosen.out)
+    if chosen.out is not None:
+        print_line(f"{chosen.out}: the table {chosen.table} of {chosen.runs} as {chosen.format}")
+    return 0

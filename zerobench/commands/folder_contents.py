@@ -89,7 +89,7 @@ def look(where: Path) -> FolderContents:
         raise FileNotFoundError(f"{where}: there is no such results folder; `zerobench experiment=stages` makes one")
     runs: list[RunInFolder] = []
     unreadable: list[str] = []
-    with _warnings_to(unreadable):
+    with warnings_to(unreadable):
         entries = [(folder, row) for folder in run_folders(where) if (row := read_row(folder)) is not None]
     entries.sort(key=lambda entry: split(entry[1].run_id))
     runs += _held([row for _, row in entries], [folder for folder, _ in entries])
@@ -98,7 +98,7 @@ def look(where: Path) -> FolderContents:
         rows: list[Any] = load(collection).runs.to_dict("records")
         runs += _held([RunRow(**row) for row in rows], [None] * len(rows))
     runs.sort(key=lambda run: run.began)
-    with _warnings_to(unreadable):
+    with warnings_to(unreadable):
         damaged_runs = _damaged(runs)
     runs = [run for run in runs if run.folder not in damaged_runs]
     leftovers = abandoned(where)
@@ -108,7 +108,8 @@ def look(where: Path) -> FolderContents:
 
 
 @contextmanager
-def _warnings_to(messages: list[str]) -> Iterator[None]:
+def warnings_to(messages: list[str]) -> Iterator[None]:
+    """Adds the messages of the block's warnings to `messages`, instead of printing them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -195,7 +196,7 @@ def only(held: FolderContents, where: list[Where]) -> FolderContents:
 def print_status(held: FolderContents, chosen: Sequence[str] | None = None) -> None:
     """Prints counts, the table with the columns `chosen`, the runs in progress, and suggested next steps."""
     console = stdout_console()
-    cells = sorted_cells([run.row for run in held.runs]) if held.runs else []
+    cells = sorted_cells(frame_of([run.row for run in held.runs], RunRow)) if held.runs else []
     by_status = Counter(run.row.status for run in held.runs)
     statuses = ", ".join(f"{number} {name}" for name, number in sorted(by_status.items(), key=lambda s: s[0] != "ok"))
     size = sum(stored_bytes(run.folder) for run in held.runs if run.folder) + sum(map(stored_bytes, held.collections))

@@ -5,7 +5,6 @@ Definition and storage of a *noise floor*: budgets/comparison.py.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,15 @@ SHOWN_PAIRS = (1, 3, 5)
 @verb
 def noise(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0 recorded or shown, 1 a launch failed, 2 invalid command, 130 stopped."""
-    chosen, overrides = _parser().parse_known_args(arguments)
+    description = "Records how much times differ between launches of one cell, or shows the recorded spread."
+    more = f"record takes overrides as a run does; without any it measures {' '.join(STANDARD[:2])}."
+    parser = Parser("zerobench noise", description, more)
+    add = parser.add_argument
+    add("action", choices=("record", "show"))
+    add("--noise", type=Path, default=Path(NOISE_FOLDER), metavar="DIR", help="the records (default: %(default)s)")
+    add("--launches", type=int, default=6, help=f"at least {LEAST_LAUNCHES}; more make it sharper (default: 6)")
+    add("--runs", metavar="PATH", help="use the launches of these runs, all of one cell, and run nothing")
+    chosen, overrides = parser.parse_known_args(arguments)
     if overrides and (chosen.action == "show" or chosen.runs is not None):
         raise ValueError(f"{' '.join(overrides)}: only a record that runs a cell takes overrides")
     if chosen.action == "show":
@@ -65,18 +72,6 @@ def noise(arguments: list[str]) -> int:
         print_note(f"zerobench noise: nothing is recorded: {why}")
         return 130 if sweep.stopped else 1
     return _record(chosen.noise, [vars(row) for row in sweep.rows], cell.config)
-
-
-def _parser() -> argparse.ArgumentParser:
-    description = "Records how much times differ between launches of one cell, or shows the recorded spread."
-    more = f"record takes overrides as a run does; without any it measures {' '.join(STANDARD[:2])}."
-    parser = Parser("zerobench noise", description, more)
-    add = parser.add_argument
-    add("action", choices=("record", "show"))
-    add("--noise", type=Path, default=Path(NOISE_FOLDER), metavar="DIR", help="the records (default: %(default)s)")
-    add("--launches", type=int, default=6, help=f"at least {LEAST_LAUNCHES}; more make it sharper (default: 6)")
-    add("--runs", metavar="PATH", help="use the launches of these runs, all of one cell, and run nothing")
-    return parser
 
 
 def _compose(overrides: list[str], launches: int) -> Cell:

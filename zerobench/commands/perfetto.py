@@ -82,10 +82,10 @@ def streams_by_rank(events: pd.DataFrame) -> dict[int, pd.DataFrame]:
 
 def process(number: int, name: str, events: pd.DataFrame) -> list[Entry]:
     """Returns the entries of one rank: its names, spans and counters. `events`: of one run and rank, in order."""
-    rows = list(events.itertuples(index=False))
+    all_of_rank = all_spans(list(events.itertuples(index=False)))
     entries = [_told("process_name", number, 0, name=name), _told("process_sort_index", number, 0, sort_index=number)]
     for index, track in enumerate(TRACKS):
-        spans = [span for span in all_spans(rows) if span.track == track]
+        spans = [span for span in all_of_rank if span.track == track]
         spans.sort(key=lambda span: (span.begin, -span.end))
         nested = track in ("forward", "backward")
         for lane, lane_spans in enumerate([spans] if nested else lanes(spans)):

@@ -19,7 +19,7 @@ from ..plots.marks import learn_colors
 from ..plots.page import CAPTIONED, FORMATS, Page, add_page_options, pop_page
 from ..plots.panels import MOST_PANELS
 from ..plots.scaling import DDP, REFERENCES
-from ..results.options import RESULTS, Parser, add_options, refuse
+from ..results.options import RESULTS, Parser, add_options, number_type, refuse
 from ..results.tables import Results, load
 from ..sizes import parse_memory
 
@@ -35,16 +35,6 @@ examples:
 
 def plot(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 if there is nothing to draw."""
-    parser = _parser()
-    chosen = vars(parser.parse_args(arguments))
-    figure, runs = chosen.pop("figure"), chosen.pop("runs")
-    for option, of in OWN.items():
-        if of != figure and chosen.pop(option) != parser.get_default(option):
-            parser.error(f"--{option.replace('_', '-')} is an option of {of}, not of {figure}")
-    return save_figure(f"zerobench plot {figure}", figure, figure_function(figure), runs, chosen)
-
-
-def _parser() -> argparse.ArgumentParser:
     lines = [f"  {name:<12}{str(getattr(Plots, name).__doc__).splitlines()[0]}" for name in MODULES]
     description = "Draws a figure of finished runs, as `results.plot` does in Python:\n" + "\n".join(lines)
     parser = Parser("zerobench plot", description, EXAMPLES)
@@ -55,7 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--capacity", type=_capacity, help="memory: bytes of a rank, as in 24GiB, drawn as a line")
     drop_help = "throughput: reference of the drop (default: %(default)s)"
     parser.add_argument("--drop-from", choices=tuple(REFERENCES), default=DDP, help=drop_help)
-    return parser
+    chosen = vars(parser.parse_args(arguments))
+    figure, runs = chosen.pop("figure"), chosen.pop("runs")
+    for option, of in OWN.items():
+        if of != figure and chosen.pop(option) != parser.get_default(option):
+            parser.error(f"--{option.replace('_', '-')} is an option of {of}, not of {figure}")
+    return save_figure(f"zerobench plot {figure}", figure, figure_function(figure), runs, chosen)
 
 
 def _capacity(text: str) -> int:
@@ -71,7 +66,8 @@ def add_figure_options(parser: argparse.ArgumentParser, out: Path | None) -> Non
     told = "required" if out is None else f"default: {out}"
     out_help = f"a file, whose suffix is its format ({', '.join(FORMATS)}), or a folder ({told})"
     add("--out", type=Path, default=out, required=out is None, help=out_help)
-    add("--panels", type=_positive, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)")
+    panels = number_type(int, lambda value: value >= 1, "is no number of panels; give 1 or more")
+    add("--panels", type=panels, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)")
     add_page_options(parser)
     add_options(parser)
 
@@ -123,9 +119,3 @@ def load_all(paths: Sequence[Path]) -> Results:
         filled = [frame for frame in frames if len(frame)]
         tables[field.name] = pd.concat(filled, ignore_index=True).drop_duplicates() if filled else frames[0]
     return Results(**tables)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of panels; give 1 or more")
-    return int(text)

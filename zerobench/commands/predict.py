@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cell import Cell
-from ..host.pipes import print_note
+from ..host.pipes import print_note, write_text
 from ..host.terminal import print_on, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
@@ -20,7 +19,7 @@ from ..simulation.costs import GpuCosts
 from ..simulation.execute import Limits
 from ..simulation.prediction import PHASES
 from ..sizes import counted
-from .estimate import print_problems, shared_texts, training_texts, write_text
+from .estimate import print_problems, shared_texts, training_texts
 from .simulated import DEFAULTS, SimulatedCell, ask, setting_of, simulate
 
 FORMATS = ("table", "json", "csv")
@@ -58,7 +57,18 @@ Exit code: 0 all cells were predicted, 1 one was not, 2 the command itself was w
 @verb
 def predict(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code."""
-    chosen = _parser().parse_intermixed_args(arguments)
+    parser = Parser("zerobench predict", DESCRIPTION, EXAMPLES)
+    add = parser.add_argument
+    add_cells(parser, Limits().seconds)
+    add("--cluster", metavar="NAME", help="cluster to predict for: a name below, or a yaml file of the same form")
+    add("--node-gbit-s", type=float, metavar="RATE", help="rate of a node's network")
+    add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
+    out_help = "a file instead of standard output; without --format: csv if it ends in .csv, else JSON"
+    add("--out", type=Path, metavar="FILE", help=out_help)
+    add("--trace", type=Path, metavar="FILE", help="the predicted steps for https://ui.perfetto.dev")
+    add_price(parser)
+    add_columns(parser, [*COLUMNS])
+    chosen = parser.parse_intermixed_args(arguments)
     if chosen.cluster is None:
         raise ValueError(f"--cluster: name one of {', '.join(hardware.names('cluster'))}, or a yaml file")
     if chosen.node_gbit_s is not None and not chosen.node_gbit_s > 0:
@@ -87,21 +97,6 @@ def predict(arguments: list[str]) -> int:
     if chosen.trace is not None:
         _write_trace(chosen.trace, [cell for cell in simulated if cell.step is not None])
     return int(any(cell.problem for cell in simulated))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser("zerobench predict", DESCRIPTION, EXAMPLES)
-    add = parser.add_argument
-    add_cells(parser, Limits().seconds)
-    add("--cluster", metavar="NAME", help="cluster to predict for: a name below, or a yaml file of the same form")
-    add("--node-gbit-s", type=float, metavar="RATE", help="rate of a node's network")
-    add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
-    out_help = "a file instead of standard output; without --format: csv if it ends in .csv, else JSON"
-    add("--out", type=Path, metavar="FILE", help=out_help)
-    add("--trace", type=Path, metavar="FILE", help="the predicted steps for https://ui.perfetto.dev")
-    add_price(parser)
-    add_columns(parser, [*COLUMNS])
-    return parser
 
 
 # -- the prediction --------------------------------------------------------------------------------

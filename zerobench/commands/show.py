@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,15 @@ from ..host.terminal import print_on, stdout_console
 from ..probes import snapshot
 from ..records import CATEGORIES, LINKS, PHASES
 from ..results import selection
-from ..results.frames import table_of
+from ..results.frames import Row, table_of
 from ..results.grid import Grid, Passage, print_passages
 from ..results.options import RESULTS, Parser, verb
 from ..results.printed_table import ONE_MEMORY, name_of, step_interval
 from ..results.tables import Results, load
 from ..sizes import counted, show_bytes, show_count, show_ms, show_rate, show_samples
 from ..theory.closed_forms import Formula, from_json
-from .folder_contents import FolderContents, RunInFolder, code_age, look
+from .folder_contents import FolderContents, RunInFolder, code_age, look, warnings_to
 from .reserved import show_snapshots
-
-Row = dict[str, Any]
 
 TENSORS = 10
 """Number of tensors that are listed."""
@@ -89,7 +86,13 @@ def memory_passages(row: Row, everywhere: pd.DataFrame, tensors: pd.DataFrame) -
         yield Passage("The states by the paper's formula; for each category the rank with the most", [formulas, *lines])
     elif lines:
         yield Passage("The states by the paper's formula", [*lines])
-    yield Passage("Memory by phase, the same rank", [_by_phase(memory[memory["rank"] == fullest])])
+    own = memory[memory["rank"] == fullest].astype({"phase": "object", "category": "object"})
+    by_phase = own.pivot_table("max_bytes", "phase", "category", "max")  # a profiler tells of the whole step alone
+    shown = {name: heading for name, heading in IN_A_PHASE.items() if name in by_phase}
+    phases = [phase for phase in PHASES if phase in by_phase.index]
+    by_phase = by_phase.loc[phases, list(shown)].rename(index=PHASE_NAMES).add_suffix("_bytes").reset_index()
+    headings = {"phase": "phase", **{f"{name}_bytes": heading for name, heading in shown.items()}}
+    yield Passage("Memory by phase, the same rank", [table_of(by_phase, headings)])
     ranks = step[step["category"] == "states"].set_index("rank").assign(peak_bytes=peaks).reset_index()
     headings = {"rank": "rank", "peak_bytes": "peak", **RESIDUAL, "max_bytes": "states at most"}
     yield Passage("Memory by rank", [table_of(ranks, headings)])
@@ -116,15 +119,6 @@ def _by_category(memory: pd.DataFrame, rank: Any) -> pd.DataFrame:
     rows = memory[memory["rank"] == rank].astype({"category": "object"}).set_index("category")
     ordered: pd.DataFrame = rows.loc[[name for name in (*CATEGORIES, "states", "total") if name in rows.index]]
     return ordered.reset_index()
-
-
-def _by_phase(memory: pd.DataFrame) -> Grid:
-    named = memory.astype({"phase": "object", "category": "object"})
-    sizes = named.pivot_table("max_bytes", "phase", "category", "max")  # a profiler tells of the whole step alone
-    shown = {name: heading for name, heading in IN_A_PHASE.items() if name in sizes}
-    phases = sizes.loc[[phase for phase in PHASES if phase in sizes.index], list(shown)].rename(index=PHASE_NAMES)
-    headings = {"phase": "phase", **{f"{name}_bytes": heading for name, heading in shown.items()}}
-    return table_of(phases.add_suffix("_bytes").reset_index(), headings)
 
 
 # -- other tiers -------------------------------------------------------------------------------------
@@ -193,7 +187,7 @@ SYMBOLS = {
 def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list[str]]:
     """The table, and lines below it; no table if theory does not cover the run."""
     try:
-        formulas = formulas_of(row)
+        formulas = from_json(row["formulas"])
     except ValueError as error:
         return None, [str(error)]
     step = memory[(memory["phase"] == "step") & (memory["tier"] == "device")].astype({"category": "object"})
@@ -217,12 +211,6 @@ def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list
     }
     lines = [numbers_in(states), *(f"in flight, {name}: {terms}" for name, terms in beyond.items() if terms)]
     return table_of(rows.reset_index(), headings, left=2), [line for line in lines if line]
-
-
-def formulas_of(row: Row) -> dict[str, Formula]:
-    """A run's formulas by category; none if the run has no theory. Raises ValueError if they are damaged."""
-    text = row["formulas"]
-    return from_json(text) if isinstance(text, str) else {}
 
 
 def numbers_in(formulas: dict[str, Formula], without: tuple[str, ...] = ()) -> str:
@@ -341,7 +329,7 @@ SUMS = {
 def traffic_lines(row: Row) -> list[str]:
     """Lines on the formulas of volume and bytes between nodes, the loopback interface, and quantized traffic."""
     try:
-        formulas = formulas_of(row)
+        formulas = from_json(row["formulas"])
     except ValueError:
         formulas = {}  # the message is beside the states
     lines = []
@@ -481,11 +469,11 @@ def find(name: str, where: Path) -> tuple[RunInFolder, Results]:
 
 def _load_run(folder: Path) -> Results:
     """Raises ValueError if a table is damaged."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    problems: list[str] = []
+    with warnings_to(problems):
         results = load(folder)
     if results.runs.empty:
-        raise ValueError("; ".join(str(warning.message) for warning in caught))
+        raise ValueError("; ".join(problems))
     return results
 
 

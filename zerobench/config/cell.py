@@ -75,41 +75,6 @@ def _remove(written: dict[str, Any], key: str) -> None:
     node.pop(last, None)
 
 
-def restore(written: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a cell from its written form, with defaults filled in; version 1 has no version number.
-
-    Unknown keys are kept in sections and dropped at the top level. Raises ValueError for a later version.
-    """
-    version = written.get(VERSION_KEY, 1)
-    if not isinstance(version, int) or version > VERSION:
-        raise ValueError(f"{VERSION_KEY}={version}: this code reads up to {VERSION}; use a newer zerobench")
-    written = {key: dict(value) if isinstance(value, dict) else value for key, value in written.items()}
-    model, data = (section if isinstance(section := written.get(name), dict) else {} for name in ("model", "data"))
-    if data.get("name") == "text":
-        data.pop("vocabulary", None)
-    restored: dict[str, Any] = {"model_name": model.pop("name", None), "text_hash": data.pop("text_hash", None)}
-    for key, name in MOVED.items():
-        section, last = key.split(".")
-        if name in written:
-            written.setdefault(section, {})[last] = written.pop(name)
-    for name, default in ((declared.name, declared.default) for declared in fields(Config)):
-        value = written.get(name, default)
-        values: dict[str, Any] = value if isinstance(value, dict) else {}
-        if name in SECTIONS or name == "measure":
-            restored[name] = _section(SECTIONS.get(name, Measure), values)
-        elif name in SCHEMAS:
-            choices = SCHEMAS[name]
-            chosen = choices.get(str(values.get("kind" if name == "model" else "name")))
-            if name in ("strategy", "optimizer") and model.get("kind") == WATCHED:
-                chosen = BASES[name]
-            restored[name] = _section(chosen or BASES.get(name) or next(iter(choices.values())), values)
-        elif name not in OF_A_SWEEP:
-            restored[name] = value
-    if "huggingface" not in written:
-        restored["huggingface"] = None
-    return restored | {"nodes": written.get("nodes", 1), "ranks_per_gpu": written.get("ranks_per_gpu", 1)}
-
-
 def _section(kind: Any, values: dict[str, Any]) -> Section:
     """Returns a section of these values. Options that its schema lacks, as those of a user's choice that was not
     imported, become fields of a class of its own.
@@ -204,8 +169,37 @@ class CellConfig(Config):
 
     @classmethod
     def from_dict(cls, written: dict[str, Any]) -> CellConfig:
-        """Returns the cell of an identity. Raises ValueError for one written by later code."""
-        return cls(**restore(written))
+        """Returns the cell of an identity, with defaults filled in; version 1 has no version number. Unknown keys are
+        kept in sections and dropped at the top level. Raises ValueError for an identity written by later code.
+        """
+        version = written.get(VERSION_KEY, 1)
+        if not isinstance(version, int) or version > VERSION:
+            raise ValueError(f"{VERSION_KEY}={version}: this code reads up to {VERSION}; use a newer zerobench")
+        written = {key: dict(value) if isinstance(value, dict) else value for key, value in written.items()}
+        model, data = (section if isinstance(section := written.get(name), dict) else {} for name in ("model", "data"))
+        if data.get("name") == "text":
+            data.pop("vocabulary", None)
+        restored: dict[str, Any] = {"model_name": model.pop("name", None), "text_hash": data.pop("text_hash", None)}
+        for key, name in MOVED.items():
+            section, last = key.split(".")
+            if name in written:
+                written.setdefault(section, {})[last] = written.pop(name)
+        for name, default in ((declared.name, declared.default) for declared in fields(Config)):
+            value = written.get(name, default)
+            values: dict[str, Any] = value if isinstance(value, dict) else {}
+            if name in SECTIONS or name == "measure":
+                restored[name] = _section(SECTIONS.get(name, Measure), values)
+            elif name in SCHEMAS:
+                choices = SCHEMAS[name]
+                chosen = choices.get(str(values.get("kind" if name == "model" else "name")))
+                if name in ("strategy", "optimizer") and model.get("kind") == WATCHED:
+                    chosen = BASES[name]
+                restored[name] = _section(chosen or BASES.get(name) or next(iter(choices.values())), values)
+            elif name not in OF_A_SWEEP:
+                restored[name] = value
+        if "huggingface" not in written:
+            restored["huggingface"] = None
+        return cls(**restored, nodes=written.get("nodes", 1), ranks_per_gpu=written.get("ranks_per_gpu", 1))
 
     @classmethod
     @lru_cache(2**12)

@@ -49,7 +49,7 @@ from .flags import asks_for_config, only_compose, split_arguments, unknown_flags
 from .flat import by_key
 from .keys import IDENTITY, meant, meant_verb, nearest, spaced, stray_keys, type_name
 from .plugins import BASIC, LAUNCHER, OBJECTIVE, SWEEPER, LauncherChoice, Objective, chosen_launcher, parse_objectives
-from .resolve import resolve_draft, unresolved
+from .resolve import resolve, unresolved
 from .schema import SCHEMAS, Data, Model, store_schemas, strategy_choices
 
 CHOSEN_BY_GROUP = (
@@ -160,14 +160,27 @@ class CommandLine:
         return [f"++{word.lstrip('+')}" if forces else word for word, forces in zip(overrides, added, strict=True)]
 
     def cells_of(self, batch: Sequence[Sequence[str]], first: int) -> list[Cell]:
-        """Composes the cells of a batch, numbered from `first`; each keeps the overrides that make it."""
+        """Composes and resolves the cells of a batch, numbered from `first`; each keeps the overrides that make it."""
         cells = []
-        for number, overrides in enumerate(batch, first):
+        for number, chosen in enumerate(batch, first):
             raise_if_interrupted()
-            whole = self.forced([*self.own, *self.fixed, *map(str, overrides)])
+            overrides = self.forced([*self.own, *self.fixed, *map(str, chosen)])
             if self.proposes:  # whose sweeper searches
-                whole = [word for word in whole if not word.startswith(LIMIT)] + [f"{LIMIT}null"]
-            cells.append(replace(_compose_cell(self, whole, number), overrides=tuple(whole)))
+                overrides = [word for word in overrides if not word.startswith(LIMIT)] + [f"{LIMIT}null"]
+            try:
+                config, model, lacks = self.composer.cell_of(overrides, number)
+            except Exception as error:
+                raise RefusedError([not_composed(overrides, error)]) from error
+            try:
+                if lacks and (problem := problem_of_missing(config)):
+                    cell = unresolved(config, model, problem)
+                else:
+                    draft: Any = OmegaConf.to_object(config)
+                    cell = resolve(draft, model, stray_keys(config, self.elsewhere), self.launcher, self.target)
+            except Exception as error:  # the other cells are not to suffer; this one becomes a row
+                cell = unresolved(config, model, reason(error))
+            problems = tuple(map(printable, cell.problems))
+            cells.append(replace(cell, problems=problems, overrides=tuple(overrides)))
         return cells
 
 
@@ -243,28 +256,12 @@ def propose(line: CommandLine, run: Callable[[list[Cell]], Sequence[Sequence[flo
             raise RefusedError([f"{SWEEPER}={line.sweeper}: {reason(error)}"]) from error
 
 
-def _compose_cell(line: CommandLine, overrides: list[str], number: int) -> Cell:
-    """Composes and resolves a single cell, the job `number` of its sweep."""
-    try:
-        config, model, lacks = line.composer.cell_of(overrides, number)
-    except Exception as error:
-        raise RefusedError([not_composed(overrides, error)]) from error
-    try:
-        if lacks and (problem := problem_of_missing(config)):
-            return unresolved(config, model, problem)
-        plain: Any = OmegaConf.to_object(config)
-        cell = resolve_draft(plain, model, stray_keys(config, line.elsewhere), line.launcher, line.target)
-        return Cell(cell.config, tuple(map(printable, cell.problems)))
-    except Exception as error:  # the other cells are not to suffer; this one becomes a row
-        return unresolved(config, model, reason(error))
-
-
 def _settled(line: CommandLine) -> DictConfig:
     """Returns the composed config of one cell, in which the values that follow from others and from this machine
     replace null and auto: a cell that can run shows what will run.
     """
-    overrides = line.forced([*line.own, *line.fixed])
-    config, cell = line.composer.config_of(overrides), _compose_cell(line, overrides, 0)
+    (cell,) = line.cells_of([[]], 0)
+    config = line.composer.config_of(cell.overrides)
     if cell.problems:
         return config
     plain: Any = OmegaConf.to_container(config)
@@ -415,7 +412,7 @@ def _check_sweeper(
 def _parse_all(words: Sequence[str], verbs: Collection[str]) -> tuple[list[Override], list[str]]:
     """Returns the words that can be read, and an error message for each of the others."""
     parsed, problems = list[Override](), list[str]()
-    for word in (in_one(in_bytes(word)) for word in words):
+    for word in map(in_hydras_form, words):
         longest = max(map(len, _WHOLE.findall(word)), default=0)
         if longest > MOST_DIGITS:  # than any column of a table holds
             why = f"a number of {longest} digits; the largest that any key takes has {MOST_DIGITS}"
@@ -546,7 +543,9 @@ def _problems_of_values(config: DictConfig, key: str, values: list[Any]) -> list
     if isinstance(node, DictConfig):
         return [f"{key}: it has parts; set one of them{nearest('', [f'{key}.{k!s}' for k in node])}"]
     problems = []
-    for value in extremes(values):
+    if values and all(type(value) is int for value in values):
+        values = sorted({min(values), max(values)})  # which represent all
+    for value in values:
         if isinstance(value, str) and "${" in value:
             continue  # an interpolation has its value when the cell is composed
         try:
@@ -622,11 +621,6 @@ def problem_of_range(override: Override) -> str:
     return f"{override.input_line}: a range without a value" if count <= 0 else ""
 
 
-def extremes(values: Sequence[Any]) -> Sequence[Any]:
-    """Returns the values of a key to check: for integers, the smallest and largest represent all."""
-    return sorted({min(values), max(values)}) if values and all(type(value) is int for value in values) else values
-
-
 def problem_of_folder(line: str, value: Any) -> str:
     """Returns an error message if `value` names no folder that exists or can be created, else ""."""
     if not isinstance(value, str) or not value:
@@ -642,18 +636,14 @@ def problem_of_folder(line: str, value: Any) -> str:
     return "" if writable else f"{line}: {existing} is no folder that can be written to"
 
 
-def in_bytes(argument: str) -> str:
-    """Returns an override with sizes converted to bytes if its key ends in _bytes; other overrides unchanged."""
-    key, equals, value = argument.partition("=")
-    if not equals or not key.endswith(SUFFIX):
-        return argument
-    return f"{key}={_SIZE.sub(lambda found: str(parse_bytes(found[2])), value)}"
-
-
-def in_one(word: str) -> str:
-    """Returns an override with the words of a key in ONE_VALUE as one value; other overrides unchanged."""
+def in_hydras_form(word: str) -> str:
+    """Returns an override with sizes converted to bytes if its key ends in _bytes, and with the words of a key in
+    ONE_VALUE as one value; other overrides unchanged.
+    """
     key, equals, value = word.partition("=")
-    around = ONE_VALUE.get(key.lstrip("+"))
-    if around is None or not value.strip() or value.lstrip().startswith(OPENINGS):
-        return word
-    return f"{key}{equals}{around.format(value)}"
+    if key.endswith(SUFFIX):
+        value = _SIZE.sub(lambda size: str(parse_bytes(size[2])), value)
+    form = ONE_VALUE.get(key.lstrip("+"))
+    if form is not None and value.strip() and not value.lstrip().startswith(OPENINGS):
+        value = form.format(value)
+    return f"{key}{equals}{value}"

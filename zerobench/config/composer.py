@@ -238,7 +238,9 @@ def propose(composer: Composer, own: Sequence[str], swept: Sequence[str], run: R
                 warnings.filterwarnings("ignore", module="optuna|hydra_plugins|nevergrad")  # for programmers
                 with mock.patch.object(Plugins, "instantiate_launcher", return_value=_BatchLauncher(run)):
                     sweeper = Plugins.instance().instantiate_sweeper(
-                        config=config, hydra_context=_context(composer), task_function=lambda _: None
+                        config=config,
+                        hydra_context=HydraContext(composer.loader, Callbacks()),
+                        task_function=lambda _: None,
                     )
                 sweeper.sweep(arguments=[*swept])
         finally:
@@ -256,10 +258,6 @@ def hydra_config(composer: Composer, own: Sequence[str], folder: Path) -> DictCo
     return config
 
 
-def _context(composer: Composer) -> HydraContext:
-    return HydraContext(composer.loader, Callbacks())
-
-
 def instantiate_launcher(
     composer: Composer, own: Sequence[str], folder: Path, number: int, settings: Mapping[str, Any],
     task: Callable[..., Any],
@@ -275,7 +273,7 @@ def instantiate_launcher(
         config.hydra.launcher.submitit_folder = str(folder / f"submitit-{number}")
         (folder / f"submitit-{number}").mkdir()
     launcher = Plugins.instance().instantiate_launcher(
-        hydra_context=_context(composer), task_function=task, config=config
+        hydra_context=HydraContext(composer.loader, Callbacks()), task_function=task, config=config
     )
     assert isinstance(launcher, Launcher)
     return launcher

@@ -24,13 +24,7 @@ from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, GptMoe, Huggingface, Model
 from .schema_training import NORMS, default_implementation
 
 
-def resolve(config: Config, model_name: str, stray: list[str], target: str = "") -> Cell:
-    """Resolves a copy of a config. Raises omegaconf's ValidationError for a value of the wrong type for its schema."""
-    draft: Any = OmegaConf.to_object(OmegaConf.structured(config))
-    return resolve_draft(draft, model_name, stray, target=target)
-
-
-def resolve_draft(
+def resolve(
     draft: Config, model_name: str, stray: list[str], launcher: LauncherChoice | None = None, target: str = ""
 ) -> Cell:
     """Derives values that are left open and checks the others. `draft`: valid for its schema; it is changed. `stray`:
@@ -40,16 +34,30 @@ def resolve_draft(
     problems = list(stray)
     spec = strategies.spec_of(draft.strategy.name)
     draft.strategy = replace(draft.strategy, **spec.filled(draft.strategy.values()))
-    problems += _problems_of_words(draft)
+    measure = draft.measure
+    measure.check_training = measure.check_training.lower()  # Hydra reads true as a truth value: "True"
+    choices = keys.KEYS["measure.check_training"].words
+    if measure.check_training not in choices:
+        problems.append(f"measure.check_training={measure.check_training}: use {', '.join(choices)}")
+    if strange := [word for word in draft.launch.retry if word not in RETRIED]:
+        problems.append(
+            f"launch.retry={','.join(strange)}: use {', '.join(RETRIED)}; other ends would be the same again"
+        )
+    chosen = {
+        "draw_on": draft.draw_on, "tensors": draft.tensors, "measure.passes": measure.passes,
+        "measure.save": measure.save, "huggingface.loss": draft.huggingface.loss, "compile": draft.compile,
+    }  # fmt: skip
+    wrong = {key: word for key, word in chosen.items() if word not in keys.KEYS[key].words}
+    problems += [f"{key}={word}: use one of {', '.join(keys.KEYS[key].words)}" for key, word in wrong.items()]
     own_threads = draft.launch.threads is not None
-    placed = world.resolve_ranks(draft, problems, None if launcher is None or launcher.is_here else launcher)
+    on_machines = world.resolve_ranks(draft, problems, None if launcher is None or launcher.is_here else launcher)
     _resolve_batch(draft, problems)
     found_hash = _resolve_data(draft, problems)
     _resolve_model(draft, problems)
     _resolve_strategy(draft.strategy, spec, draft.model.kind, problems)
     _resolve_training(draft, target or draft.device, problems)
-    own: dict[str, Any] = {field.name: getattr(draft, field.name) for field in fields(draft)} | vars(placed)
-    own = {key: value for key, value in own.items() if key not in OF_A_SWEEP}
+    own: dict[str, Any] = {field.name: getattr(draft, field.name) for field in fields(draft)}
+    own = {key: value for key, value in own.items() if key not in OF_A_SWEEP} | on_machines
     if draft.model.kind != "huggingface":
         own["huggingface"] = None
     cell = CellConfig(**own, model_name=model_name, text_hash=found_hash, own_threads=own_threads)
@@ -57,24 +65,6 @@ def resolve_draft(
     cell = combinations.resolved(cell)
     problems += keys.problems_of(cell)
     return Cell(cell, tuple(problems or combinations.problems_of_model(cell)))
-
-
-def _problems_of_words(draft: Config) -> list[str]:
-    problems = []
-    draft.measure.check_training = draft.measure.check_training.lower()  # Hydra reads true as a truth value: "True"
-    choices = keys.KEYS["measure.check_training"].words
-    if draft.measure.check_training not in choices:
-        problems.append(f"measure.check_training={draft.measure.check_training}: use {', '.join(choices)}")
-    measure = draft.measure
-    chosen = {"draw_on": draft.draw_on, "tensors": draft.tensors, "measure.passes": measure.passes}
-    chosen["measure.save"] = measure.save
-    chosen |= {"huggingface.loss": draft.huggingface.loss, "compile": draft.compile}
-    wrong = {key: word for key, word in chosen.items() if word not in keys.KEYS[key].words}
-    if strange := [word for word in draft.launch.retry if word not in RETRIED]:
-        problems.append(
-            f"launch.retry={','.join(strange)}: use {', '.join(RETRIED)}; other ends would be the same again"
-        )
-    return problems + [f"{key}={word}: use one of {', '.join(keys.KEYS[key].words)}" for key, word in wrong.items()]
 
 
 def unresolved(config: Any, model_name: str, reason: str) -> Cell:

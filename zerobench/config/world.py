@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from ..host import job
 from ..host.environment import FAKE, SIMULATED, exported_threads, nccl_version
@@ -25,22 +24,15 @@ RANKS_PER_CORE, ALWAYS_FEW = 4, 16
 """Limits on processes of one machine: more are too slow to measure, and a simulated world predicts their bytes."""
 
 
-@dataclass(frozen=True)
-class WorldPlacement:
-    """Derived from machine and job. `nodes`: machines of a joined job; `ranks_per_gpu`: 1 if GPUs are not shared."""
-
-    nodes: int = 1
-    ranks_per_gpu: int = 1
-
-
-def resolve_ranks(draft: Config, problems: list[str], launcher: LauncherChoice | None) -> WorldPlacement:
-    """Fills in world_size, device, backend and threads in place, and returns the values that are not config keys.
-    `launcher`: the plugin whose jobs run the cell on machines that are unknown here; None for this machine.
+def resolve_ranks(draft: Config, problems: list[str], launcher: LauncherChoice | None) -> dict[str, int]:
+    """Fills in world_size, device, backend and threads in place, and returns the values of a cell that are not config
+    keys: `nodes` and `ranks_per_gpu`, unless each is 1. `launcher`: the plugin whose jobs run the cell on machines that
+    are unknown here; None for this machine.
     """
     for key, choices in ((key, KEYS[key].words) for key in ("device", "backend")):
         if (word := getattr(draft, key)) not in choices:
             problems.append(f"{key}={word}: use one of {', '.join(choices)}")
-            return WorldPlacement()
+            return {}
 
     # GPUs of this machine, or of a launcher's job: on unknown machines each rank has one, if GPUs are requested.
     gpus = 0
@@ -51,7 +43,7 @@ def resolve_ranks(draft: Config, problems: list[str], launcher: LauncherChoice |
         gpus = draft.world_size or int(launcher.asked.get("nodes") or 1) * per_node
     if draft.backend == SIMULATED:
         _resolve_simulated(draft, gpus, problems)
-        return WorldPlacement()
+        return {}
     if draft.rank is not None:
         why = f"of a real world every rank is run; leave it out, or use backend={SIMULATED}"
         problems.append(f"rank={draft.rank}: {why}")
@@ -107,7 +99,7 @@ def resolve_ranks(draft: Config, problems: list[str], launcher: LauncherChoice |
             problems.append(f"world_size={ranks}: {why}; {few} them all")
     draft.world_size = ranks
     _resolve_threads(draft, ranks_per_machine, launcher)
-    return WorldPlacement(nodes, ranks_per_gpu if draft.device == "cuda" and ranks_per_gpu > 1 else 1)
+    return {"nodes": nodes, "ranks_per_gpu": max(1, ranks_per_gpu) if draft.device == "cuda" else 1}
 
 
 def has_times(cell: CellConfig) -> bool:

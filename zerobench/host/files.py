@@ -85,7 +85,7 @@ def replace_text(path: Path, text: str) -> None:
     """Rewrites a file atomically: readers see the old or the new text, even after a crash of the machine."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
-        aside.write_text(text)
+        aside.write_text(text, encoding="utf-8")
         sync(aside)
         aside.replace(path)
     finally:

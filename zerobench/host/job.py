@@ -278,7 +278,7 @@ class JobContext:
         where = reachable(job.address), job.port
         self.prefix = f"zerobench/{job.run}"
         self.store = JobStore(*where, self.prefix, host=job.rank == 0 and not job.agent)
-        if self.store.increment(f"came/{job.rank}", 1) > 1:
+        if self.store.increment(f"came/{job.rank}") > 1:
             raise JobError(
                 f"RANK={job.rank}: another process of the job at {self.store.address} has that rank, or an earlier"
                 " command of it had; number the ranks from 0 on, and start a job for each command"

@@ -6,6 +6,7 @@ import codecs
 import io
 import os
 import sys
+from pathlib import Path
 from typing import TextIO
 
 from ..sizes import printable
@@ -19,6 +20,15 @@ def print_line(text: object) -> None:
 def print_note(text: object) -> None:
     """Prints a line on standard error, as `print_line` does on standard output."""
     print(printable(text), file=sys.stderr)
+
+
+def write_text(text: str, out: Path | None) -> None:
+    """Writes a text to a file, whose folder is made, or to standard output."""
+    if out is None:
+        sys.stdout.write(text)
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
 
 
 def first_line(error: BaseException) -> str:

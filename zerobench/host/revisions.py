@@ -30,17 +30,15 @@ class GitError(ValueError):
     """git cannot be run or reports an error; the message is git's."""
 
 
-def environment() -> dict[str, str]:
-    """Returns this process's environment without variables that select another repository."""
-    return {name: value for name, value in os.environ.items() if name not in ANOTHER_REPOSITORY}
-
-
-def git(repository: Path, *arguments: str) -> str:
+def git(repository: Path, *arguments: str, timeout_s: float | None = None) -> str:
     """Returns the output of git in the repository, stripped. Raises GitError."""
     command = ["git", "-C", str(repository), "-c", f"core.hooksPath={os.devnull}", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name not in ANOTHER_REPOSITORY}
     try:
-        done = subprocess.run(command, capture_output=True, env=environment(), stdin=subprocess.DEVNULL)
-    except OSError as error:
+        done = subprocess.run(
+            command, capture_output=True, env=environment, stdin=subprocess.DEVNULL, timeout=timeout_s
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise GitError(f"git cannot be run: {error}") from error
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()

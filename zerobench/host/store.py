@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import threading
 import time
 import zlib
@@ -33,7 +32,7 @@ from ipaddress import ip_address
 from itertools import count
 from typing import Any
 
-from ..sizes import printable
+from .pipes import print_note
 
 PIECE_CHARS = 4 * 2**20
 """Size of a piece; the store rejects values above 8 MiB."""
@@ -114,10 +113,10 @@ class JobStore:
                 if not self._store.delete_key(f"{key}/{number}"):
                     return
 
-    def increment(self, key: str, more: int) -> int:
-        """Adds to the number under `key`, initially 0, and returns the sum."""
+    def increment(self, key: str) -> int:
+        """Adds 1 to the number under `key`, initially 0, and returns the sum."""
         with self._asking():
-            return int(self._store.add(key, more))
+            return int(self._store.add(key, 1))
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -141,7 +140,7 @@ def attempts(patience_s: float, missing: str) -> Iterator[None]:
         if waited >= NOTE_S and not noted:
             noted = True
             left = f"after {waited:.0f} s; this process tries for another {patience_s - waited:.0f} s"
-            print(printable(f"zerobench: {missing} {left}"), file=sys.stderr, flush=True)
+            print_note(f"zerobench: {missing} {left}")
         time.sleep(POLL_S)
 
 

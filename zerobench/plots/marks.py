@@ -95,20 +95,14 @@ def number(axes: Axes, x: float, height: float, text: str, gap: float = 3) -> No
     )
 
 
-def bars(
-    axes: Axes, cells: pd.DataFrame, draw_cell: Callable[[Axes, int, Any], None], rows: Rows | None = None
-) -> None:
-    """Draws each cell at its position on the x axis: with `draw_cell` if it is ok, else its status.
-
-    `rows`: the differences between cells of a strategy, by their name; by default those in their labels.
-    """
+def bars(axes: Axes, cells: pd.DataFrame, draw_cell: Callable[[Axes, int, Any], None]) -> None:
+    """Draws each cell at its position on the x axis: with `draw_cell` if it is ok, else its status."""
     for x, cell in enumerate(cells.itertuples()):
         if cell.status == "ok":
             draw_cell(axes, x, cell)
         else:
             absent(axes, x, str(cell.status))
-    labels = [str(label) for label in cells["label"]]
-    name_cells(axes, [label.split()[0] for label in labels], label_rows(labels) if rows is None else rows)
+    _name_cells(axes, [str(label) for label in cells["label"]])
     axes.set_xlim(-0.5, len(cells) - 0.5)
 
 
@@ -181,35 +175,22 @@ def entries(panels: Iterable[pd.DataFrame], line: str = "-") -> list[Line2D]:
     return [Line2D([], [], linestyle=line, label=label, **style) for label, style in styles.items()]
 
 
-Rows = Mapping[str, Sequence[str]]
-"""Key -> its value for each cell."""
-
 NONE = "–"
 
 
-def name_cells(axes: Axes, strategies: Sequence[str], rows: Rows) -> None:
-    """Names the positions 0, 1 ... of the x axis by their differences, one per line, and below them their strategies;
-    the axis names the lines.
+def _name_cells(axes: Axes, labels: Sequence[str]) -> None:
+    """Names the positions 0, 1 ... of the x axis by the differences between labels, one per line, and below them their
+    strategies; the axis names the lines. A flag is a key with the value "yes".
     """
-    shown = {key: values for key, values in rows.items() if len(set(values)) > 1}
-    axes.set_xticks(
-        range(len(strategies)), ["\n".join(lines) for lines in zip(*shown.values(), strategies, strict=True)]
-    )
-    if shown:
-        axes.set_xlabel(", ".join([*shown, "strategy"]))
-
-
-def label_rows(labels: Sequence[str]) -> Rows:
-    """Rows of the differences between labels; a flag is a key with the value "yes"."""
-    options = [label_options(label) for label in labels]
-    keys = dict.fromkeys(key for own in options for key in own)
-    rows = {key: [own.get(key, NONE) for own in options] for key in keys}
+    pairs = [[word.rstrip(",").partition("=") for word in label.split()[1:]] for label in labels]
+    options = [{key: value or "yes" for key, _, value in of_label} for of_label in pairs]
+    rows = {
+        key: [own.get(key, NONE) for own in options] for key in dict.fromkeys(key for own in options for key in own)
+    }
     for key in (key for key in rows if key.endswith("_bytes")):
         rows[key] = [show_bytes(int(value)) if value.isdecimal() else value for value in rows[key]]
-    return rows
-
-
-def label_options(label: str) -> dict[str, str]:
-    """Words of a label after the strategy: key -> value; for a flag "yes"."""
-    pairs = (word.rstrip(",").partition("=") for word in label.split()[1:])
-    return {key: value or "yes" for key, _, value in pairs}
+    shown = {key: values for key, values in rows.items() if len(set(values)) > 1}
+    strategies = [label.split()[0] for label in labels]
+    axes.set_xticks(range(len(labels)), ["\n".join(lines) for lines in zip(*shown.values(), strategies, strict=True)])
+    if shown:
+        axes.set_xlabel(", ".join([*shown, "strategy"]))

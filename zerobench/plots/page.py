@@ -144,11 +144,6 @@ class Sheet(Figure):
         self.suptitle(caption, wrap=False)
 
 
-def room_for(least: float) -> int:
-    """Number of axes that fit side by side, each at least `least` inches of a paper wide with its labels."""
-    return max(1, int(mpl.rcParams["figure.figsize"][0] / (least * mpl.rcParams["font.size"] / POINTS["paper"])))
-
-
 def sheet(
     panels: Sequence[pd.DataFrame], most: int, size: tuple[float, float], caption: str, across: int = 1
 ) -> tuple[Sheet, list[tuple[Any, pd.DataFrame]]]:
@@ -160,7 +155,8 @@ def sheet(
     shown = panels[:most]
     if len(panels) > most:
         caption += f" {most} of {len(panels)} panels are drawn; --panels {len(panels)} draws all."
-    abreast = min(room_for(size[0]), across if across > 1 else len(shown))
+    fitting = int(mpl.rcParams["figure.figsize"][0] / (size[0] * mpl.rcParams["font.size"] / POINTS["paper"]))
+    abreast = min(max(1, fitting), across if across > 1 else len(shown))
     lines = ceil(across / abreast)  # of axes, for each panel
     rows = len(shown) * lines if across > 1 else ceil(len(shown) / abreast)
     figure = Sheet(rows, size[1], caption)

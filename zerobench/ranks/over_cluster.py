@@ -286,7 +286,7 @@ def _next_order(context: JobContext) -> dict[str, Any] | None:
     if order is None:
         return None
     heard = f"heard/{context.passes}"
-    if context.store.increment(heard, 1) == context.job.world_size - 1:  # the last process to read it
+    if context.store.increment(heard) == context.job.world_size - 1:  # the last process to read it
         context.store.drop(key)
         context.store.drop(heard)
     return order

@@ -81,8 +81,7 @@ def write_run(
         others = (split(path.name) for path in aside.path.parent.glob(f"{escape(prefix)}-*"))
         attempt = 1 + max((number for name, number in others if name == prefix), default=0)
         path = aside.path.with_name(f"{prefix}-{attempt}-x{secrets.token_hex(3)}")
-        text = json.dumps(finite(asdict(row) | {"run_id": path.name}), indent=1, allow_nan=False)
-        (aside.path / "run.json").write_text(text)
+        (aside.path / "run.json").write_text(_json_of(asdict(row) | {"run_id": path.name}))
         sync_files(aside.path)
         rename_new(aside.path, path)
         sync(path.parent)
@@ -101,7 +100,7 @@ def amend_row(folder: Path, changes: dict[str, Any]) -> None:
     path = folder / "run.json"
     for left in filter(is_ours, folder.glob(f".{path.name}.*")):
         left.unlink(missing_ok=True)
-    replace_text(path, json.dumps(finite(json.loads(read_text(path)) | changes), indent=1, allow_nan=False))
+    replace_text(path, _json_of(json.loads(read_text(path)) | changes))
 
 
 @contextlib.contextmanager
@@ -133,12 +132,13 @@ def write_search(results_dir: Path, row: SearchRow) -> None:
     """Writes the result of a search, replacing an earlier one of the same search."""
     folder = results_dir / SEARCHES
     folder.mkdir(parents=True, exist_ok=True)
-    replace_text(folder / f"{row.search_id}.json", json.dumps(finite(asdict(row)), indent=1, allow_nan=False))
+    replace_text(folder / f"{row.search_id}.json", _json_of(asdict(row)))
 
 
-def finite(row: dict[str, Any]) -> dict[str, Any]:
-    """Replaces non-finite numbers by null, since JSON cannot represent them."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+def _json_of(row: dict[str, Any]) -> str:
+    """Returns a row as JSON, which cannot represent numbers that are not finite: they are null."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    return json.dumps(finite, indent=1, allow_nan=False)
 
 
 JOBS = ".jobs-"

@@ -29,6 +29,9 @@ from ..sizes import show_bytes
 from ..strategies import built_in
 from .grid import Grid
 
+Row = dict[str, Any]
+"""A row of a frame, by column."""
+
 _ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
 
@@ -132,7 +135,7 @@ def _without_rows(kind: type, more: tuple[str, ...]) -> pd.DataFrame:
     return pd.DataFrame(columns=[*more, *types]).astype(types)
 
 
-def to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def to_records(frame: pd.DataFrame) -> list[Row]:
     """Returns the rows as dicts, None for missing values."""
     return frame.astype("object").where(frame.notna(), None).to_dict("records")  # type: ignore[return-value]
 

@@ -1,4 +1,4 @@
-"""A table of text, rendered for a terminal, fitted to its width, and as Markdown and CSV; markup.html has its HTML.
+"""A table of text, rendered for a terminal, fitted to its width, and as Markdown; markup.html has its HTML.
 Passages: headings with sentences and tables, in the same words on a terminal, in Markdown and on a page.
 
 A column of *words* may be wrapped between words; a column of *figures* is shown whole or not at all. At its *natural*
@@ -14,8 +14,6 @@ A file has no width: it gets all columns, with words wrapped if that keeps lines
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -102,13 +100,6 @@ class Grid:
         shown = (lambda text: text.replace("|", "\\|")) if is_markdown else markdown_text
         lines = [[shown(str(cell)) for cell in row] for row in (self.header, *self.rows)]
         return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], ruler, *lines[1:]))
-
-    def csv(self) -> str:
-        """Returns comma-separated values, a line per row."""
-        out = io.StringIO()
-        lines = [self.header, *([str(cell) for cell in row] for row in self.rows)]
-        csv.writer(out, lineterminator="\n").writerows(lines)
-        return out.getvalue()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         columns, width = self._wanted(), options.max_width

@@ -13,11 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import update_wrapper
-from typing import Any, Concatenate, NoReturn, ParamSpec
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from ..sizes import printable
 
 P = ParamSpec("P")
+N = TypeVar("N", int, float)
 
 RESULTS = "results/runs"
 """The default results folder of a verb."""
@@ -90,12 +91,22 @@ def choose(text: str, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def time_limit(text: str) -> float:
-    """Parses seconds, in the range of launch.timeout_s: the system's timers take no more. Raises ArgumentTypeError."""
-    with suppress(ValueError):
-        if 0.001 <= (value := float(text)) <= 1e7:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} must be seconds, from 0.001 to 1e+07")
+def number_type(kind: Callable[[str], N], is_valid: Callable[[N], bool], wanted: str) -> Callable[[str], N]:
+    """Returns a parser of numbers, which raises ArgumentTypeError for any other. `wanted`: the end of the message."""
+
+    def parse(text: str) -> N:
+        with suppress(ValueError):
+            if is_valid(number := kind(text)):
+                return number
+        raise argparse.ArgumentTypeError(f"{text!r} {wanted}")
+
+    return parse
+
+
+time_limit = number_type(float, lambda value: 0.001 <= value <= 1e7, "must be seconds, from 0.001 to 1e+07")
+"""Parses seconds, in the range of launch.timeout_s: the system's timers take no more."""
+
+price = number_type(float, lambda value: 0 < value < math.inf, "must be dollars per GPU hour, above 0, such as 2.50")
 
 
 def add_cells(parser: argparse.ArgumentParser, timeout: float) -> None:
@@ -112,13 +123,7 @@ def add_cells(parser: argparse.ArgumentParser, timeout: float) -> None:
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     """Adds --jobs."""
-
-    def jobs(text: str) -> int:
-        with suppress(ValueError):
-            if (number := int(text)) >= 1:
-                return number
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of cells, at least 1")
-
+    jobs = number_type(int, lambda value: value >= 1, "must be a number of cells, at least 1")
     parser.add_argument("--jobs", type=jobs, metavar="N", help="cells simulated at a time (default: one per core)")
 
 
@@ -126,14 +131,6 @@ def add_price(parser: argparse.ArgumentParser, where: str = "") -> None:
     """Adds --price. `where`: the condition of the option in its help."""
     price_help = "dollars per GPU hour: adds the price of a million tokens, with the interval that the time has"
     parser.add_argument("--price", type=price, metavar="DOLLARS", help=where + price_help)
-
-
-def price(text: str) -> float:
-    """Parses a price. Raises ArgumentTypeError."""
-    with suppress(ValueError):
-        if 0 < (dollars := float(text)) < math.inf:
-            return dollars
-    raise argparse.ArgumentTypeError(f"{text!r} must be dollars per GPU hour, above 0, such as 2.50")
 
 
 PRICED = ("dollars_per_mtokens", "dollars_per_mtokens_low", "dollars_per_mtokens_high")

@@ -20,15 +20,13 @@ from ..host.environment import SIMULATED
 from ..host.terminal import Output, is_quiet, print_on, stdout_console
 from ..records import CATEGORIES, RunRow, SearchRow
 from ..sizes import counted, printable, show_bytes, show_count, show_ms
-from .frames import frame_of, to_records
+from .frames import Row, frame_of
 from .grid import Grid
 from .markup import Bar, BarFigure, BarPart, render
 from .options import show_price
 from .summary import SETTING, busy_words, is_busy, price_columns, summarize
 
 MIB = 2**20
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,8 @@ def print_results(rows: Sequence[Any], chosen: Sequence[str] | None = None, pric
     """Prints the sweep's table, one line per cell, as wide as the terminal permits, then failed cells with their
     reason. `chosen`: names of columns, instead of those that fit; see Grid. `price`: dollars per GPU hour.
     """
-    cells = [cell | ({} if price is None else price_columns(cell, price)) for cell in sorted_cells(rows)]
+    cells = sorted_cells(frame_of(rows, RunRow))
+    cells = cells if price is None else [cell | price_columns(cell, price) for cell in cells]
     console = stdout_console()
     columns = shown_columns(cells)
     if busy := busy_words(cells):
@@ -206,15 +205,23 @@ def print_failures(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
             print_on(stdout_console(), f"{name}: unexplained: {unexplained}")
 
 
-def sorted_cells(rows: Sequence[Any]) -> list[Row]:
-    """Returns one row per cell with its `name`: by model and world size, then batch, strategies in a fixed order."""
-    frame = summarize(frame_of(rows, RunRow))
-    cells: list[Row] = frame.to_dict("records")  # type: ignore[assignment]
+ORDER = ("model", "world_size", "batch", "sequence", "precision", "strategy")
+"""Columns by which cells are sorted."""
+
+
+def sorted_cells(runs: pd.DataFrame) -> list[Row]:
+    """Returns one row per cell of these runs with its `name`, in the order of tables."""
+    cells: list[Row] = summarize(runs).to_dict("records")  # type: ignore[assignment]
     configs = [CellConfig.from_json(cell["config"]) for cell in cells]
     for cell, name in zip(cells, name_cells(configs), strict=True):
         cell["name"] = name
-    order = ["model", "world_size", "batch", "sequence", "precision", "strategy"]
-    return sorted(cells, key=lambda c: tuple((pd.isna(c[k]), 0 if pd.isna(c[k]) else c[k]) for k in order))
+    return sorted(cells, key=in_tables_order)
+
+
+def in_tables_order(cell: Row) -> list[tuple[bool, Any]]:
+    """Returns the key by which cells are sorted; missing values are last."""
+    values: list[Any] = [None if pd.isna(cell[column]) else cell[column] for column in ORDER]
+    return [(value is None, value or 0) for value in values]
 
 
 def best_rows(cells: list[Row], column: SweepColumn) -> set[int]:
@@ -304,7 +311,7 @@ def runs_text(runs: pd.DataFrame) -> str:
     """Returns a heading, a line per cell with as many columns as fit, and the number of further cells."""
     if runs.empty:
         return "Results: no runs."
-    cells = sorted_cells(to_records(runs))
+    cells = sorted_cells(runs)
     shown = cells[:MOST_CELLS]
     grid = replace(
         cell_grid(shown, shown_columns(shown), sign=""), first_to_go=(*FIRST_TO_GO, *LAST_TO_GO), hints=False
@@ -322,7 +329,7 @@ def runs_html(runs: pd.DataFrame) -> str:
     """Returns a table of the cells, the reasons of failures, and a figure of the peaks."""
     if runs.empty:
         return "<p>Results: no runs.</p>"
-    cells = sorted_cells(to_records(runs))
+    cells = sorted_cells(runs)
     shown = cells[:MOST_CELLS]
     columns = shown_columns(shown)
     more = len(cells) - len(shown)
@@ -336,7 +343,7 @@ def runs_html(runs: pd.DataFrame) -> str:
 
 def run_text(runs: pd.DataFrame) -> str:
     """Returns the title of the only run, and its figures with their predictions, one per line."""
-    cells = sorted_cells(to_records(runs))
+    cells = sorted_cells(runs)
     figures, columns = _figures(cells[0]), shutil.get_terminal_size().columns
     width = max((len(name) for name, *_ in figures), default=0)
     lines = [f"  {name:<{width}}  {value:>12}" + f"  {beside}" * bool(beside) for name, value, beside in figures]
@@ -346,7 +353,7 @@ def run_text(runs: pd.DataFrame) -> str:
 
 def run_html(runs: pd.DataFrame) -> str:
     """Returns the figures of the only run next to their predictions, and its peak by category."""
-    cells = sorted_cells(to_records(runs))
+    cells = sorted_cells(runs)
     rows = [[name.strip(), value, beside] for name, value, beside in _figures(cells[0])]
     return _html(_title(cells[0]), Grid(["figure", "value", ""], rows, ("figure", "")) if rows else None, [], cells)
 

@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from .. import strategies
 from ..config.cell import CellConfig
 from ..host import job
 from ..host.environment import nccl_version
-from ..host.revisions import installed_version
+from ..host.revisions import GitError, git, installed_version
 from ..registry import DATA, MODELS
 
 PACKAGE = Path(__file__).parent.parent
@@ -131,11 +130,9 @@ def machine(device: str, backend: str) -> dict[str, Any]:
 @cache
 def ask_git(*arguments: str, where: Path = PACKAGE) -> str | None:
     """Returns git's output on the checkout that contains `where`, by default this package, or None."""
-    try:
-        done = subprocess.run(["git", "-C", str(where), *arguments], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    with suppress(GitError):
+        return git(where, *arguments, timeout_s=10)
+    return None
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from ..config.cell import CellConfig
 from ..config.flat import by_key, name_cells, show_value
 from ..config.keys import meant
 from ..sizes import show_count
+from .frames import Row
 from .options import Where
 
 ATTEMPTS = ("crash", "timeout", "invalid", "interrupted")
@@ -97,8 +98,6 @@ def _equal(value: Any, wanted: str) -> bool:
 
 LISTED = 10
 """Most candidates that are listed if a name fits several."""
-
-Row = dict[str, Any]
 
 
 def pick(name: str, rows: Sequence[Row], where: str, hint: str = "", left_out: Sequence[str] = ()) -> Row:

@@ -134,7 +134,45 @@ class Results:
         rank's own figure (RANKS says which have one). `metrics`: those wanted, all by default. `beside`:
         columns of `sweep()` to carry along, as "strategy". Raises ValueError for an unknown one.
         """
-        return long_form(self.sweep(), self.memory, self.steps, self.traffic, metrics, beside)
+        runs, steps = self.sweep(), self.steps
+        for kind, names, valid in (
+            ("metric", metrics, list(FIGURES)),
+            ("column", beside, list(map(str, runs.columns))),
+        ):
+            for name in names:
+                if name not in valid:
+                    near = difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
+                    hint = f"do you mean {' or '.join(near)}?" if near else "docs/reference/columns.md lists them"
+                    raise ValueError(f"long: {name!r} is not a {kind} of the runs; {hint}")
+        wanted = list(dict.fromkeys(metrics)) or list(FIGURES)
+        measured = steps[(steps["mode"] == "timed") & ~steps["warmup"].fillna(True)]
+        timed = set(runs.loc[runs["step_s"].notna(), "run_id"])  # simulated worlds have no times
+        times = measured[measured["run_id"].isin(timed)].groupby(["run_id", "rank"])[list(OF_STEPS)].median()
+        of_steps = times.rename(columns=OF_STEPS).reset_index()
+        wide = (runs[["run_id", *wanted]].assign(rank=None), of_steps, _of_traffic(runs, self.traffic))
+        columns = ["at_peak_bytes", "max_bytes"]
+        step = self.memory[self.memory["phase"] == "step"].astype(dict.fromkeys(columns, "float64"))
+        figures = step.melt(["run_id", "rank", "tier", "category"], columns, var_name="column")
+        keys = zip(figures["tier"], figures["category"], figures["column"], strict=True)
+        ids = ["run_id", "rank"]
+        parts = [
+            frame.astype({name: "float64" for name in frame.columns if name not in ids}).melt(ids, var_name="metric")
+            for frame in wide
+        ]
+        parts = [*parts, figures.assign(metric=[OF_MEMORY.get(key, "") for key in keys])]
+        long = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+        long = long[long["metric"].isin(wanted)].dropna(subset=["value"])
+        long["unit"] = long["metric"].map(FIGURES)
+        long["metric"] = long["metric"].astype(pd.CategoricalDtype([n for n in FIGURES if n in wanted], ordered=True))
+        long = long.astype({"rank": "Int64", "value": "float64"})[list(COLUMNS)]
+        order = {run_id: number for number, run_id in enumerate(runs["run_id"])}
+        ordered = long.assign(order=long["run_id"].map(order)).sort_values(
+            ["order", "metric", "rank"], na_position="first"
+        )
+        long = long.loc[ordered.index].reset_index(drop=True)
+        long = runs[["run_id", *beside]].merge(long, on="run_id", how="right") if beside else long
+        long.attrs = {"units": Units({name: unit for name, unit in runs.attrs["units"].items() if name in beside})}
+        return long
 
     def __repr__(self) -> str:
         return runs_text(self.runs)
@@ -305,16 +343,18 @@ def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:
 
 def run_folders(where: Path) -> list[Path]:
     """Returns `where` itself if it is a run, else the runs in it."""
-    if (where / "run.json").is_file():
-        return [where]
-    return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "run.json").is_file())
+    return _folders_with("run.json", where)
 
 
 def collections_in(where: Path) -> list[Path]:
     """Returns `where` itself if it is a collection, else the collections directly in it."""
-    if (where / "runs.parquet").is_file():
+    return _folders_with("runs.parquet", where)
+
+
+def _folders_with(file: str, where: Path) -> list[Path]:
+    if (where / file).is_file():
         return [where]
-    return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "runs.parquet").is_file())
+    return sorted(path for path in where.iterdir() if not path.name.startswith(".") and (path / file).is_file())
 
 
 def read_row(folder: Path) -> RunRow | None:
@@ -403,50 +443,6 @@ RANKS = (
     *OF_MEMORY.values(), *OF_STEPS.values(), "payload_bytes", "volume_psi", *(f"volume_{n}_psi" for n in COLLECTIVES),
 )  # fmt: skip
 """Metrics for which ranks have their own figures."""
-
-
-def long_form(
-    runs: pd.DataFrame, memory: pd.DataFrame, steps: pd.DataFrame, traffic: pd.DataFrame,
-    metrics: Sequence[str] = (), beside: Sequence[str] = (),
-) -> pd.DataFrame:  # fmt: skip
-    """Returns the figures of all runs and ranks, or only `metrics`, with the columns `beside` of `runs`.
-
-    `runs`: `Results.sweep()`; the others: its tables of those names. Raises ValueError for a metric or a column that
-    does not exist.
-    """
-    for kind, names, valid in (("metric", metrics, list(FIGURES)), ("column", beside, list(map(str, runs.columns)))):
-        for name in names:
-            if name not in valid:
-                near = difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
-                hint = f"do you mean {' or '.join(near)}?" if near else "docs/reference/columns.md lists them"
-                raise ValueError(f"long: {name!r} is not a {kind} of the runs; {hint}")
-    wanted = list(dict.fromkeys(metrics)) or list(FIGURES)
-    measured = steps[(steps["mode"] == "timed") & ~steps["warmup"].fillna(True)]
-    timed = set(runs.loc[runs["step_s"].notna(), "run_id"])  # simulated worlds have no times
-    times = measured[measured["run_id"].isin(timed)].groupby(["run_id", "rank"])[list(OF_STEPS)].median()
-    of_steps = times.rename(columns=OF_STEPS).reset_index()
-    wide = (runs[["run_id", *wanted]].assign(rank=None), of_steps, _of_traffic(runs, traffic))
-    columns = ["at_peak_bytes", "max_bytes"]
-    step = memory[memory["phase"] == "step"].astype(dict.fromkeys(columns, "float64"))
-    figures = step.melt(["run_id", "rank", "tier", "category"], columns, var_name="column")
-    keys = zip(figures["tier"], figures["category"], figures["column"], strict=True)
-    ids = ["run_id", "rank"]
-    parts = [
-        frame.astype({name: "float64" for name in frame.columns if name not in ids}).melt(ids, var_name="metric")
-        for frame in wide
-    ]
-    parts = [*parts, figures.assign(metric=[OF_MEMORY.get(key, "") for key in keys])]
-    long = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-    long = long[long["metric"].isin(wanted)].dropna(subset=["value"])
-    long["unit"] = long["metric"].map(FIGURES)
-    long["metric"] = long["metric"].astype(pd.CategoricalDtype([n for n in FIGURES if n in wanted], ordered=True))
-    long = long.astype({"rank": "Int64", "value": "float64"})[list(COLUMNS)]
-    order = {run_id: number for number, run_id in enumerate(runs["run_id"])}
-    ordered = long.assign(order=long["run_id"].map(order)).sort_values(["order", "metric", "rank"], na_position="first")
-    long = long.loc[ordered.index].reset_index(drop=True)
-    long = runs[["run_id", *beside]].merge(long, on="run_id", how="right") if beside else long
-    long.attrs = {"units": Units({name: unit for name, unit in runs.attrs["units"].items() if name in beside})}
-    return long
 
 
 def _of_traffic(runs: pd.DataFrame, traffic: pd.DataFrame) -> pd.DataFrame:

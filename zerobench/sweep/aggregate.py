@@ -212,15 +212,17 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
     schedule, predicted = (accounted or timed)[0].schedule, predicts(config.strategy.values())
     row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
     join_columns(row, COLUMNS, passes, config.measure.steps)
-    if config.nodes == 1:  # between machines bytes travel otherwise
-        _join_loopback(row, timed)
+    # All ranks read the same counter, at slightly different times; between machines bytes travel otherwise.
+    seen = [record.process_memory.get("loopback_bytes") for record in timed if config.nodes == 1]
+    counted = [value for value in seen if value is not None]
+    if row.backend == "gloo" and counted:  # a step's mean, warm-up included
+        row.loopback_bytes = round(median(counted) / len(timed[0].steps) / len(timed))
     if config.backend != SIMULATED:
         row.passes_agree = _agree(present)
         join_columns(row, TRAINING, passes, config.measure.steps)
     if timed and has_times(config):
         join_columns(row, TIMES, passes, config.measure.steps)
-        _join_timed(row, config, timed)
-        _join_trace(row, traced)
+        _join_timed(row, config, timed, traced)
     if accounted:
         _join_accounted(row, config, accounted)
     if accounted and config.backend == SIMULATED and predicted:
@@ -238,15 +240,15 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
         )
         moved = [t for record in accounted for t in record.traffic if t.kind not in LINKS]
         steps, saves_aside = config.measure.steps * len(accounted), config.measure.save == ASYNCHRONOUS
-        seen = Accounted(memory, moved, steps, kept.kept, growing.lines, saves_aside)
-        row.unexplained = unexplained(row, seen, expected)
+        accounts = Accounted(memory, moved, steps, kept.kept, growing.lines, saves_aside)
+        row.unexplained = unexplained(row, accounts, expected)
     of_accounted = ("memory", "tensors", "lines", "traffic", "timeline", "events")
     tables = {name: [entry for record in accounted for entry in getattr(record, name)] for name in of_accounted}
     return {"steps": [step for record in records for step in record.steps], **tables}
 
 
-def _join_timed(row: RunRow, config: CellConfig, timed: list[RankRecord]) -> None:
-    """Fills rates, energy, saves and FLOPs: what follows from the timed pass and is not one column by itself."""
+def _join_timed(row: RunRow, config: CellConfig, timed: list[RankRecord], traced: list[RankRecord]) -> None:
+    """Fills rates, energy, saves, FLOPs and overlap: what follows from times and is not one column by itself."""
     tokens = row.batch * row.sequence * sum(not step.warmup for step in timed[0].steps)
     row.tokens_per_s = tokens / row.wall_s if row.wall_s else None
     row.energy_j = _energy(timed, 1 if row.device == "cuda" else -(-config.world_size // config.nodes))
@@ -267,6 +269,15 @@ def _join_timed(row: RunRow, config: CellConfig, timed: list[RankRecord]) -> Non
             utilization(flops, row.step_s, row.device_class, config.precision.name)
             for flops in (counted.model, counted.hardware)
         )
+
+    # Medians over the measured steps of the traced pass, from the rank with the longest step.
+    names = ("seconds", "communication_s", "exposed_s")
+    steps_of_ranks = [[step for step in record.steps if not step.warmup] for record in traced]
+    medians = [tuple(median(getattr(step, name) for step in steps) for name in names) for steps in steps_of_ranks]
+    if medians:
+        row.traced_step_s, row.communication_s, row.exposed_s = max(medians)
+    if row.communication_s and row.exposed_s is not None:
+        row.overlap = 1 - row.exposed_s / row.communication_s
 
 
 def join_columns(
@@ -328,27 +339,6 @@ def _energy(timed: list[RankRecord], sharing: int) -> float | None:
         device = record.rank // sharing
         devices[device] = max(devices.get(device, 0.0), record.energy_j)
     return sum(devices.values())
-
-
-def _join_loopback(row: RunRow, timed: list[RankRecord]) -> None:
-    """Fills the mean bytes over loopback per step, warm-up included. All ranks read the same counter, at slightly
-    different times.
-    """
-    seen = [record.process_memory.get("loopback_bytes") for record in timed]
-    counted = [value for value in seen if value is not None]
-    if row.backend == "gloo" and counted:
-        row.loopback_bytes = round(median(counted) / len(timed[0].steps) / len(timed))
-
-
-def _join_trace(row: RunRow, traced: list[RankRecord]) -> None:
-    """Fills medians over the measured steps of the traced pass, from the rank with the longest step."""
-    names = ("seconds", "communication_s", "exposed_s")
-    measured = [[step for step in record.steps if not step.warmup] for record in traced]
-    medians = [tuple(median(getattr(step, name) for step in steps) for name in names) for steps in measured]
-    if medians:
-        row.traced_step_s, row.communication_s, row.exposed_s = max(medians)
-    if row.communication_s and row.exposed_s is not None:
-        row.overlap = 1 - row.exposed_s / row.communication_s
 
 
 def _agree(passes: list[list[RankRecord]]) -> bool | None:

@@ -76,15 +76,6 @@ def run_cells(
     print_failures((base_name(CellConfig.from_json(row.config)), vars(row)) for row in broken)
     rows, lost = [*sweep.rows, *tried], [*sweep.unwritten, *search.unwritten]
     print_ending(cells if rows and tables else [], lost, sweep, reporter)
-    gone = _removed(cells, rows, lost)
-    if sweep.stopped:
-        return 130, rows
-    failed = [row for row in sweep.rows if row.status != "ok" or row.training == DIFFERS]
-    return int(bool(failed or broken or lost or gone)), rows
-
-
-def _removed(cells: list[Cell], rows: list[RunRow], lost: list[folders.Unwritten]) -> list[str]:
-    """Returns runs that were removed meanwhile, after printing an error."""
     results_dirs = dict.fromkeys(Path(cell.config.results_dir) for cell in cells)
     searched = [*results_dirs, *(run.kept for run in lost if run.kept is not None)]
     written = [row.run_id for row in rows if row.status == "ok" and selection.split(row.run_id)[1]]
@@ -95,7 +86,10 @@ def _removed(cells: list[Cell], rows: list[RunRow], lost: list[folders.Unwritten
             f"zerobench: {runs} of this sweep no longer in {where}: {', '.join(gone)}; removed while it ran; the same"
             " command measures them again"
         )
-    return gone
+    if sweep.stopped:
+        return 130, rows
+    failed = [row for row in sweep.rows if row.status != "ok" or row.training == DIFFERS]
+    return int(bool(failed or broken or lost or gone)), rows
 
 
 def print_ending(cells: list[Cell], lost: list[folders.Unwritten], sweep: Sweep, reporter: Reporter) -> None:

@@ -163,7 +163,7 @@ def rounds_alike(config: CellConfig, reference: CellConfig) -> bool:
     )
 
 
-def _deviation(ours: float, theirs: float) -> float:
+def relative_deviation(ours: float, theirs: float) -> float:
     """Returns |ours − theirs| over |theirs|; two values that are non-finite in the same way are equal."""
     if ours == theirs or (math.isnan(ours) and math.isnan(theirs)):
         return 0.0
@@ -184,7 +184,7 @@ def _pairs(steps: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     pairs = sides[0].join(sides[1].add_suffix("_ddp"), how="inner").sort_index().reset_index()
     for name in ("loss", "norm"):
         both = zip(pairs[name], pairs[f"{name}_ddp"], strict=True)
-        pairs[f"{name}_off"] = [_deviation(ours, theirs) for ours, theirs in both]
+        pairs[f"{name}_off"] = [relative_deviation(ours, theirs) for ours, theirs in both]
     pairs.loc[pairs[["norm", "norm_ddp"]].isna().any(axis=1), "norm_off"] = 0.0
     return pairs
 

@@ -214,7 +214,16 @@ class Reporter:
         print_on(self.console, number + text)
 
     def _table(self) -> RenderableType:
-        return progress_table(self.entries, self._current, self._left(), self.console.height)
+        """Returns as many launches as fit into the terminal, with priority for running ones, and a summary line."""
+        launches, room = self.entries, max(3, self.console.height - AROUND)
+        near = sorted(range(len(launches)), key=lambda at: (launches[at].state != RUNNING, abs(at - self._current)))
+        rows = [_row(launches[at]) for at in sorted(near[:room])]
+        running, submitted = (sum(launch.state == state for launch in launches) for state in (RUNNING, SUBMITTED))
+        summary = f"{sum(launch.is_done for launch in launches)} of {len(launches)} launches done"
+        summary += f", {running} running" if running > 1 or submitted else ""
+        summary += f", {submitted} submitted" if submitted else ""
+        table = Grid(HEADER, rows, 3, FIRST_TO_GO, hints=False)
+        return Group(table, Text(f"{summary}; {self._left()}", style="italic"))
 
 
 def step_work(config: CellConfig) -> float:
@@ -249,18 +258,6 @@ STYLES = {"ok": "green", "found": "green", RUNNING: "bold", WAITING: "dim", SUBM
 
 AROUND = 6
 """Terminal lines that are not rows of the table."""
-
-
-def progress_table(launches: Sequence[Entry], current: int, left: str, height: int) -> RenderableType:
-    """Returns as many launches as fit into `height` lines, with priority for running ones, and a summary line."""
-    room = max(3, height - AROUND)
-    near = sorted(range(len(launches)), key=lambda at: (launches[at].state != RUNNING, abs(at - current)))
-    rows = [_row(launches[at]) for at in sorted(near[:room])]
-    running, submitted = (sum(launch.state == state for launch in launches) for state in (RUNNING, SUBMITTED))
-    summary = f"{sum(launch.is_done for launch in launches)} of {len(launches)} launches done"
-    summary += f", {running} running" if running > 1 or submitted else ""
-    summary += f", {submitted} submitted" if submitted else ""
-    return Group(Grid(HEADER, rows, 3, FIRST_TO_GO, hints=False), Text(f"{summary}; {left}", style="italic"))
 
 
 def interruption_message(launches: Sequence[Entry]) -> str:

@@ -146,7 +146,16 @@ def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, rows: dict[str
 
 def _conclude(search: BatchSearch, confirmed: list[RunRow]) -> SearchRow:
     """Builds the result. `confirmed`: confirming launches of this search's strategy."""
-    row = _blank_row(search)
+    config = search.cell.config
+    peaks = [used_bytes(row) for _, row in search.tried if row.status == "ok"]
+    identity = f"{search.identity} {search.limit_bytes} {device_class(config.device)}"
+    row = SearchRow(
+        search_id=hashlib.sha256(identity.encode()).hexdigest()[:12], strategy=config.strategy.name,
+        model=config.model_name, world_size=config.world_size, batch=config.batch, sequence=config.sequence,
+        device=config.device, limit_bytes=search.limit_bytes, status="", reason="", tried=len(search.tried),
+        least_bytes=min(peaks, default=None), run_ids="", precision=config.precision.label,
+        optimizer=config.optimizer_label,
+    )  # fmt: skip
     cells: list[Any] = [*summarize(frame_of(confirmed, RunRow)).itertuples()] if confirmed else []
     fitting = [cell for cell in cells if search.fits(cell)]
     if not fitting:
@@ -166,26 +175,3 @@ def _conclude(search: BatchSearch, confirmed: list[RunRow]) -> SearchRow:
     row.peak_bytes, row.tokens_per_s = used_bytes(best), float(best.tokens_per_s)
     row.tokens_per_s_low, row.tokens_per_s_high = best.tokens_per_s_low, best.tokens_per_s_high
     return row
-
-
-def _blank_row(search: BatchSearch) -> SearchRow:
-    config = search.cell.config
-    peaks = [used_bytes(row) for _, row in search.tried if row.status == "ok"]
-    identity = f"{search.identity} {search.limit_bytes} {device_class(config.device)}"
-    return SearchRow(
-        search_id=hashlib.sha256(identity.encode()).hexdigest()[:12],
-        strategy=config.strategy.name,
-        model=config.model_name,
-        world_size=config.world_size,
-        batch=config.batch,
-        sequence=config.sequence,
-        device=config.device,
-        limit_bytes=search.limit_bytes,
-        status="",
-        reason="",
-        tried=len(search.tried),
-        least_bytes=min(peaks, default=None),
-        run_ids="",
-        precision=config.precision.label,
-        optimizer=config.optimizer_label,
-    )

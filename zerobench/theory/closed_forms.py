@@ -77,8 +77,10 @@ def to_json(formulas: Mapping[str, Formula]) -> str:
     return json.dumps({name: asdict(formula) for name, formula in formulas.items()}, ensure_ascii=False)
 
 
-def from_json(text: str) -> dict[str, Formula]:
-    """Returns formulas by name. Raises ValueError for text that `to_json` has not written."""
+def from_json(text: object) -> dict[str, Formula]:
+    """Returns formulas by name; none for a run that has no text. Raises ValueError for text of another origin."""
+    if not isinstance(text, str):
+        return {}
     try:
         formulas = {}
         for name, entry in json.loads(text).items():

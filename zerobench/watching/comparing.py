@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ..records import CertificateRow
-from ..sweep.parity import TOLERANCES
+from ..sweep.parity import TOLERANCES, relative_deviation
 from .certificate import DIFFERENT, NARROW, SAME, UNKNOWN, UNUSUAL, JobSeen
 from .judging import shown_names, verdict_of
 from .observed import UPDATES, Deviation, ulps_between
@@ -69,10 +69,12 @@ def compare_with_reference(job: JobSeen, reference: JobSeen) -> Iterator[Certifi
     bounds = BOUNDS[min(job.precision, reference.precision, key=NARROW.index)]
     values = list(_values(job, reference, bounds, steps))
     # Clipping makes norms agree whatever they were before.
-    unclipped = [n for n in range(steps) if relative(reference.norm(n, True), reference.norm(n)) <= bounds.norm]
+    unclipped = [
+        n for n in range(steps) if relative_deviation(reference.norm(n, True), reference.norm(n)) <= bounds.norm
+    ]
     at_update = [(job.norm(step, True), reference.norm(step, True)) for step in unclipped]
-    agrees = bool(at_update) and all(own and relative(own, other) <= bounds.norm for own, other in at_update)
-    agrees = agrees and all(row.verdict == SAME for row in values)
+    agrees = bool(at_update) and all(row.verdict == SAME for row in values)
+    agrees = agrees and all(own and relative_deviation(own, other) <= bounds.norm for own, other in at_update)
     yield _losses(job, reference, bounds, steps, agrees)
     yield from _norms(job, reference, bounds, steps, agrees)
     yield from _rates(job, reference, steps)
@@ -162,7 +164,7 @@ def _series(
     subject: str, pairs: list[tuple[float, float]], bound: float, bounds: Bounds, agrees: bool
 ) -> tuple[CertificateRow, int | None]:
     """Returns the row of values next to the reference's, and the first step out of `bound`."""
-    offs = [relative(own, other) for own, other in pairs]
+    offs = [relative_deviation(own, other) for own, other in pairs]
     first = next((step for step, off in enumerate(offs) if off > bound), None)
     finding, expected = (", ".join(f"{value:.6g}" for value in side) for side in zip(*pairs, strict=True))
     ulps = [ulps_between(*torch.tensor([[own], [other]])) for own, other in pairs]
@@ -258,14 +260,6 @@ def shown_worst(deviations: dict[str, Deviation]) -> str:
     ulps = "not finite" if deviations[worst].ulp < 0 else f"{deviations[by_ulp].ulp:,} ULP in {by_ulp}"
     of = "of the movement" if deviations[worst].update else "relative"
     return f"off by at most {share(worst):.1e} {of} in {worst}, {ulps}"
-
-
-def relative(own: float, other: float) -> float:
-    """Returns |own − other| over |other|; infinite if only one is finite."""
-    if own == other or (math.isnan(own) and math.isnan(other)):
-        return 0.0
-    off = abs(own - other) / abs(other) if other else math.inf
-    return off if math.isfinite(off) else math.inf
 
 
 def effect_of_option(job: JobSeen, other: JobSeen) -> CertificateRow:

@@ -9,7 +9,6 @@ differences from the previous event. A column of zeros is left out. `page/model.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import re
@@ -23,7 +22,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ...host.pipes import print_line, print_note
+from ...host.pipes import print_line, print_note, write_text
 from ...ranks import fork_server
 from ...records.palette import CATEGORIES
 from ...results import tables
@@ -56,8 +55,7 @@ def write_page(to: Path, worlds: list[ReplayWorld]) -> int:
     if size > LIMIT_BYTES:
         remedy = "leave ranks or numbers of ranks out: --ranks 0, --worlds none"
         raise ValueError(f"--out {to}: the page would be {show_bytes(size)}, above {show_bytes(LIMIT_BYTES)}; {remedy}")
-    to.parent.mkdir(parents=True, exist_ok=True)
-    to.write_text(text, encoding="utf-8")
+    write_text(text, to)
     return size
 
 
@@ -197,23 +195,6 @@ Exit code: 0, or 2 if there is nothing to show."""
 @verb
 def replay(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 2 if refused, 130 if interrupted."""
-    chosen = _parser().parse_args(arguments)
-    try:
-        presets = {EVERY: None, NONE: list[int]()}  # all powers of two, or no simulation
-        wanted = presets[chosen.worlds] if chosen.worlds in presets else _numbers("--worlds", chosen.worlds, 1, MOST)
-        if wanted != []:
-            fork_server.start()
-        results, _ = tables.load(chosen.runs).chosen(chosen.where)
-        ranks = None if chosen.ranks == EVERY else _numbers("--ranks", chosen.ranks, 0, MOST - 1)
-        worlds = [with_ranks(world, ranks) for world in recorded_worlds(results)]
-        _write_page(chosen.out, worlds, wanted, chosen)
-    except KeyboardInterrupt:
-        print_note("zerobench replay: stopped; no page is written")
-        return 130
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = Parser("zerobench replay", DESCRIPTION, EPILOG)
     add = parser.add_argument
     add("runs", nargs="?", type=Path, default=Path(RESULTS), help="a results folder or a run (default: %(default)s)")
@@ -227,7 +208,30 @@ def _parser() -> argparse.ArgumentParser:
     add("--ranks", default=EVERY, metavar="R,...", help="recorded ranks to show, such as 0,1 (default: %(default)s)")
     add_jobs(parser)
     add_options(parser, attempts=False)
-    return parser
+    chosen = parser.parse_args(arguments)
+    try:
+        presets = {EVERY: None, NONE: list[int]()}  # all powers of two, or no simulation
+        wanted = presets[chosen.worlds] if chosen.worlds in presets else _numbers("--worlds", chosen.worlds, 1, MOST)
+        if wanted != []:
+            fork_server.start()
+        results, _ = tables.load(chosen.runs).chosen(chosen.where)
+        ranks = None if chosen.ranks == EVERY else _numbers("--ranks", chosen.ranks, 0, MOST - 1)
+        worlds = [with_ranks(world, ranks) for world in recorded_worlds(results)]
+        costs = None if chosen.cluster is None else costs_of(chosen.cluster, None)
+        powers = [2**power for power in range(1, MOST.bit_length())]
+        simulated = [n for n in (powers if wanted is None else wanted) if n not in {world.ranks for world in worlds}]
+        made = executed_worlds(worlds[0].panels, simulated, chosen.jobs, costs) if simulated else []
+        for world in made:
+            for problem in {panel.problem for panel in world.panels if panel.problem}:
+                print_note(f"zerobench replay: N={world.ranks}: {problem}")
+        worlds = sorted([*worlds, *made], key=lambda world: world.ranks)
+        size, cells = write_page(chosen.out, worlds), sum(len(world.panels) for world in worlds)
+        numbers = ", ".join(str(world.ranks) for world in worlds)
+        print_line(f"page: {chosen.out} ({show_bytes(size)}, {show_count(cells, 'cell')}, N = {numbers})")
+    except KeyboardInterrupt:
+        print_note("zerobench replay: stopped; no page is written")
+        return 130
+    return 0
 
 
 def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
@@ -237,19 +241,3 @@ def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
             raise ValueError(f"{flag} {text}: {word!r} is no number from {least} to {most:,}; write {EVERY} or a list")
         numbers.append(int(word))
     return sorted(set(numbers))
-
-
-def _write_page(to: Path, worlds: list[ReplayWorld], wanted: list[int] | None, chosen: argparse.Namespace) -> None:
-    costs = None if chosen.cluster is None else costs_of(chosen.cluster, None)
-    there = {world.ranks for world in worlds}
-    powers = [2**power for power in range(1, MOST.bit_length())]
-    ranks = [n for n in (powers if wanted is None else wanted) if n not in there]
-    made = executed_worlds(worlds[0].panels, ranks, chosen.jobs, costs) if ranks else []
-    for world in made:
-        for problem in {panel.problem for panel in world.panels if panel.problem}:
-            print_note(f"zerobench replay: N={world.ranks}: {problem}")
-    whole = sorted([*worlds, *made], key=lambda world: world.ranks)
-    size = write_page(to, whole)
-    cells = sum(len(world.panels) for world in whole)
-    numbers = ", ".join(str(world.ranks) for world in whole)
-    print_line(f"page: {to} ({show_bytes(size)}, {show_count(cells, 'cell')}, N = {numbers})")

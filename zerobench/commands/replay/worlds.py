@@ -37,6 +37,7 @@ from ...host.environment import SIMULATED
 from ...host.terminal import progress_bar
 from ...predict.estimate import formulas_of
 from ...records.long_rows import COMPUTE, ORDER
+from ...results.frames import to_records
 from ...results.selection import latest
 from ...results.tables import Results
 from ...simulation.costs import GpuCosts, costs_at
@@ -168,8 +169,7 @@ class Panel:
     @property
     def formulas(self) -> dict[str, Formula]:
         """Category -> the closed form of its bytes; empty if theory has none."""
-        text = self.row.get("formulas")
-        return from_json(text) if isinstance(text, str) else {}
+        return from_json(self.row.get("formulas"))
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def with_ranks(world: ReplayWorld, ranks: Sequence[int] | None) -> ReplayWorld:
 
 
 def _panels(runs: pd.DataFrame, events: pd.DataFrame) -> tuple[Panel, ...]:
-    rows: list[dict[str, Any]] = runs.astype("object").where(runs.notna(), None).to_dict("records")  # type: ignore[assignment]
+    rows = to_records(runs)
     rows.sort(key=lambda row: (str(row["strategy"]), str(row.get("systems") or "")))
     if len(rows) > MOST_PANELS:
         raise ValueError(

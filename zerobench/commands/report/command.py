@@ -10,7 +10,6 @@ import argparse
 import json
 import math
 import shlex
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,11 +21,11 @@ import pandas as pd
 
 from ...config.cell import CellConfig
 from ...config.flat import name_cells, show_value, swept
-from ...host.pipes import print_line, print_note
+from ...host.pipes import print_line, print_note, write_text
 from ...host.revisions import installed_version
 from ...host.terminal import progress_bar
 from ...records.describe import columns_of
-from ...results.frames import show_figure
+from ...results.frames import Row, show_figure
 from ...results.grid import Grid
 from ...results.markup import render
 from ...results.options import Parser, add_options, add_price, verb
@@ -35,11 +34,10 @@ from ...results.summary import price_columns
 from ...results.tables import Results, load, of_run, run_folders
 from ...sizes import counted, show_bytes, show_count
 from ..compare import Judge, add_judge, passages
+from ..folder_contents import warnings_to
 from ..show import passages_of, setting_of
 from . import compared
 from .settings import costs, group_by_setting, overall, setting_figures, setting_verdict
-
-Row = dict[str, Any]
 
 VALUES = 8
 """Most values of a key that are listed."""
@@ -204,7 +202,16 @@ A folder is a results folder, a run, or a collection (zerobench export --format 
 @verb
 def report(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 if there is nothing to report."""
-    chosen = _parser().parse_args(arguments)
+    parser = Parser("zerobench report", DESCRIPTION, EXAMPLES)
+    runs_help = "a results folder, a run or a collection; two of them, before and after, are compared"
+    parser.add_argument("runs", nargs="*", type=Path, default=[Path("results/runs")], metavar="RUNS", help=runs_help)
+    out = Path("report.html")
+    parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="default: %(default)s, here")
+    parser.add_argument("--title", metavar="TEXT", help="heading of the page (default: the folders' names)")
+    add_judge(parser)
+    add_price(parser)
+    add_options(parser, attempts=False)
+    chosen = parser.parse_args(arguments)
     if len(chosen.runs) > 2:
         given = show_count(len(chosen.runs), "folder")
         raise ValueError(f"RUNS: {given} given; name one, or two to compare, or a folder of collections")
@@ -221,8 +228,7 @@ def report(arguments: list[str]) -> int:
     values |= {"own": shlex.join(["zerobench", "report", *arguments])} | (
         {"title": chosen.title} if chosen.title else {}
     )
-    chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    chosen.out.write_text(render("commands/report/page.html", **values), encoding="utf-8")
+    write_text(render("commands/report/page.html", **values), chosen.out)
     counted = " and ".join(show_count(len(side.runs), "run") for side in sides)
     print_line(f"report: {chosen.out}, {counted}, {show_bytes(chosen.out.stat().st_size)}")
     return 0
@@ -230,35 +236,22 @@ def report(arguments: list[str]) -> int:
 
 def _load(where: Path, options: argparse.Namespace) -> Results:
     """Reads one folder. Raises ValueError if no run is left."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    problems: list[str] = []
+    with warnings_to(problems):
         results = load(where)
-    for warning in caught:
-        print_note(f"zerobench report: {warning.message}")
+    for problem in problems:
+        print_note(f"zerobench report: {problem}")
     if not results.runs.empty:
         results = results.chosen(options.where)[0]
         if options.price is not None:
             results = results.with_runs(results.runs.assign(**price_columns(results.runs, options.price)))
         return results
     inside = [path.name for path in sorted(where.glob("*/")) if any(path.glob("*/run.json"))]
-    if caught and not inside:
+    if problems and not inside:
         raise ValueError(f"{where}: no run can be read")
     hint = f"experiment=stages results_dir={where}` makes some"
     hint = f"report {where / inside[0]}` reports those in it" if inside else hint
     raise ValueError(f"{where}: no runs here; `zerobench {hint}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser("zerobench report", DESCRIPTION, EXAMPLES)
-    runs_help = "a results folder, a run or a collection; two of them, before and after, are compared"
-    parser.add_argument("runs", nargs="*", type=Path, default=[Path("results/runs")], metavar="RUNS", help=runs_help)
-    out = Path("report.html")
-    parser.add_argument("--out", type=Path, default=out, metavar="FILE", help="default: %(default)s, here")
-    parser.add_argument("--title", metavar="TEXT", help="heading of the page (default: the folders' names)")
-    add_judge(parser)
-    add_price(parser)
-    add_options(parser, attempts=False)
-    return parser
 
 
 MOST = 24

@@ -17,18 +17,14 @@ import pandas as pd
 from ...budgets.comparison import FASTER, NOISE, SLOWER, Compared, Measured, measured
 from ...config.flat import name_strategies
 from ...records import CATEGORIES, COLLECTIVES
+from ...results.frames import Row
 from ...results.grid import Grid
 from ...results.markup import Bar, BarFigure, BarPart
-from ...results.printed_table import COLUMNS, best_rows, step_interval
+from ...results.printed_table import COLUMNS, best_rows, in_tables_order, step_interval
 from ...results.summary import LEAST_LAUNCHES, SETTING, busy_words
 from ...sizes import show_bytes, show_count, show_length, show_ms, show_rate
 from ...strategies import find
 from ..compare import Judge, interval, percent
-
-Row = dict[str, Any]
-
-ORDER = ("model", "world_size", "batch", "sequence", "precision", "strategy")
-"""Columns by which cells are sorted."""
 
 NONE = "–"
 TRAINED = {
@@ -67,7 +63,7 @@ class Setting:
 def group_by_setting(runs: pd.DataFrame) -> list[Setting]:
     """Groups the cells of these runs, each with its newest launches, by setting."""
     groups: dict[tuple[Any, ...], list[Measured]] = {}
-    for cell in sorted(measured(runs, None), key=lambda cell: [(cell.row[k] is None, cell.row[k] or 0) for k in ORDER]):
+    for cell in sorted(measured(runs, None), key=lambda cell: in_tables_order(cell.row)):
         groups.setdefault(tuple(cell.row[key] for key in SETTING), []).append(cell)
     titles = _titles([group[0].row for group in groups.values()])
     settings = []
