@@ -31,8 +31,7 @@ from zerobench.sweep.cell import new_row
 from zerobench.sweep.command import run_cells
 from zerobench.sweep.jobs import JobSweep, job_command, resources_for, run_job
 from zerobench.sweep.progress import Reporter
-from zerobench.sweep.search import BatchSearch
-from zerobench.sweep.search import _blank_row as _blank_search_row
+from zerobench.sweep.search import BatchSearch, _conclude
 
 SLURM = {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": None, "gpus_per_node": None, "array_parallelism": 256}
 
@@ -141,7 +140,7 @@ def test_fail_fast_begins_no_other_job(monkeypatch, tmp_path: Path) -> None:
 def searching(where: Path, batch: int = 4) -> tuple[Cell, SearchRow]:
     """Returns a search, and its result on another machine, where its id is another one."""
     asked = sound("zero1", 2, batch=batch, search=Search(memory_limit="1 GiB"), results_dir=str(where))
-    blank = vars(_blank_search_row(BatchSearch(asked)))
+    blank = vars(_conclude(BatchSearch(asked), []))
     return asked, SearchRow(**blank | {"search_id": f"elsewhere{batch}", "status": "found", "micro_batch": 1})
 
 
