@@ -11,17 +11,17 @@ from torch import nn
 
 from tests import zoo
 from tests.distributed import test_writes as writes
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from zerobench.zero import LossScaling, initialize
 from zerobench.zero.bucket import Heap
 
 LR = 0.1
 
 
-def kinds(n: int, folder: str) -> list[tuple[str, str, torch.dtype, dict[str, Any]]]:
+def kinds(n: int, folder: Path) -> list[tuple[str, str, torch.dtype, dict[str, Any]]]:
     options = {"loss_scaling": LossScaling(initial=256.0)}
-    mine = [*writes.kinds(n, folder), *((stage, "tied", torch.float16, options) for stage in ("zero2", "zero3"))]
-    return mine if n < 3 else mine[::4]
+    all_kinds = [*writes.kinds(n, folder), *((stage, "tied", torch.float16, options) for stage in ("zero2", "zero3"))]
+    return all_kinds if n < 3 else all_kinds[::4]
 
 
 def means(module: torch.nn.Module, rank: int, n: int, micros: range) -> dict[str, torch.Tensor]:
@@ -54,8 +54,9 @@ def backwards(engine: Any, rank: int, n: int, micros: range) -> None:
                     engine.full_gradient(engine.names[0])
 
 
-def read_and_change(rank: int, n: int, folder: str) -> None:
-    for number, (stage, name, dtype, options) in enumerate(kinds(n, folder)):
+@on_ranks(3, 1, 2)
+def test_gradients_are_the_mean_and_edits_of_them_count(rank: int, n: int, tmp_path: Path) -> None:
+    for number, (stage, name, dtype, options) in enumerate(kinds(n, tmp_path)):
         module, plain = (zoo.build(name).to(dtype) for _ in range(2))
         engine = writes.engine_of(stage, module, options)
         micros = range(1 + number % 2 if dtype == torch.float32 else 1)
@@ -138,11 +139,6 @@ def check_refusals(engine: Any) -> None:
     assert list(engine.gradient_segments()) == []
 
 
-@pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2)), 3])
-def test_gradients_are_the_mean_and_edits_of_them_count(n: int, tmp_path: Path) -> None:
-    run_ranks(n, read_and_change, str(tmp_path))
-
-
 RATE = 0.5
 
 
@@ -183,10 +179,6 @@ def step(rank: int, n: int, stage: str) -> dict[str, torch.Tensor]:
     return engine.full_state_dict()
 
 
-def steps(rank: int, n: int) -> dict[str, dict[str, torch.Tensor]]:
-    return {stage: step(rank, n, stage) for stage in ("zero1", "zero2")}
-
-
 def expected(n: int) -> dict[str, torch.Tensor]:
     """By hand: the mean of all ranks' gradients; what no rank has used stays as it is."""
     module = Branches()
@@ -198,9 +190,7 @@ def expected(n: int) -> dict[str, torch.Tensor]:
     return module.state_dict()
 
 
-def test_what_a_rank_did_not_use_counts_as_zero_there_and_what_none_used_stays() -> None:
-    right = expected(2)
-    for mine in run_ranks(2, steps):
-        for stage, state in mine.items():
-            for name, value in right.items():
-                torch.testing.assert_close(state[name], value, msg=f"{stage} {name}")
+@on_ranks(2)
+def test_what_a_rank_did_not_use_counts_as_zero_there_and_what_none_used_stays(rank: int, n: int) -> None:
+    for stage in ("zero1", "zero2"):
+        torch.testing.assert_close(step(rank, n, stage), dict(expected(n)), msg=stage)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from tests import zoo
-from tests.distributed.training import adamw, assert_alike, take_steps
-from tests.ranks import run_ranks
+from tests.distributed.training import adamw, assert_alike, assert_equal, take_steps
+from tests.ranks import on_ranks
 from zerobench.zero import STAGES, Offload, initialize
 
 TIERS: list[tuple[str, dict[str, Any]]] = [
@@ -37,7 +38,7 @@ def phases(model: nn.Module, name: str) -> list[tuple[Iterable[nn.Parameter], bo
     ]
 
 
-def unfrozen(rank: int, n: int, folder: str, thorough: bool) -> None:
+def unfrozen(rank: int, n: int, folder: Path, thorough: bool) -> None:
     """Parameters of the groups that are unfrozen at any step, frozen again, and unfrozen: to the bit as in torch."""
 
     def change(model: nn.Module, name: str, step: int) -> None:
@@ -88,7 +89,7 @@ def halves(rank: int, n: int) -> None:
 
     for strategy in ("zero2", "zero3"):
         early, late = trained(strategy, False), trained(strategy, True)
-        assert all(torch.equal(early[name], late[name]) for name in early), strategy
+        assert_equal(late, early, strategy)
 
 
 def taken_over_frozen(rank: int, n: int) -> None:
@@ -150,7 +151,7 @@ def late_groups(rank: int, n: int, thorough: bool) -> None:
             engine.optimizer.add_param_group({"params": model.head.parameters()})
 
 
-def ignored(rank: int, n: int, folder: str, thorough: bool) -> None:
+def ignored(rank: int, n: int, folder: Path, thorough: bool) -> None:
     """Ignored parameters stay as they are on each rank, with its own gradient: an optimizer of the user's trains them.
 
     One that has no engine's dtype is ignored, too; both are in a full state, and not in a checkpoint.
@@ -191,13 +192,10 @@ def ignored(rank: int, n: int, folder: str, thorough: bool) -> None:
             initialize(plain, reference, "zero2", **arguments)
 
 
-def scenarios(rank: int, n: int, folder: str, thorough: bool) -> None:
-    unfrozen(rank, n, folder, thorough)
+@on_ranks(2)
+def test_parameters_are_trained_later(rank: int, n: int, tmp_path: Path, thorough: bool) -> None:
+    unfrozen(rank, n, tmp_path, thorough)
     halves(rank, n)
     taken_over_frozen(rank, n)
     late_groups(rank, n, thorough)
-    ignored(rank, n, folder, thorough)
-
-
-def test_parameters_are_trained_later(tmp_path: Any, thorough: bool) -> None:
-    run_ranks(2, scenarios, str(tmp_path), thorough)
+    ignored(rank, n, tmp_path, thorough)

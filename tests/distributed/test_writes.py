@@ -7,6 +7,7 @@ must train alike, to the bit.
 import copy
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from tests import zoo
-from tests.distributed.training import take_steps, train_on
-from tests.ranks import run_ranks
+from tests.distributed.training import assert_equal, assert_same, take_steps, train_on
+from tests.ranks import on_ranks
 from zerobench.zero import STAGES, NvmeOffload, Offload, Zeropp, initialize
 from zerobench.zero.parameters.access import as_they_are
 
@@ -44,9 +45,9 @@ FILES: list[tuple[str, str, torch.dtype, dict[str, Any]]] = [
 """Strategy, model, dtype, options; the second of what lies in files."""
 
 
-def kinds(n: int, folder: str, every: int = 1) -> list[tuple[str, str, torch.dtype, dict[str, Any]]]:
+def kinds(n: int, folder: Path, every: int = 1) -> list[tuple[str, str, torch.dtype, dict[str, Any]]]:
     files = [
-        (stage, model, dtype, {"offload": NvmeOffload(path=folder, block_bytes=4096, buffers=24, **options)})
+        (stage, model, dtype, {"offload": NvmeOffload(path=str(folder), block_bytes=4096, buffers=24, **options)})
         for stage, model, dtype, options in FILES
     ]
     groups = [("zero3", "tied", HALF, {"shard_group": 2}), ("zero2", "unused", HALF, {"shard_group": 2})]
@@ -107,15 +108,16 @@ WAYS: list[Callable[[Any, dict[str, torch.Tensor]], None]] = [
 ]  # fmt: skip
 
 
-def every_way(rank: int, n: int, folder: str, each: int) -> None:
-    """Trained, overwritten, trained: as if it had started there."""
-    for number, (stage, name, dtype, options) in enumerate(kinds(n, folder, each)):
+@on_ranks(2, 1, 3)
+def test_what_is_written_is_trained(rank: int, n: int, tmp_path: Path, thorough: bool) -> None:
+    """Trained, overwritten, trained: as if it had started there. In every run, as below, of some engines."""
+    for number, (stage, name, dtype, options) in enumerate(kinds(n, tmp_path, 1 if thorough else 2)):
         state = other_state(name, dtype)
         fresh = zoo.build(name).to(dtype)
         fresh.load_state_dict(state)
         oracle = engine_of(stage, fresh, options)
         losses, expected = take_steps(oracle, rank, n, range(3, 5)), oracle.full_state_dict()
-        every = 6 if n > 2 or each > 1 else 3
+        every = 3 if n <= 2 and thorough else 6
         for way in WAYS[number % every :: every]:
             engine = engine_of(stage, zoo.build(name).to(dtype), options)
             take_steps(engine, rank, n, range(1))
@@ -129,12 +131,13 @@ def every_way(rank: int, n: int, folder: str, each: int) -> None:
             torch.testing.assert_close(engine.full_state_dict(), expected, rtol=rtol, atol=atol, msg=case)
 
 
-def untouched(rank: int, n: int, folder: str, every: int) -> None:
+@on_ranks(2)
+def test_what_is_not_written_stays(rank: int, n: int, tmp_path: Path, thorough: bool) -> None:
     """Reading full parameters, or writing to one of them, leaves every bit of the other masters; and writing reaches
     what a checkpoint would hold.
     """
-    halves = [one for one in kinds(n, folder) if one[2] == HALF]  # elsewhere masters and parameters are one
-    for stage, name, dtype, options in halves[::every]:
+    halves = [kind for kind in kinds(n, tmp_path) if kind[2] == HALF]  # elsewhere masters and parameters are one
+    for stage, name, dtype, options in halves[:: 1 if thorough else 3]:
         results = []
         for reads in (False, True):
             engine = engine_of(stage, zoo.build(name).to(dtype), options)
@@ -144,20 +147,18 @@ def untouched(rank: int, n: int, folder: str, every: int) -> None:
                     sum(p.sum() for p in module.parameters())
                 engine.full_state_dict()
             results.append((take_steps(engine, rank, n, range(2, 5)), engine.state_dict()["tensors"]))
-        (losses, tensors), (again, others) = results
-        assert losses == again
-        assert all(torch.equal(value, others[key]) for key, value in tensors.items())
+        assert_same(results[1], results[0], stage, options)
+        tensors = results[0][1]
         with engine.full_parameters() as module, torch.no_grad():
             module.embedding.weight[0].fill_(0.25)
         written = engine.state_dict()["tensors"]
         changed = sum(int((value != written[key]).sum()) for key, value in tensors.items())
         assert changed <= 2 * zoo.WIDTH, f"{stage} {options}: {changed} elements changed"
-        whole = engine.full_state_dict()["embedding.weight"]
-        assert bool((whole[0] == 0.25).all())
+        assert (engine.full_state_dict()["embedding.weight"][0] == 0.25).all()
 
 
-def write_files(folder: Path, name: str) -> dict[str, Path]:
-    """Pretrained fp32 weights: one file, transformers' shards with an index, and a checkpoint of one rank's engine."""
+def write_files(folder: Path, name: str) -> None:
+    """Pretrained fp32 weights: one file, and transformers' shards with an index."""
     state = other_state(name, torch.float32)
     unique = {key: value.contiguous() for key, value in state.items() if key != "head.weight" or name != "tied"}
     folder.mkdir(parents=True)
@@ -169,12 +170,13 @@ def write_files(folder: Path, name: str) -> dict[str, Path]:
         save_file({key: value for key, value in unique.items() if files[key] == file}, shards / file)
     index = {"metadata": {"total_size": 1}, "weight_map": files}
     (shards / "model.safetensors.index.json").write_text(json.dumps(index))
-    return {"file": folder / "model.safetensors", "shards": shards, "checkpoint": folder / "checkpoint"}
 
 
-def weights_from_disk(rank: int, n: int, folder: str) -> None:
+@pytest.mark.thorough
+@on_ranks(1, 2, 3)
+def test_weights_from_the_disk_become_masters_and_parameters(rank: int, n: int, tmp_path: Path) -> None:
     """Every master is the file's value, in fp32, and every parameter that value rounded; then it trains."""
-    paths = {name: Path(folder) / f"weights {name}" for name in ("tied", "unused")}
+    paths = {name: tmp_path / f"weights {name}" for name in ("tied", "unused")}
     if rank == 0:
         for name, path in paths.items():
             write_files(path, name)
@@ -186,7 +188,7 @@ def weights_from_disk(rank: int, n: int, folder: str) -> None:
         take_steps(first, rank, n, range(1))  # a checkpoint of other values than the files
         first.load_weights(path / "shards")
         first.save(path / "checkpoint", user_state={"epoch": 2})
-    for number, (stage, name, dtype, options) in enumerate(kinds(n, folder)):
+    for number, (stage, name, dtype, options) in enumerate(kinds(n, tmp_path)):
         state = other_state(name, torch.float32)
         path = (paths[name] / "shards", paths[name] / "checkpoint", paths[name] / "model.safetensors")[number % 3]
         engine = engine_of(stage, zoo.build(name).to(dtype), options)
@@ -201,8 +203,7 @@ def weights_from_disk(rank: int, n: int, folder: str) -> None:
                 where = segment.span
                 expected = state[engine.names[where.parameter]].reshape(-1)[where.start : where.stop]
                 assert torch.equal(segment.tensor.detach(), expected), case
-        found = engine.full_state_dict()
-        assert all(torch.equal(found[key], value.to(dtype)) for key, value in state.items()), case
+        assert_equal(engine.full_state_dict(), {key: value.to(dtype) for key, value in state.items()}, case)
         take_steps(engine, rank, n, range(1))
 
 
@@ -232,23 +233,25 @@ def clamp_data(module: nn.Module, _inputs: Any) -> None:
     module.weight.data.clamp_(-0.12, 0.12)
 
 
-def inside_forward(rank: int, n: int) -> dict[str, Any]:
-    """Losses by stage, fp32 and bf16, of a model that writes to its weights as it runs."""
-    found = {}
-    for stage, write in [*((stage, clamp) for stage in STAGES), *((stage, clamp_data) for stage in STAGES)]:
-        for dtype in (torch.float32, HALF):
+@on_ranks(2)
+def test_writes_inside_the_forward_count_in_every_stage(rank: int, n: int) -> None:
+    for dtype in (torch.float32, HALF):
+        outcomes = []
+        for stage, write in product(STAGES, (clamp, clamp_data)):
             model = Clamped().to(dtype)
             for block in model.blocks:
                 block.register_forward_pre_hook(write)
             engine = engine_of(stage, model, {"gradient_dtype": dtype} if stage == "megatron" else {})
             losses = train_on(engine, [(torch.full((2, zoo.WIDTH), 1.0 + rank, dtype=dtype),)] * 3)
-            found[f"{stage} {write.__name__} {dtype}"] = losses, engine.full_state_dict()
-    return found
+            outcomes.append((losses, engine.full_state_dict()))
+            assert_same(outcomes[-1], outcomes[0], stage, write, dtype)
+        assert max(value.abs().max() for name, value in outcomes[0][1].items() if "weight" in name) < 0.2
 
 
-def lost_inside_forward(rank: int, n: int, folder: str) -> None:
+@on_ranks(2)
+def test_writes_that_a_forward_would_lose_are_refused(rank: int, n: int, tmp_path: Path) -> None:
     """Parameters that are elsewhere, or that ZeRO++ has rounded, do not take what `.data` wrote: the step says so."""
-    nvme = NvmeOffload(path=folder, block_bytes=4096, buffers=24, parameters=True)
+    nvme = NvmeOffload(path=str(tmp_path), block_bytes=4096, buffers=24, parameters=True)
     cases: list[tuple[str, dict[str, Any]]] = [
         ("offload", {"offload": Offload(parameters=True)}), ("offload", {"offload": nvme}),
         ("ZeRO++", {"zeropp": Zeropp(quantize_weights=True)}),
@@ -282,9 +285,11 @@ def raise_on_all_ranks(engine: Any, holder: str) -> None:
         engine.step()
 
 
-def to_param_groups(rank: int, n: int, folder: str, every: int) -> None:
-    """What is written to the optimizer's tensors is refused until every rank takes it, and then it is trained."""
-    for stage, name, dtype, options in kinds(n, folder, every):
+@on_ranks(2)
+def test_writes_to_param_groups_are_refused_until_all_ranks_take_them(
+    rank: int, n: int, tmp_path: Path, thorough: bool
+) -> None:
+    for stage, name, dtype, options in kinds(n, tmp_path, 1 if thorough else 3):
         halved = zoo.build(name).to(dtype)
         with torch.no_grad():
             for p in (p for p in halved.parameters() if p.requires_grad):
@@ -321,8 +326,8 @@ def refuse_forward(engine: Any, rank: int, n: int) -> None:
             engine(*zoo.tokens(rank, n, 3))
 
 
-def sharded(rank: int, n: int) -> None:
-    """Under zero3 a parameter that is in parts is not written to in silence."""
+@on_ranks(2)
+def test_parameters_in_parts_are_not_written_to_in_silence(rank: int, n: int) -> None:
     engine = engine_of("zero3", zoo.build("tied"), {})
     take_steps(engine, rank, n, range(1))
     weight = engine.module.embedding.weight
@@ -349,7 +354,8 @@ def sharded(rank: int, n: int) -> None:
         engine.load_state_dict(zoo.build("tied").state_dict())
 
 
-def unequal(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_unequal_writes_in_full_parameters_raise_on_all_ranks(rank: int, n: int) -> None:
     """Rank 0 alone writes inside full_parameters(), in place or past the versions: all ranks raise alike."""
     for strategy, half in (("zero1", False), ("zero2", True), ("zero3", False), ("zero3", True)):
         model = zoo.build("tied")
@@ -361,7 +367,7 @@ def unequal(rank: int, n: int) -> None:
             with pytest.raises(RuntimeError, match=words), engine.full_parameters() as whole, torch.no_grad():
                 (write if rank == 0 else id)(whole.get_parameter(wide))
             if strategy == "zero3":  # nothing is kept
-                assert all(torch.equal(before[key], value) for key, value in engine.full_state_dict().items())
+                assert_equal(engine.full_state_dict(), before)
         with engine.full_parameters() as whole, torch.no_grad():  # equal writes heal it
             for key, p in whole.named_parameters():
                 p.copy_(before[key] * 2)
@@ -369,45 +375,3 @@ def unequal(rank: int, n: int) -> None:
         with pytest.raises(ZeroDivisionError), engine.full_parameters():  # does not wait for a comparison
             raise ZeroDivisionError
         take_steps(engine, rank, n, range(1))
-
-
-def test_unequal_writes_in_full_parameters_raise_on_all_ranks() -> None:
-    run_ranks(2, unequal)
-
-
-@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3))])
-def test_what_is_written_is_trained(n: int, tmp_path: Path, thorough: bool) -> None:
-    """In every run, as below, of some engines."""
-    run_ranks(n, every_way, str(tmp_path), 1 if thorough else 2)
-
-
-def test_what_is_not_written_stays(tmp_path: Path, thorough: bool) -> None:
-    run_ranks(2, untouched, str(tmp_path), 1 if thorough else 3)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
-def test_weights_from_the_disk_become_masters_and_parameters(n: int, tmp_path: Path) -> None:
-    run_ranks(n, weights_from_disk, str(tmp_path))
-
-
-def test_writes_inside_the_forward_count_in_every_stage() -> None:
-    for found in run_ranks(2, inside_forward):
-        for dtype in ("float32", "bfloat16"):
-            (losses, state), *others = [value for name, value in found.items() if name.endswith(dtype)]
-            for other, weights in others:
-                assert other == losses
-                assert all(torch.equal(value, weights[name]) for name, value in state.items())
-                assert max(value.abs().max() for name, value in state.items() if "weight" in name) < 0.2
-
-
-def test_writes_that_a_forward_would_lose_are_refused(tmp_path: Path) -> None:
-    run_ranks(2, lost_inside_forward, str(tmp_path))
-
-
-def test_writes_to_param_groups_are_refused_until_all_ranks_take_them(tmp_path: Path, thorough: bool) -> None:
-    run_ranks(2, to_param_groups, str(tmp_path), 1 if thorough else 3)
-
-
-def test_parameters_in_parts_are_not_written_to_in_silence() -> None:
-    run_ranks(2, sharded)
