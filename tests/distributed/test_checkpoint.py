@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from tests import zoo
 from tests.cells import cell
-from tests.distributed.training import loss_of
-from tests.ranks import run_ranks
+from tests.distributed.training import assert_equal, loss_of
+from tests.ranks import on_ranks, run_ranks
 from zerobench.config.schema import Measure
 from zerobench.results.tables import Results, load
 from zerobench.sweep.cell import run_cell
@@ -27,13 +27,8 @@ BUCKETS = {"zero1": 4096, "zero2": 2048, "zero3": 4096, "megatron": 8192}
 
 
 def fresh(
-    model_name: str,
-    optimizer_name: str,
-    stage: str,
-    shift: float = 0.0,
-    dtype: torch.dtype | None = None,
-    **options: Any,
-):
+    model_name: str, optimizer_name: str, stage: str, shift: float = 0.0, dtype: torch.dtype | None = None, **options: Any
+) -> Any:
     """An engine; with `shift` its weights are others than every engine's in these tests."""
     model = zoo.build(model_name).to(dtype=dtype)
     with torch.no_grad():
@@ -77,8 +72,7 @@ def whole_state(engine: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 def assert_same(here: Any, there: Any) -> None:
     (tensors, optimizer), (others, other_optimizer) = here, there
     assert tensors.keys() == others.keys()
-    for name, tensor in tensors.items():
-        assert torch.equal(tensor, others[name]), name
+    assert_equal(others, tensors)
     assert optimizer == other_optimizer
 
 
@@ -134,11 +128,12 @@ def shared(value: Any, source: int) -> Any:
     return values[0]
 
 
-def asynchronous(rank: int, n: int, folder: str, stages: list[str]) -> None:
-    """Training goes on while a save is written; a save that fails says so on all ranks and harms nothing."""
+@on_ranks(2)
+def test_training_goes_on_while_a_save_is_written(rank: int, n: int, tmp_path: Path, thorough: bool) -> None:
+    """A save that fails says so on all ranks and harms nothing."""
     write = storage.write
-    for stage in stages:
-        path = f"{folder}/{stage}"
+    for stage in STAGES if thorough else ("zero3",):
+        path = tmp_path / stage
         engine = fresh("tied", "adamw", stage)
         steps(engine, range(1))
         handle = engine.save(path, asynchronous=True)
@@ -158,7 +153,7 @@ def asynchronous(rank: int, n: int, folder: str, stages: list[str]) -> None:
         failing = engine.save(path, asynchronous=True)
         with pytest.raises(RuntimeError, match=f"was not written: rank {n - 1}: .*disk is full"):
             failing.wait()
-        engine.save(f"{folder}/other-{stage}", asynchronous=True)
+        engine.save(tmp_path / f"other-{stage}", asynchronous=True)
         with pytest.raises(RuntimeError, match="disk is full"):  # it was not waited for: the next one raises it
             engine.save(path)
         with pytest.raises(RuntimeError, match="disk is full"):
@@ -167,7 +162,7 @@ def asynchronous(rank: int, n: int, folder: str, stages: list[str]) -> None:
         engine.load(path)
         assert_same(whole_state(engine), newer)
         dist.barrier()
-        assert not [one for one in Path(folder).iterdir() if "partial" in one.name or "other" in one.name]
+        assert not [one for one in tmp_path.iterdir() if "partial" in one.name or "other" in one.name]
         fourth = fresh("tied", "adamw", stage)
         steps(fourth, range(1))
         assert_same(whole_state(fourth), state)
@@ -179,30 +174,31 @@ def fails(*_: Any) -> None:
     raise OSError("the disk is full")
 
 
-def refuse_together(rank: int, n: int, folder: str) -> None:
-    """Faults that a single rank sees are refused by all, with one sentence, and nothing is changed."""
+@on_ranks(2)
+def test_what_one_rank_sees_all_refuse(rank: int, n: int, tmp_path: Path) -> None:
+    """With one sentence, and nothing is changed."""
     engine = fresh("tied", "adamw", "zero3")
     steps(engine, range(1))
-    engine.save(f"{folder}/good")
+    engine.save(tmp_path / "good")
     state = whole_state(engine)
     steps(engine, range(1, 2))
     changed = whole_state(engine)
     with pytest.raises(ValueError, match=r"it has no checkpoint\.json"):
-        engine.load(f"{folder}/{'good' if rank == 0 else 'not there'}")
+        engine.load(tmp_path / ("good" if rank == 0 else "not there"))
     assert_same(whole_state(engine), changed)
-    engine.save(f"{folder}/newer")
+    engine.save(tmp_path / "newer")
     for weights_only in (False, True):  # as if another process saved while rank 1 had not read the index yet
         with pytest.raises(ValueError, match="the ranks read different saves"):
-            engine.load(f"{folder}/{'good' if rank == 0 else 'newer'}", weights_only=weights_only)
+            engine.load(tmp_path / ("good" if rank == 0 else "newer"), weights_only=weights_only)
     assert_same(whole_state(engine), changed)
     if rank == 1:  # a gradient on one rank only
         engine.update.used.add(0)
     with pytest.raises(ValueError, match="save after step"):
-        engine.save(f"{folder}/never")
+        engine.save(tmp_path / "never")
     with pytest.raises(RuntimeError, match=r"rank 1: .*set is not JSON serializable"):
         ranks_of(engine).each(lambda: {1} if rank == 1 else [1])
     engine.zero_grad()
-    engine.load(f"{folder}/good")
+    engine.load(tmp_path / "good")
     assert_same(whole_state(engine), state)
 
 
@@ -217,23 +213,22 @@ def export(rank: int, n: int, folder: str, kinds: list[tuple[str, str]]) -> None
             torch.save(state, f"{folder}/{model}-{stage}.pt")
 
 
-def halves(rank: int, n: int, folder: str) -> None:
-    """fp16 masters and loss scale, saved under one stage and cut into other segments under another; and into fp32."""
-
+@on_ranks(2)
+def test_masters_and_loss_scale(rank: int, n: int, tmp_path: Path) -> None:
+    """Of fp16, saved under one stage and cut into other segments under another; and into fp32."""
     half = {"dtype": torch.float16, "loss_scaling": LossScaling(initial=512.0, interval=2)}
     first = fresh("tied", "adamw", "zero2", tile_bytes=1024, **half)
     steps(first, range(3))
-    first.save(Path(folder) / "half")
+    first.save(tmp_path / "half")
     state = whole_state(first)
     third = fresh("tied", "adamw", "zero3", persistence_numel=60, **half)
     for other in (third, fresh("tied", "adamw", "megatron", **half)):
-        other.load(Path(folder) / "half")
+        other.load(tmp_path / "half")
         assert_same(whole_state(other), state)
         assert other.loss_scale == first.loss_scale == 1024.0
-        weights = first.full_state_dict()
-        assert all(torch.equal(value, weights[key]) for key, value in other.full_state_dict().items())
+        assert_equal(other.full_state_dict(), first.full_state_dict())
     wide = fresh("tied", "adamw", "zero1")
-    wide.load(Path(folder) / "half")
+    wide.load(tmp_path / "half")
     assert_same(whole_state(wide), state)
     assert steps(first, range(3, 5)) == steps(third, range(3, 5))
 
@@ -251,18 +246,6 @@ def test_models_of_every_kind(tmp_path: Path) -> None:
     assert sum(run_ranks(3, reshard, str(tmp_path), SOME, models)) > 40
 
 
-def test_masters_and_loss_scale(tmp_path: Path) -> None:
-    run_ranks(2, halves, str(tmp_path))
-
-
-def test_training_goes_on_while_a_save_is_written(tmp_path: Path, thorough: bool) -> None:
-    run_ranks(2, asynchronous, str(tmp_path), list(STAGES) if thorough else ["zero3"])
-
-
-def test_what_one_rank_sees_all_refuse(tmp_path: Path) -> None:
-    run_ranks(2, refuse_together, str(tmp_path))
-
-
 def test_exported_weights_are_the_plain_modules(tmp_path: Path, thorough: bool) -> None:
     """Each model under one stage by turns, unless all are asked for."""
     models, stages = ("tied", "unused", "rich", "convolutions", "lists"), list(STAGES)
@@ -273,7 +256,7 @@ def test_exported_weights_are_the_plain_modules(tmp_path: Path, thorough: bool) 
         exported = load_file(tmp_path / f"{model}-{stage}.safetensors")
         expected = torch.load(tmp_path / f"{model}-{stage}.pt", weights_only=True)
         assert exported.keys() == expected.keys()
-        assert all(torch.equal(exported[name], value) for name, value in expected.items())
+        assert_equal(exported, expected)
         zoo.build(model).load_state_dict(exported, strict=True)
     assert not list(tmp_path.glob("*partial*"))
 

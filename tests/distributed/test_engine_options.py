@@ -1,6 +1,7 @@
 """Options of a caller, against torch DDP: modes, kept units, gathers that overlap, clipping, dtypes."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests import zoo
-from tests.ranks import run_ranks
+from tests.distributed import training
+from tests.ranks import on_ranks
 from zerobench.strategies.ddp import MasterDdpEngine
 from zerobench.zero import STAGES, LossScaling, initialize
 
@@ -69,27 +71,19 @@ def ours(rank: int, n: int, strategy: str, dtype: torch.dtype, max_norm: float |
     return losses, norms, model.state_dict() if strategy == "ddp" else engine.full_state_dict()
 
 
-def same(mine: Any, oracle: Any, exact: bool, tolerance: float = 2e-4) -> list[str]:
-    """Describes the difference."""
-    wrong = []
-    if exact and mine[0] != oracle[0]:
-        wrong.append(f"losses {mine[0]} {oracle[0]}")
-    for a, b in zip(mine[0], oracle[0], strict=True):
-        if not math.isclose(a, b, rel_tol=tolerance):
-            wrong.append(f"loss {a} {b}")
-    for a, b in zip(mine[1], oracle[1], strict=True):
-        if not math.isclose(a, b, rel_tol=1e-6 if exact else 1e-2):
-            wrong.append(f"norm {a} {b}")
-    for key, value in oracle[2].items():
-        if exact and not torch.equal(mine[2][key], value):
-            wrong.append(key)
-        elif (mine[2][key].float() - value.float()).abs().max() > 100 * tolerance:
-            wrong.append(f"{key} by {(mine[2][key].float() - value.float()).abs().max()}")
-    return wrong
+def check(found: Any, oracle: Any, exact: bool, *about: Any, tolerance: float = 2e-4) -> None:
+    """Losses, norms and weights, to the bit if `exact`."""
+    if exact:
+        training.assert_same(found[::2], oracle[::2], *about)
+    assert found[0] == pytest.approx(oracle[0], rel=tolerance), about
+    assert found[1] == pytest.approx(oracle[1], rel=1e-6 if exact else 1e-2), about
+    training.assert_close(found[::2], oracle[::2], 1, 100 * tolerance, *about)
 
 
 FP32_OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *((strategy, {"mode": mode}) for strategy in ZERO for mode in ("paper", "vendor")),
+    ("zero3", {"prefetch": 0}),
+    ("zero3", {"prefetch": 3}),
     ("zero3", {"persistence_numel": 60}),
     ("zero3", {"persistence_numel": 10**6}),
     ("zero3", {"reshard_after_forward": False}),
@@ -97,66 +91,50 @@ FP32_OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("zero2", {"overlap_gather": True}),
     ("zero2", {"tile_bytes": None}),
 ]
-SHOWN = [FP32_OPTIONS[number] for number in (0, 3, 4, 6, 8, 10)]
+SHOWN = [FP32_OPTIONS[number] for number in (0, 3, 4, 7, 8, 10, 13)]
 """Of every run: each option under one stage."""
 
 
-def fp32(rank: int, n: int, thorough: bool) -> dict[str, list[str]]:
+@on_ranks(3, 1, 4)
+def test_options_train_as_ddp_does(rank: int, n: int, thorough: bool) -> None:
+    """In every run clipped by the norm that no other test clips by."""
     oracle = ddp(rank, n, torch.float32)
-    options = FP32_OPTIONS if thorough else SHOWN
-    found = {str(one): same(ours(rank, n, one[0], torch.float32, **one[1]), oracle, n <= 2) for one in options}
+    for strategy, options in FP32_OPTIONS if thorough else SHOWN:
+        check(ours(rank, n, strategy, torch.float32, **options), oracle, n <= 2, strategy, options)
     for norm_type in (2.0, math.inf, 1.0) if thorough else (1.0,):
         clipped = ddp(rank, n, torch.float32, 0.5, norm_type)
         for strategy in STAGES:
-            mine = ours(rank, n, strategy, torch.float32, 0.5, norm_type)
-            found[f"{strategy} clipped by {norm_type}"] = same(mine, clipped, False)
-            if not all(math.isclose(a, b, rel_tol=2e-6) for a, b in zip(mine[1], clipped[1], strict=True)):
-                found[f"{strategy} norms {norm_type}"] = [str((mine[1], clipped[1]))]
-    return found
+            found = ours(rank, n, strategy, torch.float32, 0.5, norm_type)
+            check(found, clipped, False, strategy, norm_type)
+            assert found[1] == pytest.approx(clipped[1], rel=2e-6), (strategy, norm_type)
 
 
-def half(rank: int, n: int, thorough: bool) -> dict[str, list[str]]:
+@on_ranks(2, 1, 3, 4)
+def test_half_precision_trains_as_ddp_with_masters_does(rank: int, n: int, thorough: bool) -> None:
     """Both ways of an option under every stage by turns, unless all are asked for; losses are scaled in every run."""
-    found, every = {}, 1 if thorough else 2
+    every, near = 1 if thorough else 2, partial(check, tolerance=0.02)
     for dtype in (torch.bfloat16, torch.float16) if thorough else (torch.bfloat16,):
         oracle = ddp(rank, n, dtype)
         for number, strategy in enumerate(("ddp", *ZERO)):  # Megatron accumulates in fp32: below
             for options in ({}, {"tile_bytes": 1024})[number % every :: every]:
-                mine = ours(rank, n, strategy, dtype, **options)
-                found[f"{strategy} {dtype} {options}"] = same(mine, oracle, n <= 2, 0.02)
+                near(ours(rank, n, strategy, dtype, **options), oracle, n <= 2, strategy, dtype, options)
         beside = ours(rank, n, "zero3", dtype, shards="parameters")
-        found[f"zero3 {dtype}, parameters beside the masters"] = same(ours(rank, n, "zero3", dtype), beside, True)
+        check(ours(rank, n, "zero3", dtype), beside, True, dtype, "parameters beside the masters")
         clipped = ddp(rank, n, dtype, 0.5)
         wide = {"gradient_dtype": torch.float32}
         for number, strategy in enumerate(STAGES):
             for options in (wide, {**wide, "wire_dtype": dtype})[number % every :: every]:
-                mine = ours(rank, n, strategy, dtype, 0.5, **options)
-                found[f"{strategy} {dtype} {options}"] = same(mine, clipped, False, 0.02)
-    found["wire"] = same(
-        ours(rank, n, "zero2", torch.float32, wire_dtype=torch.bfloat16), ddp(rank, n, torch.float32), False, 0.02
-    )
+                near(ours(rank, n, strategy, dtype, 0.5, **options), clipped, False, strategy, dtype, options)
+    wire = ours(rank, n, "zero2", torch.float32, wire_dtype=torch.bfloat16)
+    near(wire, ddp(rank, n, torch.float32), False, "wire")
     scaling, scaled = LossScaling(initial=1024.0), ddp(rank, n, torch.float16, 0.5, scale=1024)
     for strategy in ["ddp", *STAGES][::every]:
-        mine = ours(rank, n, strategy, torch.float16, 0.5, loss_scaling=scaling)
-        found[f"{strategy} scaled"] = same(mine, scaled, False, 0.02)
-    return found
+        near(ours(rank, n, strategy, torch.float16, 0.5, loss_scaling=scaling), scaled, False, strategy, "scaled")
 
 
-@pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 4))])
-def test_options_train_as_ddp_does(n: int, thorough: bool) -> None:
-    """In every run clipped by the norm that no other test clips by."""
-    for mine in run_ranks(n, fp32, thorough):
-        assert {k: v for k, v in mine.items() if v} == {}
-
-
-@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3, 4))])
-def test_half_precision_trains_as_ddp_with_masters_does(n: int, thorough: bool) -> None:
-    for mine in run_ranks(n, half, thorough):
-        assert {k: v for k, v in mine.items() if v} == {}
-
-
-def shard_bytes(rank: int, n: int, strategy: str) -> list[int]:
-    """Bytes of memory that the gradient shards have: at the start, after two micro-batches each, a step, zero_grad."""
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+@on_ranks(2)
+def test_gradient_shards_have_memory_from_reduction_to_update(rank: int, n: int, strategy: str) -> None:
     model = model_of()
     engine = initialize(model, adamw(model.parameters()), strategy, bucket_bytes=4096)
     seen = []
@@ -172,9 +150,4 @@ def shard_bytes(rank: int, n: int, strategy: str) -> list[int]:
         consume()
         look()
     whole = sum(4 * unit.layout.shard_numel for unit in engine.units)
-    return [size // whole if size % whole == 0 else size for size in seen]
-
-
-@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
-def test_gradient_shards_have_memory_from_reduction_to_update(strategy: str) -> None:
-    assert run_ranks(2, shard_bytes, strategy) == [[0, 1, 1, 0, 1, 1, 0]] * 2
+    assert seen == [0, whole, whole, 0, whole, whole, 0], "after two micro-batches, a step, two, and zero_grad"

@@ -1,7 +1,10 @@
 """The peers under the harness: they train what DDP trains, and are counted as what they are known for."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
+from itertools import product
+from math import inf
 from typing import Any
 
 import pytest
@@ -9,8 +12,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from tests.cells import cell, sound
+from tests.distributed.training import assert_close, assert_same
 from tests.distributed.variants import engine_of
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from zerobench import strategies
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import IMPLEMENTATIONS, KINDS, AdamW, Bf16, Fp16, Fp32, Rprop, Sgd
@@ -31,7 +35,7 @@ ACCOUNTED = Measure(steps=1, warmup=2, passes="accounted")
 
 
 def train(
-    rank: int, n: int, name: str, tuned: bool, accumulation: int, clip: float | None = None, **more: Any
+    rank: int, n: int, name: str, tuned: bool, accumulation: int = 1, clip: float | None = None, **more: Any
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     config = sound(name, n, tuned=tuned, accumulation=accumulation, **more).config
     engine = engine_of(config)
@@ -67,42 +71,34 @@ def whole_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: value.detach().clone() for name, value in state.items()}
 
 
-def train_all(
-    rank: int, n: int, names: list[str], accumulation: int, clip: float | None = None
-) -> dict[tuple[str, bool], Any]:
-    sides = [("ddp", False), *((name, tuned) for name in names for tuned in (False, True))]
-    return {side: train(rank, n, *side, accumulation, clip) for side in sides}
+def compare(
+    rank: int, n: int, sides: Iterable[tuple[str, bool]], exact: bool = False, near: float = 1e-6, **options: Any
+) -> None:
+    """Trains strategies, tuned or not, as DDP does; weights are compared if `exact`, and else have the same shapes."""
+    expected = train(rank, n, "ddp", False, **options)
+    assert len(set(expected[0])) > STEPS // 2
+    for side in sides:
+        found = train(rank, n, *side, **options)
+        assert_close(found, expected, near, inf, side)
+        if exact:
+            assert_same(found, expected, side)
 
 
-def check(results: list[dict[tuple[str, bool], Any]], exact: bool, tolerance: float = 1e-6) -> None:
-    for mine in results:
-        losses, state = mine.pop(("ddp", False))
-        assert len(set(losses)) > STEPS // 2
-        for side, (other_losses, other_state) in mine.items():
-            assert other_state.keys() == state.keys(), side
-            if exact:
-                assert other_losses == losses, side
-                assert all(torch.equal(other_state[key], state[key]) for key in state), side
-            else:
-                close = {"rtol": tolerance, "atol": tolerance}
-                torch.testing.assert_close(torch.tensor(other_losses), torch.tensor(losses), **close)
-                assert all(other_state[key].shape == state[key].shape for key in state)
-
-
-@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (3, 4))])
-def test_torchs_peers_train_as_ddp(n: int) -> None:
+@on_ranks(2, 3, 4)
+def test_torchs_peers_train_as_ddp(rank: int, n: int) -> None:
     """Bit for bit at N = 2, where a sum has one order."""
-    check(run_ranks(n, train_all, TORCHS, 1), exact=n == 2)
+    compare(rank, n, product(TORCHS, (False, True)), exact=n == 2)
 
 
-def train_more(rank: int, n: int) -> tuple[Any, Any, dict[str, str]]:
-    """Accumulated and clipped; with matrices in tiles, which are units inside units; and errors of what is refused."""
-    sides = [("ddp", False), *((name, False) for name in TORCHS if name.startswith("fsdp2"))]
-    return (
-        train_all(rank, n, TORCHS, 2, 0.5),
-        {side: train(rank, n, *side, 1, model="tiles") for side in sides},
-        {f"{name}/{how}": error_of(name, how) for name, hows in WITHOUT_RULE.items() for how in hows},
-    )
+@pytest.mark.thorough
+@on_ranks(2)
+def test_torchs_peers_accumulate_clip_and_take_tiles_and_what_is_refused_fails(rank: int, n: int) -> None:
+    """Tiles of matrices are units inside units."""
+    compare(rank, n, product(TORCHS, (False, True)), accumulation=2, clip=0.5)
+    compare(rank, n, [(name, False) for name in TORCHS if name.startswith("fsdp2")], exact=True, model="tiles")
+    errors = {f"{name}/{how}": error_of(name, how) for name, hows in WITHOUT_RULE.items() for how in hows}
+    assert errors.keys() == {"sgd/fused", "adagrad/fused", "rprop/foreach", "rprop/loop"}
+    assert all("strateg" in error for error in errors.values()), "torch has rules now: refuse no longer"
 
 
 def error_of(name: str, implementation: str) -> str:
@@ -116,15 +112,6 @@ def error_of(name: str, implementation: str) -> str:
     except (NotImplementedError, RuntimeError) as error:
         return str(error)
     return ""
-
-
-@pytest.mark.thorough
-def test_torchs_peers_accumulate_clip_and_take_tiles_and_what_is_refused_fails() -> None:
-    whole, tiled, errors = zip(*run_ranks(2, train_more), strict=True)
-    check(list(whole), exact=False)
-    check(list(tiled), exact=True)
-    assert errors[0].keys() == {"sgd/fused", "adagrad/fused", "rprop/foreach", "rprop/loop"}
-    assert all("strateg" in error for error in errors[0].values()), "torch has rules now: refuse no longer"
 
 
 @pytest.mark.parametrize(
@@ -147,10 +134,11 @@ def test_an_optimizer_without_a_rule_is_refused_before_ranks_start(optimizer: An
 
 
 @needs_deepspeed
-@pytest.mark.parametrize(("n", "accumulation"), [(2, 1), (3, 1), (2, 2)])
-def test_deepspeed_trains_as_ddp(n: int, accumulation: int) -> None:
+@pytest.mark.parametrize("accumulation", [1, 2])
+@on_ranks(2, 3)
+def test_deepspeed_trains_as_ddp(rank: int, n: int, accumulation: int) -> None:
     """Stage 3 adds in another order."""
-    check(run_ranks(n, train_all, NEEDS, accumulation), exact=False, tolerance=3e-6)
+    compare(rank, n, product(NEEDS, (False, True)), near=3e-6, accumulation=accumulation)
 
 
 def measured(tmp_path, name: str, n: int = 2, model: str = "wide", **more: Any):

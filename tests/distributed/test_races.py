@@ -24,7 +24,7 @@ import torch
 
 from tests import zoo
 from tests.distributed import training
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from zerobench.zero.bucket import GradientBucket
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.base import Handle
@@ -234,17 +234,13 @@ def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def compare(rank: int, n: int, runs: list[tuple[str, dict[str, Any]]]) -> None:
-    for strategy, options in runs:
+@on_ranks(2, 3)
+def test_overlapped_runs_equal_serialized_ones(rank: int, n: int, thorough: bool) -> None:
+    for strategy, options in RUNS if thorough else [RUNS[4], RUNS[9]]:
         for model in ("tied", "recomputed") if strategy == "zero3" and n == 2 else ("tied",):
             expected = in_series(rank, n, strategy, options, model)
             assert all(values.isfinite().all() for values in expected)
             assert equal(overlapped(rank, n, strategy, options, model), expected), (strategy, options, model)
-
-
-@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.thorough)])
-def test_overlapped_runs_equal_serialized_ones(n: int, thorough: bool) -> None:
-    run_ranks(n, compare, RUNS if thorough else [RUNS[4], RUNS[9]])
 
 
 PLANTED: dict[str, tuple[str, dict[str, Any], Any]] = {
@@ -256,15 +252,9 @@ PLANTED: dict[str, tuple[str, dict[str, Any], Any]] = {
 }
 
 
-def plant(rank: int, n: int) -> list[str]:
-    """The mistakes that no rank has noticed go unseen: those that this one has not."""
-    return [
-        name
-        for name, (strategy, options, mistake) in PLANTED.items()
-        if equal(overlapped(rank, n, strategy, options, mistake=mistake), in_series(rank, n, strategy, options))
-    ]
-
-
 @pytest.mark.thorough
-def test_planted_races_are_seen() -> None:
-    assert run_ranks(2, plant) == [[], []]
+@on_ranks(2)
+def test_planted_races_are_seen(rank: int, n: int) -> None:
+    for name, (strategy, options, mistake) in PLANTED.items():
+        found = overlapped(rank, n, strategy, options, mistake=mistake)
+        assert not equal(found, in_series(rank, n, strategy, options)), name

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from tests import zoo
 from tests.distributed import training
 from tests.distributed.training import take_steps
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from tests.zoo import WIDTH, WORDS, Block
 from zerobench.zero import STAGES, initialize
 
@@ -348,38 +348,17 @@ def train(rank: int, n: int, scenario: Scenario, strategy: str) -> tuple[list[fl
     return scenario.loop(engine, rank, n), engine.full_state_dict()
 
 
-def differences(trained: Any, oracle: Any, exact: bool, weights_within: float) -> list[str]:
-    """Names what differs from the oracle, and by how much."""
-    (losses, state), (true_losses, true_state) = trained, oracle
-    if len(losses) != len(true_losses) or state.keys() != true_state.keys():
-        return ["other losses or weights than the oracle has"]
-    if exact:
-        wrong = [] if losses == true_losses else [f"losses {losses}, not {true_losses}"]
-        return wrong + [name for name, value in true_state.items() if not torch.equal(state[name], value)]
-    ours, theirs = torch.tensor(losses), torch.tensor(true_losses)
-    off = ((ours - theirs).abs() / (1 + theirs.abs())).max().item()
-    wrong = [] if off <= TOLERANCE else [f"losses by {off}"]
-    for name, value in true_state.items():
-        if value.numel() and not (by := (state[name].float() - value.float()).abs().max().item()) <= weights_within:
-            wrong.append(f"{name} by {by}")
-    return wrong
-
-
-def all_scenarios(rank: int, n: int) -> dict[str, list[str]]:
-    differing = {}
+@pytest.mark.thorough
+@on_ranks(1, 2, 3, timeout_s=400)
+def test_scenarios_train_as_under_ddp(rank: int, n: int) -> None:
     for name, scenario in SCENARIOS.items():
         oracle = train(rank, n, scenario, "ddp")
         within = TOLERANCE if scenario.optimizer is sgd else 0.02 * 1e-2
         for strategy in STAGES:
             trained = train(rank, n, scenario, strategy)
-            differing[f"{name}, {strategy}"] = differences(trained, oracle, not scenario.oracle and n <= 2, within)
-    return {name: wrong for name, wrong in differing.items() if wrong}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_scenarios_train_as_under_ddp(n: int) -> None:
-    assert run_ranks(n, all_scenarios, timeout_s=400) == [{}] * n
+            training.assert_close(trained, oracle, TOLERANCE, within, name, strategy)
+            if not scenario.oracle and n <= 2:
+                training.assert_same(trained, oracle, name, strategy)
 
 
 def lose_the_loss(engine: Any, inside: str) -> None:
@@ -410,13 +389,10 @@ REFUSED: list[tuple[type[nn.Module], Callable[[Any], None], str]] = [
 ]  # fmt: skip
 
 
-def refusals(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_what_stage_3_cannot_do_is_answered(rank: int, n: int) -> None:
     for build, misuse, sentence in REFUSED:
         model = build()
         engine = initialize(model, optim.SGD(model.parameters(), lr=0.1), "zero3")
         with pytest.raises((RuntimeError, ValueError), match=sentence):
             misuse(engine)
-
-
-def test_what_stage_3_cannot_do_is_answered() -> None:
-    run_ranks(2, refusals)

@@ -106,6 +106,15 @@ def assert_same(found: Any, expected: Any, *about: Any) -> None:
     assert_equal(found[1], expected[1], *about)
 
 
+def assert_close(found: Any, expected: Any, losses_within: float, weights_within: float, *about: Any) -> None:
+    """Losses are near enough, relatively or, if they are below 1, absolutely; and weights, absolutely."""
+    near = {"rtol": losses_within, "atol": losses_within}
+    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(expected[0]), **near, msg=f"{about}: {found[0]}")
+    assert found[1].keys() == expected[1].keys(), about
+    off = {name: (found[1][name].float() - value.float()).abs() for name, value in expected[1].items() if value.numel()}
+    assert {name: by.max().item() for name, by in off.items() if not by.max() <= weights_within} == {}, about
+
+
 def assert_alike(engine: Any, plain: nn.Module, *about: Any) -> None:
     assert_equal(engine.full_state_dict(), plain.state_dict(), *about)
 
