@@ -27,7 +27,7 @@ BUCKETS = {"zero1": 4096, "zero2": 2048, "zero3": 4096, "megatron": 8192}
 
 
 def fresh(
-    model_name: str, optimizer_name: str, stage: str, shift: float = 0.0, dtype: torch.dtype | None = None, **options: Any
+    model_name: str, optimizer_name: str, stage: str, shift: float = 0.0, dtype: Any = None, **options: Any
 ) -> Any:
     """An engine; with `shift` its weights are others than every engine's in these tests."""
     model = zoo.build(model_name).to(dtype=dtype)

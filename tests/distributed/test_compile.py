@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,41 +47,30 @@ Way = Callable[[str, nn.Module], tuple[Any, Callable[..., Any]]]
 """Given a strategy and a model: the engine, and the object that a loop calls for a loss."""
 
 
-def engine_of(strategy: str, model: nn.Module) -> Any:
-    return training.engine_of(strategy, model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True))
-
-
 def uncompiled(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    engine = engine_of(strategy, model)
+    engine = training.engine_of(strategy, model)
     return engine, engine
 
 
 def module_compile(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    engine = engine_of(strategy, model)
+    engine = training.engine_of(strategy, model)
     model.compile(backend=BACKEND)
     return engine, engine
 
 
-def before(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    engine = engine_of(strategy, torch.compile(model, backend=BACKEND))
-    return engine, engine
-
-
-def after(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    return engine_of(strategy, model), torch.compile(model, backend=BACKEND)
-
-
-def engine_itself(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    engine = engine_of(strategy, model)
-    return engine, torch.compile(engine, backend=BACKEND)
-
-
 def blocks_before(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    model.blocks = nn.ModuleList(torch.compile(block, backend=BACKEND) for block in model.blocks)
+    model.blocks = nn.ModuleList(map(compiled, model.blocks))
     return uncompiled(strategy, model)
 
 
-WAYS: dict[str, Way] = {one.__name__: one for one in (after, module_compile, before, blocks_before, engine_itself)}
+compiled = partial(torch.compile, backend=BACKEND)
+WAYS: dict[str, Way] = {
+    "after": lambda strategy, model: (training.engine_of(strategy, model), compiled(model)),
+    "module_compile": module_compile,
+    "before": lambda strategy, model: uncompiled(strategy, compiled(model)),
+    "blocks_before": blocks_before,
+    "engine_itself": lambda strategy, model: ((engine := training.engine_of(strategy, model)), compiled(engine)),
+}
 """`after` is first: it alone traces a hook that no call of the engine has come to."""
 
 

@@ -13,7 +13,7 @@ from tests import zoo
 from tests.cells import MODELS, sound
 from tests.distributed.training import adamw, assert_alike, take_steps
 from tests.distributed.variants import account, assert_as_predicted, run_all
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from zerobench.config import schema as schemas
 from zerobench.config.schema import Measure
 from zerobench.registry import MODELS as REGISTRY
@@ -63,13 +63,14 @@ class Model(nn.Module):
         return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
 
 
-def adapters(rank: int, n: int, folder: str, thorough: bool) -> None:
+@on_ranks(2)
+def test_adapters_over_a_base_in_4_bits(rank: int, n: int, tmp_path: Path, thorough: bool) -> None:
     """Adapters train to the bit as under DDP; codes are whole again, also from a checkpoint and in other tiers."""
     options: list[tuple[str, dict[str, Any]]] = [
         *((strategy, {}) for strategy in STAGES),
         ("zero3", {"persistence_numel": 200}),
         ("zero3", {"offload": Offload(parameters=True)}),
-        ("zero3", {"offload": NvmeOffload(path=folder, parameters=True)}),
+        ("zero3", {"offload": NvmeOffload(path=str(tmp_path), parameters=True)}),
     ]
 
     def build(seed: int = 0) -> Model:
@@ -84,21 +85,17 @@ def adapters(rank: int, n: int, folder: str, thorough: bool) -> None:
         engine = initialize(model, adamw(model.parameters()), strategy, bucket_bytes=4096, **more)
         take_steps(engine, rank, n, range(3))
         assert_alike(engine, plain, strategy, more)
-        engine.save(f"{folder}/saved")
+        engine.save(tmp_path / "saved")
         fresh = build(5)
         other = initialize(fresh, adamw(fresh.parameters()), "zero3" if strategy == "zero1" else "zero1")
         with torch.no_grad(), other.temporary_weights(engine.full_state_dict()):
             assert torch.equal(other(*zoo.tokens(rank, n, 9)), plain(*zoo.tokens(rank, n, 9)))
-        other.load(f"{folder}/saved")
+        other.load(tmp_path / "saved")
         assert_alike(other, plain, strategy, more)
         engine.module.load_state_dict(build(7).state_dict())
         assert_alike(engine, build(7), strategy, more)
     with pytest.raises(RuntimeError, match=r"blocks\.0\.codes: it is read outside of the forward"):
         (lambda: model.blocks[0].codes + 0)()
-
-
-def test_adapters_over_a_base_in_4_bits(tmp_path: Any, thorough: bool) -> None:
-    run_ranks(2, adapters, str(tmp_path), thorough)
 
 
 def quantized(vocabulary: int = 256) -> nn.Module:

@@ -9,7 +9,8 @@ from torch import nn
 
 from tests import zoo
 from tests.cells import cell
-from tests.ranks import run_ranks
+from tests.distributed.training import assert_equal, assert_same
+from tests.ranks import on_ranks, run_ranks
 from zerobench.config import schema_training
 from zerobench.results import tables
 from zerobench.strategies.ddp import DdpEngine, MasterDdpEngine
@@ -19,8 +20,9 @@ from zerobench.zero.precision import LossScaling
 CLIP = 0.5
 
 
-def clip_whole_model(rank: int, n: int, norm_type: float) -> tuple[Any, Any]:
-    """fp32: the engine's norm and weights, and those of plain DDP with torch's function."""
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+@on_ranks(2)
+def test_fp32_is_clipped_by_torchs_own_function_to_the_bit(rank: int, n: int, norm_type: float) -> None:
     results = []
     for plain in (False, True):
         module = zoo.build("tied")
@@ -35,7 +37,7 @@ def clip_whole_model(rank: int, n: int, norm_type: float) -> tuple[Any, Any]:
                 norms.append(engine.clip_grad_norm_(CLIP, norm_type).item())
             engine.step()
         results.append((norms, module.state_dict()))
-    return results[0], results[1]
+    assert_same(*results)
 
 
 def overflow(rank: int, n: int) -> dict[str, Any]:
@@ -68,15 +70,8 @@ def test_one_rank_overflows_and_all_skip() -> None:
     assert first["counts"] == {5.0}
     assert not math.isfinite(first["norms"][1])
     for other in (second, third):
-        assert all(torch.equal(first["w"][k], other["w"][k]) for k in first["w"])
+        assert_equal(other["w"], first["w"])
         assert all(first[key] == other[key] for key in ("scales", "skipped", "changed", "counts"))
-
-
-@pytest.mark.parametrize("norm_type", [2.0, math.inf])
-def test_fp32_is_clipped_by_torchs_own_function_to_the_bit(norm_type: float) -> None:
-    for (norms, state), (plain_norms, plain_state) in run_ranks(2, clip_whole_model, norm_type):
-        assert norms == plain_norms
-        assert all(torch.equal(state[k], plain_state[k]) for k in state)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from tests import zoo
-from tests.plain_kernels import PlainKernels, acts_as_gpu
-from tests.ranks import run_ranks
+from tests.plain_kernels import acts_as_gpu
+from tests.ranks import on_ranks, run_ranks
 from zerobench.strategies import wrap
 from zerobench.zero import LossScaling, initialize
 from zerobench.zero.optim.step_by_tiles import ONE_PASS
@@ -49,22 +48,14 @@ def train(engine: Any, rank: int, n: int, steps: int = 4, first: int = 0) -> lis
     return losses
 
 
-def losses(rank: int, n: int, kernels: Any, cases: list[tuple[str, torch.dtype]]) -> Any:
-    found = []
-    for strategy, dtype in cases:
-        with acts_as_gpu(kernels):
-            found.append([train(engine_of(strategy, tile, dtype), rank, n) for tile in (ONE_PASS, 1024)])
-    return found
-
-
-@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_losses_are_those_of_tiles(n: int, thorough: bool) -> None:
+@on_ranks(2, 1)
+def test_losses_are_those_of_tiles(rank: int, n: int, thorough: bool) -> None:
     cases = [("ddp", torch.float16), *((one, torch.bfloat16) for one in ("ddp", *KINDS)), ("zero2", torch.float16)]
-    cases = cases if thorough else cases[1::2]
-    for found in run_ranks(n, losses, PlainKernels, cases):
-        for one_pass, tiles in found:
-            assert one_pass == tiles
-            assert len(set(one_pass)) > 2
+    for strategy, dtype in cases if thorough else cases[1::2]:
+        with acts_as_gpu():
+            one_pass, tiles = (train(engine_of(strategy, tile, dtype), rank, n) for tile in (ONE_PASS, 1024))
+        assert one_pass == tiles, (strategy, dtype)
+        assert len(set(one_pass)) > 2
 
 
 def lost_writes(rank: int, n: int) -> list[str]:

@@ -2,13 +2,14 @@
 
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from zerobench.zero import initialize
 
 
@@ -136,11 +137,8 @@ def _states(engine: Any) -> dict[str, torch.Tensor]:
     return {f"{name} {one.span.start}": engine.optimizer.state[one.tensor]["exp_avg"] for name, one in names}
 
 
-def each(rank: int, n: int, folder: str) -> None:
+@on_ranks(2)
+def test_partial_checkpoints(rank: int, n: int, tmp_path: Path) -> None:
     for scenario in (in_an_accumulation, without_frozen, of_another_model):
         for strategy in ("zero2", "zero3"):
-            scenario(rank, strategy, f"{folder}/{scenario.__name__}-{strategy}")
-
-
-def test_partial_checkpoints(tmp_path: Any) -> None:
-    run_ranks(2, each, str(tmp_path))
+            scenario(rank, strategy, f"{tmp_path}/{scenario.__name__}-{strategy}")

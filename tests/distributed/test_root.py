@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from tests import zoo
 from tests.distributed import training
 from tests.distributed.test_scenarios import Chain
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from tests.zoo import WIDTH, WORDS
 from zerobench.zero import initialize
 
@@ -86,14 +86,14 @@ GATHERS = {Tied: 1, Functional: 1, Front: 2, Recomputed: 2, Beside: 2, Between: 
 KEPT = (Between, Own)
 
 
-def train_all(rank: int, n: int, thorough: bool) -> None:
+@on_ranks(2)
+def test_the_root_is_there_when_it_is_read_and_given_back_in_between(rank: int, n: int, thorough: bool) -> None:
     for build, gathers in GATHERS.items():
-        losses, weights, _ = train(build, "ddp", rank, n)
+        expected = train(build, "ddp", rank, n)
         for keep in ("auto", False, True) if thorough else ("auto",):
-            mine, state, seen = train(build, "zero3", rank, n, keep_root=keep)
-            assert mine == losses, (build, keep)
-            assert [name for name, value in weights.items() if not torch.equal(value, state[name])] == [], (build, keep)
-            assert keep != "auto" or seen == (gathers, build in KEPT), (build, seen)
+            found = train(build, "zero3", rank, n, keep_root=keep)
+            training.assert_same(found, expected, build, keep)
+            assert keep != "auto" or found[2] == (gathers, build in KEPT), (build, found[2])
 
 
 def train(build: type[Chain], strategy: str, rank: int, n: int, **options: Any) -> tuple[Any, Any, tuple[int, bool]]:
@@ -132,7 +132,3 @@ def count(unit: Any) -> int:
 
         unit.source.launch = counted
     return unit.gathers
-
-
-def test_the_root_is_there_when_it_is_read_and_given_back_in_between(thorough: bool) -> None:
-    run_ranks(2, train_all, thorough)

@@ -55,13 +55,15 @@ def world(size: int, rank: int) -> Iterator[ModeledCuda]:
         dist.destroy_process_group()
 
 
-def races_of(cuda: ModeledCuda, strategy: str, options: dict[str, Any], model: str = "tied", mistake: Any = None):
+def races_of(
+    cuda: ModeledCuda, strategy: str, options: dict[str, Any], model: str = "tied", mistake: Any = nullcontext
+) -> list[str]:
     module = zoo.build(model)
     optimizer = zoo.OPTIMIZERS["adamw"](module.parameters())
     with RaceDetector(cuda) as detector:
         engine = initialize(module, optimizer, strategy, bucket_bytes=4096, **options)
         assert engine.comm.on_streams
-        with (mistake or nullcontext)():
+        with mistake():
             for step in range(STEPS):
                 for micro in range(2):
                     engine.backward(engine(*zoo.tokens(1, 2, 2 * step + micro)))
@@ -82,63 +84,49 @@ def repeated(rows: list[Any], shown: tuple[int, ...]) -> list[Any]:
     return [pytest.param(*row, marks=() if n in shown else pytest.mark.thorough) for n, row in enumerate(rows)]
 
 
-@pytest.mark.parametrize(("strategy", "options"), repeated(RUNS, (4, 9)))
-def test_no_race(cuda: ModeledCuda, strategy: str, options: dict[str, Any]) -> None:
-    assert races_of(cuda, strategy, options) == []
-
-
-@pytest.mark.parametrize(("strategy", "options"), repeated(IN_GROUPS, (0, 4)))
-def test_no_race_in_groups(cuda: ModeledCuda, strategy: str, options: dict[str, Any]) -> None:
-    assert races_of(cuda, strategy, options) == []
-
-
 @pytest.mark.parametrize(
-    "strategy", ["zero3", *(pytest.param(s, marks=pytest.mark.thorough) for s in ("zero1", "zero2"))]
+    ("strategy", "options", "model"),
+    [
+        *repeated([(*run, "tied") for run in RUNS], (4, 9)),
+        *repeated([(*run, "tied") for run in IN_GROUPS], (0, 4)),
+        *repeated([(strategy, {}, "unused") for strategy in ("zero3", "zero1", "zero2")], (0,)),
+    ],
 )
-def test_no_race_with_unused_parameters(cuda: ModeledCuda, strategy: str) -> None:
-    assert races_of(cuda, strategy, {}, "unused") == []
+def test_no_race(cuda: ModeledCuda, strategy: str, options: dict[str, Any], model: str) -> None:
+    assert races_of(cuda, strategy, options, model) == []
 
 
-@contextmanager
-def unawaited() -> Iterator[None]:
-    """The current stream goes on before the collective has ended."""
-    with mock.patch.object(streams.StreamWork, "wait", return_value=None):
-        yield
+def instead(owner: Any, name: str, act: Any = lambda *_, **__: None) -> Any:
+    """Another method, or one that does nothing, in the place of one."""
+    return lambda: mock.patch.object(owner, name, act)
 
 
-@contextmanager
-def launched_too_early() -> Iterator[None]:
-    """The stream does not wait for what is to be sent."""
+def launches(waits: bool, ends: bool) -> Any:
+    """Launches that may not wait for what is to be sent, or whose event may be recorded before the collective."""
 
     def launch(stream: streams.CommStream, collective: Callable[..., Any]) -> streams.StreamWork:
+        if waits:
+            stream._stream.wait_stream(stream._cuda.current_stream())
+        begin = stream._stream.record_event()
         with stream._cuda.stream(stream._stream):
             collective(async_op=False)
-        return streams.StreamWork(stream._cuda, stream._stream.record_event())
+        return streams.StreamWork(stream._cuda, stream._stream.record_event() if ends else begin)
 
-    with mock.patch.object(streams.CommStream, "launch", launch):
-        yield
+    return instead(streams.CommStream, "launch", launch)
 
 
-@contextmanager
-def ended_too_early() -> Iterator[None]:
-    """The event that is waited for was recorded before the collective."""
-
-    def launch(stream: streams.CommStream, collective: Callable[..., Any]) -> streams.StreamWork:
-        stream._stream.wait_stream(stream._cuda.current_stream())
-        end = stream._stream.record_event()
-        with stream._cuda.stream(stream._stream):
-            collective(async_op=False)
-        return streams.StreamWork(stream._cuda, end)
-
-    with mock.patch.object(streams.CommStream, "launch", launch):
-        yield
+LAUNCH_MISTAKES = {
+    "never waited for": instead(streams.StreamWork, "wait"),
+    "launched too early": launches(waits=False, ends=True),
+    "ended too early": launches(waits=True, ends=False),
+}
 
 
 @pytest.mark.shown(3)
-@pytest.mark.parametrize("mistake", [unawaited, launched_too_early, ended_too_early])
+@pytest.mark.parametrize("mistake", LAUNCH_MISTAKES)
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
-def test_planted_races_are_seen(cuda: ModeledCuda, strategy: str, mistake: Any) -> None:
-    assert races_of(cuda, strategy, {}, mistake=mistake)
+def test_planted_races_are_seen(cuda: ModeledCuda, strategy: str, mistake: str) -> None:
+    assert races_of(cuda, strategy, {}, mistake=LAUNCH_MISTAKES[mistake])
 
 
 def test_a_collective_that_is_dropped_is_waited_for() -> None:
@@ -227,11 +215,6 @@ def test_no_race_of_copies(copying: ModeledCuda, strategy: str, parts: str) -> N
     assert races_of_copies(copying, strategy, PARTS[parts]) == []
 
 
-def instead(owner: Any, name: str, act: Any = lambda *_, **__: None) -> Any:
-    """Another method, or one that does nothing, in the place of one."""
-    return lambda: mock.patch.object(owner, name, act)
-
-
 MISTAKES = {
     "a buffer is given back while gradients leave it": instead(cpu.HostGradients, "release", lambda _, give: give()),
     "gradients are read on their way": instead(cpu, "wait_for"),
@@ -242,29 +225,25 @@ MISTAKES = {
 }
 
 
-@pytest.mark.shown(1)
-@pytest.mark.parametrize("mistake", list(MISTAKES)[:3])
-def test_planted_races_of_copies_are_seen(copying: ModeledCuda, mistake: str) -> None:
-    assert races_of_copies(copying, "zero2", Offload(), MISTAKES[mistake])
+IN_UPDATES, IN_BUFFERS, IN_EVALUATIONS = list(MISTAKES)[3:]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)])
-def test_a_planted_race_with_what_is_fetched_is_seen(copying: ModeledCuda, dtype: torch.dtype) -> None:
-    mistake = MISTAKES["shards are updated while an evaluation fetches them"]
-    assert races_of_copies(copying, "zero3", PARTS["parameters"], mistake, dtype)
-
-
-@pytest.mark.shown(1)
 @pytest.mark.parametrize(
-    ("parts", "mistake"),
-    [
-        ("all", "masters are updated or loaded while they go up"),
-        ("delayed", "masters are updated or loaded while they go up"),
-        ("files", "a buffer is another cut's while it goes up"),
-    ],
+    ("strategy", "parts", "mistake", "dtype"),
+    repeated(
+        [
+            *(("zero2", "all", mistake, torch.bfloat16) for mistake in list(MISTAKES)[:3]),
+            *(("zero3", "parameters", IN_EVALUATIONS, dtype) for dtype in (torch.float32, torch.bfloat16)),
+            *(("zero2", parts, IN_UPDATES, torch.float32) for parts in ("all", "delayed")),
+            ("zero2", "files", IN_BUFFERS, torch.float32),
+        ],
+        (0, 3, 5),
+    ),
 )
-def test_planted_races_with_what_goes_up_are_seen(copying: ModeledCuda, parts: str, mistake: str) -> None:
-    assert races_of_copies(copying, "zero2", PARTS[parts], MISTAKES[mistake], torch.float32)
+def test_planted_races_of_copies_are_seen(
+    copying: ModeledCuda, strategy: str, parts: str, mistake: str, dtype: torch.dtype
+) -> None:
+    assert races_of_copies(copying, strategy, PARTS[parts], MISTAKES[mistake], dtype)
 
 
 @pytest.mark.parametrize("way", ["checkpoint", "state dict"])
