@@ -8,14 +8,15 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from zerobench.host.environment import rank_environment
 from zerobench.ranks.start_ranks import LaunchError, launch
@@ -36,6 +37,17 @@ def wait_until(seen: Callable[[], object], within_s: float = 300) -> None:
     while not seen():
         assert time.monotonic() < deadline, "what was waited for did not come"
         time.sleep(0.02)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes in one thread, as a rank does: the order of sums may depend on it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def run_ranks(n: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 300) -> list[Any]:

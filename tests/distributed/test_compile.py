@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.cells import sound
 from tests.distributed import training
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from zerobench.config.cell import CellConfig
 from zerobench.models.compiled import compile_blocks
 from zerobench.rank_record import RankRecord
@@ -100,24 +100,22 @@ QUICK: list[Row] = [
 """One takes a second."""
 
 
-def train_rows(rank: int, n: int, rows: list[Row]) -> dict[Row, list[float]]:
-    oracles = {("ddp", "ddp", tied): train(rank, "ddp", tied, uncompiled) for tied in (True, False)}
-    return oracles | {row: train(rank, row[1], row[2], WAYS[row[0]]) for row in rows}
+def compare(rank: int, rows: list[Row]) -> None:
+    oracles = {tied: train(rank, "ddp", tied, uncompiled) for tied in (True, False)}
+    for way, strategy, tied in rows:
+        assert train(rank, strategy, tied, WAYS[way]) == oracles[tied], (way, strategy, tied)
 
 
-def differing(rows: list[Row]) -> list[Row]:
-    ranks = run_ranks(2, train_rows, rows)
-    return [row for row in rows for rank in ranks if rank[row] != rank["ddp", "ddp", row[2]]]
-
-
-def test_a_compiled_model_trains_as_under_ddp() -> None:
-    assert not differing(QUICK)
+@on_ranks(2)
+def test_a_compiled_model_trains_as_under_ddp(rank: int, n: int) -> None:
+    compare(rank, QUICK)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
-def test_a_compiled_model_trains_as_under_ddp_under_every_strategy(way: str) -> None:
-    assert not differing([row for row in ROWS if row[0] == way])
+@on_ranks(2)
+def test_a_compiled_model_trains_as_under_ddp_under_every_strategy(rank: int, n: int, way: str) -> None:
+    compare(rank, [row for row in ROWS if row[0] == way])
 
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2", "zero_redundancy")

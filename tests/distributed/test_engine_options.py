@@ -1,7 +1,8 @@
-"""Options of a caller, against torch DDP: modes, kept units, gathers that overlap, clipping, dtypes."""
+"""Options of a caller, against torch DDP: modes, kept units, gathers that overlap, clipping, dtypes, one kernel."""
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests import zoo
 from tests.distributed import training
+from tests.plain_kernels import acts_as_gpu
 from tests.ranks import on_ranks
+from zerobench.strategies import wrap
 from zerobench.strategies.ddp import MasterDdpEngine
 from zerobench.zero import STAGES, LossScaling, initialize
+from zerobench.zero.optim.step_by_tiles import ONE_PASS
 
 STEPS = 2
 ZERO = ("zero1", "zero2", "zero3")
@@ -151,3 +155,64 @@ def test_gradient_shards_have_memory_from_reduction_to_update(rank: int, n: int,
         look()
     whole = sum(4 * unit.layout.shard_numel for unit in engine.units)
     assert seen == [0, whole, whole, 0, whole, whole, 0], "after two micro-batches, a step, two, and zero_grad"
+
+
+# -- updates as on a GPU, by one kernel ---------------------------------------------------------------------------
+
+UPDATED: dict[str, dict[str, Any]] = {
+    "zero1": {}, "zero2": {"gradient_dtype": torch.float32}, "zero3": {}, "megatron": {},
+}  # fmt: skip
+
+
+def updating_engine(strategy: str, tile_bytes: int, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Several buckets or units; two parameter groups."""
+    model = zoo.build("tied").to(dtype)
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    groups: Any = [
+        {"params": matrices},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=True)
+    options: dict[str, Any] = {"tile_bytes": tile_bytes}
+    if dtype == torch.float16:
+        options["loss_scaling"] = LossScaling(initial=2.0**22, interval=2)  # the first steps overflow
+    if strategy == "ddp":
+        section = {"name": "ddp", "bucket_bytes": 4096, "broadcast_buffers": True}
+        return wrap(section, model, optimizer, **options)
+    options |= UPDATED[strategy] if strategy == "zero3" else UPDATED[strategy] | {"bucket_bytes": 4096}
+    return initialize(model, optimizer, strategy, **options)
+
+
+def train_clipped(engine: Any, rank: int, n: int, steps: int = 4) -> list[float]:
+    return training.train_on(engine, (zoo.tokens(rank, n, step) for step in range(steps)), clip=0.5)
+
+
+@on_ranks(2, 1)
+def test_losses_are_those_of_tiles(rank: int, n: int, thorough: bool) -> None:
+    cases = [("ddp", torch.float16), *((one, torch.bfloat16) for one in ("ddp", *UPDATED)), ("zero2", torch.float16)]
+    for strategy, dtype in cases if thorough else cases[1::2]:
+        with acts_as_gpu():
+            one_pass, tiles = (
+                train_clipped(updating_engine(strategy, tile, dtype), rank, n) for tile in (ONE_PASS, 1024)
+            )
+        assert one_pass == tiles, (strategy, dtype)
+        assert len(set(one_pass)) > 2
+
+
+@on_ranks(2)
+def test_all_ranks_learn_of_a_lost_write(rank: int, n: int, tmp_path: Path) -> None:
+    """That one rank's update has replaced: at a step, at a save and after both."""
+    with acts_as_gpu():
+        engine = updating_engine("zero2", ONE_PASS)
+        train_clipped(engine, rank, n, 1)
+        for call in (
+            lambda: train_clipped(engine, rank, n, 1),
+            lambda: engine.save(tmp_path / "saved"),
+            engine.full_state_dict,
+        ):
+            engine.module.embedding.weight.data[0, 0] += 1  # in the shard of one rank
+            train_clipped(engine, rank, n, 1)
+            with pytest.raises(RuntimeError, match=r"embedding\.weight: it was written to between steps"):
+                call()
+            engine.zero_grad()
+            assert train_clipped(engine, rank, n, 2)[-1] > 0

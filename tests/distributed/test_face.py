@@ -18,7 +18,7 @@ from torch import nn, optim
 
 from tests import zoo
 from tests.distributed.training import loss_of, take_steps
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 from zerobench.zero import STAGES, LossScaling, NvmeOffload, Offload, Zeropp, initialize
 
 
@@ -261,15 +261,12 @@ def there_and_back(kind: str, rank: int, n: int, folder: str, mode: Callable[[],
     return losses
 
 
-def both_ways(rank: int, n: int, folder: str, kinds: list[str]) -> None:
-    for kind in kinds:
-        plain, inside = (there_and_back(kind, rank, n, folder, mode) for mode in (nullcontext, torch.inference_mode))
+@on_ranks(1, 2)
+def test_calls_inside_inference_mode_train_as_those_outside(rank: int, n: int, tmp_path: Path) -> None:
+    for kind in ["zero2", "zero3", "zero3 in bf16, nvme"] if n == 1 else KINDS:
+        modes = (nullcontext, torch.inference_mode)
+        plain, inside = (there_and_back(kind, rank, n, str(tmp_path), mode) for mode in modes)
         assert inside == plain, kind
-
-
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.thorough)], ids=["alone", "two ranks"])
-def test_calls_inside_inference_mode_train_as_those_outside(n: int, tmp_path: Path) -> None:
-    run_ranks(n, both_ways, str(tmp_path), ["zero2", "zero3", "zero3 in bf16, nvme"] if n == 1 else list(KINDS))
 
 
 @pytest.mark.parametrize("strategy", STAGES)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.distributed.test_wire_nodes import NAMESPACES, two_nodes_work
 from tests.listeners import Listener, listeners_of, watch_listeners
-from tests.ranks import free_port, run_ranks
+from tests.ranks import free_port, on_ranks
 from zerobench.host import store as interface
 from zerobench.host.store import JobStore, LostError
 
@@ -45,38 +45,28 @@ def watched(command: list[str], cwd: Path, **environment: str) -> set[Listener]:
     return found
 
 
-def own_listeners(rank: int, n: int) -> set[Listener]:
-    return listeners_of(psutil.Process())
-
-
-def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
-    for found in run_ranks(2, own_listeners):
-        assert found  # gloo's
-        assert all(one.is_loopback for one in found), found
-
-
-@pytest.mark.thorough
-def test_a_launch_of_ours_listens_on_loopback_alone(tmp_path: Path) -> None:
-    """All its processes, the command and the fork server as well."""
-    found = watched([*CELL, "world_size=2", "results_dir=runs"], tmp_path)
-    assert found
-    assert all(one.is_loopback for one in found), found
+@on_ranks(2)
+def test_ranks_of_one_machine_listen_on_loopback_alone(rank: int, n: int) -> None:
+    found = listeners_of(psutil.Process())
+    assert found  # gloo's
+    assert all(listener.is_loopback for listener in found), found
 
 
 LAUNCHERS = {
+    "zerobench": [*CELL, "world_size=2"],
     "mpirun": ["mpirun", *["--allow-run-as-root"] * (os.geteuid() == 0), "--oversubscribe", "-n", "2", *CELL],
     "torchrun": [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
         "--master-port", "PORT", "-m", *CELL[2:],
     ],
 }  # fmt: skip
-PROGRAMS = {"mpirun": r"(mpirun|orted|prted)", "torchrun": r".*torch\.distributed\.run"}
+PROGRAMS = {"zerobench": "no other", "mpirun": r"(mpirun|orted|prted)", "torchrun": r".*torch\.distributed\.run"}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_launcher_on_one_machine_adds_no_listener_of_ours(launcher: str, tmp_path: Path) -> None:
-    """torchrun's own store listens everywhere: SECURITY.md says so."""
+    """Nor does the command, with its fork server. torchrun's own store listens everywhere: SECURITY.md says so."""
     if launcher == "mpirun" and shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed: apt-get install openmpi-bin")
     command = [word.replace("PORT", str(free_port())) for word in LAUNCHERS[launcher]]

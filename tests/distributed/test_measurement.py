@@ -116,13 +116,6 @@ def test_accumulation_is_counted_and_changes_nothing_else(tmp_path, strategy: st
     assert (steps.forward_s + steps.backward_s + steps.update_s <= steps.seconds).all()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("strategy", STRATEGIES[:3])
-def test_the_timeline_tells_of_the_last_step(tmp_path, strategy: str) -> None:
-    """Under zero3: in test_accounting_repeats_to_the_byte."""
-    check_timeline(*measured(tmp_path, strategy, 2, measure=ACCOUNTED))
-
-
 def check_timeline(row, results) -> None:
     for _, line in results.timeline.groupby("rank"):
         total = line[[f"{category}_bytes" for category in CATEGORIES]].sum(axis=1)

@@ -11,7 +11,7 @@ from torch import nn, optim
 from torch.nn import functional as F
 
 from tests.distributed.training import assert_equal
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks, one_thread, run_ranks
 from zerobench.probes.outside_dispatch import NewtonSchulz
 from zerobench.strategies.ddp import DdpEngine, MasterDdpEngine
 from zerobench.zero import AdafactorWithAdamW, MuonWithAdamW, Offload, initialize
@@ -153,17 +153,9 @@ def train_all(rank: int, n: int, cases: list[Case]) -> list[Outcome]:
     return [train(rank, n, case) for case in cases]
 
 
+@one_thread()
 def in_one_process(n: int, micro_batches: int = 1) -> dict[str, torch.Tensor]:
     """torch.optim.Muon and torch.optim.AdamW, each its own, over the mean gradient of n ranks' batches."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as a rank has: sums in a LayerNorm's backward depend on it
-    try:
-        return _in_one_process(n, micro_batches)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _in_one_process(n: int, micro_batches: int) -> dict[str, torch.Tensor]:
     model = model_of()
     (matrices, rest), names = (one["params"] for one in groups_of(model)), dict(model.named_parameters())
     optimizers = [optim.Muon(matrices, lr=0.02), optim.AdamW(rest, lr=1e-3, fused=True)]

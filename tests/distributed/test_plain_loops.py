@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zerobench
 from tests import zoo
-from tests.distributed.training import assert_same, loss_of
+from tests.distributed.training import adamw, assert_same, loss_of
 from tests.ranks import on_ranks
 from zerobench.watching.held_tensors import leave_out
 from zerobench.zero import STAGES, LossScaling, NvmeOffload, Offload, initialize
@@ -31,10 +31,6 @@ def wrapped(strategy: str, model: nn.Module, optimizer: torch.optim.Optimizer, *
     if strategy == "ddp":
         return DistributedDataParallel(model, gradient_as_bucket_view=True, find_unused_parameters=True)
     return initialize(model, optimizer, strategy, bucket_bytes=4096, **options)
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
 
 
 def weights_of(model: Any) -> dict[str, torch.Tensor]:
@@ -93,23 +89,6 @@ def with_closure(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[floa
         yield optimizer.step(closure).item()
 
 
-def asking_gradients(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
-    """torch.autograd.grad of an input, or of a parameter, between the steps: it begins no backward."""
-    width = torch.zeros(zoo.WIDTH)
-    inner = getattr(model, "module", model)
-    for step in range(STEPS):
-        moved = width.clone().requires_grad_()
-        hook = inner.blocks[0][0].register_forward_pre_hook(lambda _m, inputs, moved=moved: inputs[0] + moved)
-        called = inner if isinstance(model, DistributedDataParallel) else model  # DDP does not know autograd.grad
-        slope = torch.autograd.grad(called(*zoo.tokens(rank, n, step)), moved)[0]
-        hook.remove()
-        loss = model(*zoo.tokens(rank, n, step))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.item() + slope.sum().item()
-
-
 def recovering(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
     """A hook fails in the middle of a backward, on all ranks, and the loop goes on. DDP cannot, and so has no such
     step: what is left of it must change nothing.
@@ -138,13 +117,13 @@ def scheduled(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
 
 
 LOOPS: dict[str, Callable[..., Iterator[float]]] = {
-    one.__name__: one for one in (accumulating, several_losses, with_closure, asking_gradients, recovering, scheduled)
+    one.__name__: one for one in (accumulating, several_losses, with_closure, recovering, scheduled)
 }
 
 
 def train(rank: int, n: int, strategy: str, model_name: str, loop: Callable[..., Iterator[float]], **options: Any):
     model = zoo.build(model_name)
-    optimizer = adamw(model)
+    optimizer = adamw(model.parameters())
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0, 10)  # made before the engine
     called = wrapped(strategy, model, optimizer, **options)
     with warnings.catch_warnings():
@@ -220,7 +199,7 @@ def weights_penalized(rank: int, n: int, thorough: bool) -> None:
     def trained(strategy: str) -> Any:
         torch.manual_seed(0)
         model = Penalized()
-        optimizer = adamw(model)
+        optimizer = adamw(model.parameters())
         called = model if strategy == "plain" else initialize(model, optimizer, strategy, bucket_bytes=4096)
         for step in range(STEPS):
             for micro in range(2):
@@ -243,7 +222,7 @@ def two_engines(rank: int, n: int, thorough: bool) -> None:
     def trained(strategies: tuple[str, str]) -> Any:
         torch.manual_seed(0)
         models = [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)) for _ in range(2)]
-        optimizers = [adamw(model) for model in models]
+        optimizers = [adamw(model.parameters()) for model in models]
         first, second = (wrapped(*one) for one in zip(strategies, models, optimizers, strict=True))
         seen = []
         for step in range(STEPS):

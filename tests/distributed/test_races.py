@@ -192,10 +192,6 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def engine_for(strategy: str, options: dict[str, Any], model: str = "tied") -> Any:
-    return training.engine_of(strategy, zoo.build(model), **options)
-
-
 def train(engine: Any, rank: int, n: int) -> list[torch.Tensor]:
     """Losses and weights, as a list of tensors. Two micro-batches a step, an evaluation after each step."""
     losses = []
@@ -211,14 +207,14 @@ def train(engine: Any, rank: int, n: int) -> list[torch.Tensor]:
 
 
 def in_series(rank: int, n: int, strategy: str, options: dict[str, Any], model: str = "tied") -> list[torch.Tensor]:
-    engine = engine_for(strategy, options, model)
+    engine = training.engine_of(strategy, zoo.build(model), **options)
     with serialized(engine):
         return train(engine, rank, n)
 
 
 def overlapped(rank: int, n: int, strategy: str, options: dict[str, Any], model: str = "tied", mistake: Any = None):
     """Late and poisoned. `mistake`: transfers that are not waited for, or a context that makes one."""
-    engine = engine_for(strategy, options, model)
+    engine = training.engine_of(strategy, zoo.build(model), **options)
     with ExitStack() as stack:
         stack.enter_context(late(rank, mistake if isinstance(mistake, tuple) else None))
         done = stack.enter_context(poisoned(engine))

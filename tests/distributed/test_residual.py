@@ -35,21 +35,7 @@ class Attending(nn.Module):
         return x + torch.relu_(h.mul_(2.0))[..., ::2].repeat(1, 1, 2) * h[..., 1::2].repeat(1, 1, 2).cos()
 
 
-class Dropping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(zoo.WORDS, 24)
-        self.blocks = nn.ModuleList(Attending() for _ in range(4))
-        self.head = nn.Linear(24, zoo.WORDS)
-
-    def forward(self, x, y):
-        h = self.embedding(x)
-        for block in self.blocks:
-            h = block(h)
-        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
-
-
-zoo.MODELS["dropping"] = Dropping
+zoo.MODELS["dropping"] = lambda: zoo.Chain(*(Attending() for _ in range(4)), width=24)
 
 SLABS = ActivationPolicy(recompute=True, keep="slab")
 WAYS = {**POLICIES, "checkpoint in slabs": SLABS}

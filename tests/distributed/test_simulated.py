@@ -58,31 +58,6 @@ def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(tmp_path: Path) -> N
         assert getattr(simulated, name) is None
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("strategy", "fraction", "tier"), [("zero1", 1.0, "host"), ("zero3", 0.5, "device")])
-def test_any_rank_tells_of_all_and_the_fullest_is_the_one_that_is_run(
-    tmp_path: Path, strategy: str, fraction: float, tier: str
-) -> None:
-    """The sizes of the model divide by nothing, so that its ranks own different numbers of elements, and another one
-    may be fullest in host memory.
-    """
-    more: dict[str, Any] = {
-        "offload": schema_memory.CpuOffload(fraction=fraction),
-        "measure": Measure(steps=1, warmup=2, passes="accounted"),
-    }
-    real, there = measured(tmp_path, strategy, 3, "odd", **more)
-    states = there.memory[(there.memory.phase == "step") & (there.memory.category == "optimizer")]
-    owned = states[states.tier == tier].groupby("rank").max_bytes.sum()
-    assert owned.nunique() > 1
-    chosen, here = measured(tmp_path, strategy, 3, "odd", backend="simulated", **more)
-    assert set(here.memory["rank"]) == {owned.idxmax()}
-    assert (chosen.host_peak_bytes, chosen.host_states_bytes) == (real.host_peak_bytes, real.host_states_bytes)
-    other = {**more, "backend": "simulated", "rank": int(owned.idxmin())}
-    for row in (chosen, measured(tmp_path, strategy, 3, "odd", **other)[0]):
-        for name in ("up_bytes", "down_bytes"):
-            assert getattr(row, name) == getattr(real, name) == getattr(real, f"predicted_{name}"), name
-
-
 def test_a_rank_is_one_of_a_simulated_world() -> None:
     words = "rank=1: of a real world every rank is run; leave it out, or use backend=simulated"
     assert cell("zero1", 2, rank=1).problems == (words,)

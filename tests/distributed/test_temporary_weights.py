@@ -12,9 +12,9 @@ from torch import nn
 from tests import zoo
 from tests.distributed.test_writes import HALF, kinds, other_state
 from tests.distributed.test_zeropp import SDP4BIT
-from tests.distributed.training import assert_equal, assert_same, loss_of, take_steps
+from tests.distributed.training import assert_equal, assert_same, engine_of, loss_of, take_steps
 from tests.ranks import on_ranks
-from zerobench.zero import STAGES, Zeropp, initialize, labels
+from zerobench.zero import STAGES, Zeropp, labels
 from zerobench.zero.labels import Observer
 from zerobench.zero.modules.wrapping import in_normal_mode
 
@@ -22,10 +22,6 @@ LOSSY: list[tuple[str, str, torch.dtype, dict[str, Any]]] = [
     ("zero3", "tied", HALF, {"zeropp": SDP4BIT, "node_size": 2}),
     ("zero3", "tied", torch.float32, {"zeropp": Zeropp(True, True, True, 64, 64), "node_size": 2}),
 ]
-
-
-def engine_of(stage: str, model: nn.Module, options: dict[str, Any]) -> Any:
-    return initialize(model, torch.optim.AdamW(model.parameters(), lr=1e-2), stage, bucket_bytes=4096, **options)
 
 
 def evaluate(engine: Any, averages: dict[str, torch.Tensor], inputs: Any, is_exact: bool) -> None:
@@ -56,7 +52,7 @@ def check_that_it_trains_on(
         averages = other_state(name, torch.float32)
         ends = []
         for mode in (None, *(MODES if every_mode else MODES[number % 3 :][:1])):
-            engine = engine_of(stage, zoo.build(name).to(dtype), options)
+            engine = engine_of(stage, zoo.build(name).to(dtype), **options)
             losses = take_steps(engine, rank, n, range(2))
             if mode is not None:
                 with mode():
@@ -102,7 +98,7 @@ def test_buffers_and_frozen_parameters_are_put_back(rank: int, n: int) -> None:
     for stage in STAGES:
         ends = []
         for swaps in (False, True):
-            engine = engine_of(stage, Normalized(), {})
+            engine = engine_of(stage, Normalized())
             for step, batch in enumerate(batches):
                 engine.backward(engine(batch))
                 engine.step()
@@ -118,7 +114,7 @@ def test_buffers_and_frozen_parameters_are_put_back(rank: int, n: int) -> None:
 @on_ranks(2)
 def test_training_and_saving_inside_are_refused(rank: int, n: int) -> None:
     for stage in STAGES:
-        engine = engine_of(stage, zoo.build("tied").to(HALF), {})
+        engine = engine_of(stage, zoo.build("tied").to(HALF))
         take_steps(engine, rank, n, range(1))
         before = engine.state_dict()["tensors"]
         weight = torch.ones(zoo.WORDS, zoo.WIDTH)
@@ -169,7 +165,7 @@ class Copies(Observer):
 )
 def test_device_has_no_second_copy_of_masters(stage: str, dtype: torch.dtype, size: int) -> None:
     """Masters beside half parameters restore these, and others wait in host memory."""
-    engine = engine_of(stage, zoo.build("tied").to(dtype), {})
+    engine = engine_of(stage, zoo.build("tied").to(dtype))
     take_steps(engine, 0, 1, range(1))
     labels.listen(copies := Copies())
     try:

@@ -124,11 +124,13 @@ def take_steps(engine: Any, rank: int, n: int, steps: Iterable[int]) -> list[flo
     return train_on(engine, (zoo.tokens(rank, n, step) for step in steps))
 
 
-def train_on(engine: Any, batches: Iterable[Iterable[torch.Tensor]]) -> list[float]:
+def train_on(engine: Any, batches: Iterable[Iterable[torch.Tensor]], clip: float | None = None) -> list[float]:
     losses = []
     for inputs in batches:
         loss = loss_of(engine(*inputs)).float()
         engine.backward(loss)
+        if clip is not None:
+            engine.clip_grad_norm_(clip)
         engine.step()
         losses.append(loss.item())
     return losses

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import zerobench
+from tests import zoo
 from tests.cells import MODELS
 from zerobench import strategies
 from zerobench.config.cell import CellConfig
@@ -26,22 +26,19 @@ from zerobench.worker import RankJob, RankRecord, run_rank
 BUCKET_BYTES = 256 * 1024
 
 
-class HalfFrozen(nn.Module):
+class HalfFrozen(zoo.Chain):
     """Nothing of the first two blocks and of what lies before them is trained: backward never comes to them."""
 
-    def __init__(self, vocabulary: int, width: int = 40) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width)) for _ in range(4))
-        self.head = nn.Linear(width, vocabulary)
+    def __init__(self, vocabulary: int) -> None:
+        blocks = (nn.Sequential(nn.Linear(40, 40), nn.LayerNorm(40)) for _ in range(4))
+        super().__init__(*blocks, words=vocabulary, width=40)
         for part in (self.embedding, *self.blocks[:2], self.blocks[2][1]):
             part.requires_grad_(False)
 
-    def forward(self, tokens, targets):
-        x = self.embedding(tokens)
+    def run(self, h):
         for block in (*self.blocks, self.blocks[2]):
-            x = x + block(x)
-        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+            h = h + block(h)
+        return h
 
 
 def half_frozen(vocabulary: int = 256) -> nn.Module:
