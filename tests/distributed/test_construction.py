@@ -1,5 +1,6 @@
 """A model built on the meta device: the values of a plain construction, and never ψ on a rank of stage 3."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -116,27 +117,30 @@ class Silent(nn.Module):
         self.weight = nn.Parameter(torch.randn(3))
 
 
-class Partial(nn.Linear):
+class Resetting(nn.Linear):
+    """Its initializer is `reset`, after Linear's own if it goes on from that."""
+
+    def __init__(self, reset: Callable[[nn.Linear], object], goes_on: bool = False) -> None:
+        self.reset, self.goes_on = reset, goes_on
+        super().__init__(3, 3)
+
     def reset_parameters(self) -> None:
-        super().reset_parameters()
+        if self.goes_on:
+            super().reset_parameters()
         with torch.no_grad():
-            self.weight[0].zero_()
+            self.reset(self)
 
 
-class Part(nn.Linear):
-    def reset_parameters(self) -> None:
-        with torch.no_grad():
-            self.weight[0].zero_()
+def zero_a_row(linear: nn.Linear) -> None:
+    linear.weight[0].zero_()
 
 
-class Scaled(nn.Linear):
-    def reset_parameters(self) -> None:
-        self.weight.data.mul_(0.5)
+def halve(linear: nn.Linear) -> None:
+    linear.weight.data.mul_(0.5)
 
 
-class Replaced(nn.Linear):
-    def reset_parameters(self) -> None:
-        self.weight = nn.Parameter(torch.ones(3, 3))
+def replace(linear: nn.Linear) -> None:
+    linear.weight = nn.Parameter(torch.ones(3, 3))
 
 
 class Buffered(nn.Linear):
@@ -153,9 +157,9 @@ class Own(nn.Linear):
     ("build", "words"),
     [
         (Silent, "Silent: Silent has parameters and no reset_parameters"),
-        (lambda: Part(3, 3), "Part.weight: an initializer writes to a part of it"),
-        (lambda: Scaled(3, 3), "Scaled.weight: an initializer writes to a part of it, or changes its values"),
-        (lambda: Replaced(3, 3), "Replaced.weight: an initializer replaces this parameter"),
+        (lambda: Resetting(zero_a_row), "Resetting.weight: an initializer writes to a part of it"),
+        (lambda: Resetting(halve), "Resetting.weight: an initializer writes to a part of it, or changes its values"),
+        (lambda: Resetting(replace), "Resetting.weight: an initializer replaces this parameter"),
         (Buffered, "table: nothing has restored its values"),
         (lambda: Own(3, 3), "Own: it initializes itself in _init_weights"),
     ],
@@ -169,10 +173,10 @@ def test_what_cannot_be_replayed_is_refused(build: Any, words: str) -> None:
 
 def test_overwriting_a_part_after_the_whole_is_replayed() -> None:
     torch.manual_seed(0)
-    plain = Partial(3, 3)
+    plain = Resetting(zero_a_row, goes_on=True)
     torch.manual_seed(0)
     with torch.device("meta"):
-        model = Partial(3, 3)
+        model = Resetting(zero_a_row, goes_on=True)
     engine = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), "zero3")
     assert torch.equal(engine.full_state_dict()["weight"], plain.weight)
 

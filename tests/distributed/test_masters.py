@@ -8,13 +8,11 @@ import torch
 from torch import nn
 
 from tests import zoo
-from tests.cells import cell
 from tests.distributed.training import assert_equal, assert_same
+from tests.distributed.variants import measured
 from tests.ranks import on_ranks, run_ranks
 from zerobench.config import schema_training
-from zerobench.results import tables
 from zerobench.strategies.ddp import DdpEngine, MasterDdpEngine
-from zerobench.sweep import cell as cells
 from zerobench.zero.precision import LossScaling
 
 CLIP = 0.5
@@ -84,9 +82,7 @@ def test_one_rank_overflows_and_all_skip() -> None:
 )
 def test_ddp_holds_the_papers_sixteen_bytes_a_parameter(tmp_path, section, n: int, accumulation: int) -> None:
     """2ψ parameters, 2ψ gradients, 4ψ masters, 8ψ Adam states (and 2ψ of unsynced gradients where it accumulates)."""
-    more = {"precision": section, "accumulation": accumulation, "clip": 1.0, "results_dir": str(tmp_path)}
-    row = cells.run_cell(cell("ddp", n, "mlp", **more), lambda _: None)
-    assert row.status == "ok", row.reason
+    row, results = measured(tmp_path, "ddp", n, "mlp", precision=section, accumulation=accumulation, clip=1.0)
     assert row.passes_agree
     assert row.max_parameters_bytes == 2 * row.psi
     assert row.max_master_bytes == 4 * row.psi
@@ -97,7 +93,7 @@ def test_ddp_holds_the_papers_sixteen_bytes_a_parameter(tmp_path, section, n: in
     assert row.wire_bytes == pytest.approx(2 * row.psi * 2 * (n - 1) / n, abs=1)
     tile = min(section.tile_bytes or 4 * 2**20, 4 * row.psi)
     assert row.max_gradients_bytes <= 2 * row.psi * (1 + (accumulation > 1)) + max(tile, 2 * 256 * 70 * 2)
-    steps = tables.load(tmp_path / row.run_id).steps
+    steps = results.steps
     assert (steps.clip_norm > 0).all()
     accounted = steps[steps["mode"] == "accounted"]
     assert (abs(accounted.grad_norm / accounted.clip_norm - 1) < 1e-6).all()

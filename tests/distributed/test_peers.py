@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from itertools import product
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +14,16 @@ from torch.distributed.tensor import DTensor
 
 from tests.cells import cell, sound
 from tests.distributed.training import assert_close, assert_same
-from tests.distributed.variants import engine_of
+from tests.distributed.variants import engine_of, measured
 from tests.ranks import on_ranks
 from zerobench import strategies
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import IMPLEMENTATIONS, KINDS, AdamW, Bf16, Fp16, Fp32, Rprop, Sgd
 from zerobench.data import build_batches
 from zerobench.predict.build import build_model, shapes_of
-from zerobench.records import CATEGORIES
-from zerobench.results import tables
+from zerobench.records import CATEGORIES, RunRow
+from zerobench.results.tables import Results
 from zerobench.strategies.options import WITHOUT_RULE
-from zerobench.sweep import cell as cells
 from zerobench.zero import STAGES
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra `peers`")
@@ -115,22 +115,32 @@ def error_of(name: str, implementation: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "words"),
+    ("more", "words"),
     [
         (
-            Sgd(),
-            "sgd: torch has no rule to update the DTensors of strategy=fsdp2 with sgd/fused; use {}=foreach or loop",
+            {"optimizer": Sgd()},
+            "torch has no rule to update the DTensors of strategy=fsdp2 with sgd/fused; use "
+            "optimizer.implementation=foreach or loop",
         ),
-        (Rprop(), "torch has no rule to update the DTensors of strategy=fsdp2 with rprop/loop; use another optimizer"),
-        (Sgd(implementation="loop"), ""),
-        (AdamW(), ""),
+        (
+            {"optimizer": Rprop()},
+            "torch has no rule to update the DTensors of strategy=fsdp2 with rprop/loop; use another optimizer",
+        ),
+        ({"optimizer": Sgd(implementation="loop")}, ""),
+        ({"optimizer": AdamW()}, ""),
+        ({"precision": Fp16()}, "precision=fp16: strategy=fsdp2 scales no losses here; use bf16 or fp32"),
+        (
+            {"precision": Bf16(gradient_dtype="fp32")},
+            "strategy=fsdp2 has whole gradients in bf16 and their shards in fp32; leave it out",
+        ),
+        ({"precision": Fp32(wire_dtype="bf16")}, "precision.wire_dtype=bf16: strategy=fsdp2 reduces in fp32"),
     ],
 )
-def test_an_optimizer_without_a_rule_is_refused_before_ranks_start(optimizer: Any, words: str) -> None:
-    problems = cell("fsdp2", 2, optimizer=optimizer).problems
-    assert len(problems) == bool(words)
-    assert words.format("optimizer.implementation") in "".join(problems)
-    assert not cell("zero3", 2, optimizer=optimizer).problems
+def test_what_fsdp2_cannot_have_is_refused_before_ranks_start(more: dict[str, Any], words: str) -> None:
+    problems = cell("fsdp2", 2, **more).problems
+    assert bool(problems) == bool(words)
+    assert words in "; ".join(problems)
+    assert not cell("zero3", 2, **more).problems
 
 
 @needs_deepspeed
@@ -141,13 +151,11 @@ def test_deepspeed_trains_as_ddp(rank: int, n: int, accumulation: int) -> None:
     compare(rank, n, product(NEEDS, (False, True)), near=3e-6, accumulation=accumulation)
 
 
-def measured(tmp_path, name: str, n: int = 2, model: str = "wide", **more: Any):
-    row = cells.run_cell(cell(name, n, model, results_dir=str(tmp_path), **more), lambda _: None)
-    assert row.status == "ok", row.reason
+def counted(tmp_path: Path, name: str, **more: Any) -> tuple[RunRow, Results]:
+    row, results = measured(tmp_path, name, 2, "wide", **more)
     assert row.passes_agree is not False
     assert row.predicted_states_bytes is row.floor_states_bytes is row.predicted_volume_psi is None
     assert sum(getattr(row, f"peak_{category}_bytes") for category in CATEGORIES) == row.peak_bytes
-    results = tables.load(tmp_path / row.run_id)
     assert results.traffic.known.all()
     assert results.memory.predicted_bytes.isna().all()
     return row, results
@@ -163,8 +171,8 @@ def test_fsdp2_is_counted(tmp_path) -> None:
     """The MLP's layers divide by two, so nothing is padded: 2ψ + 2ψ + 4ψ bytes of shards, gathers of 1ψ each way. What
     crosses the loopback interface is at least what the strategy sends.
     """
-    reshard, results = measured(tmp_path, "fsdp2", measure=ACCOUNTED)
-    keep, _ = measured(tmp_path, "fsdp2_no_reshard")
+    reshard, results = counted(tmp_path, "fsdp2", measure=ACCOUNTED)
+    keep, _ = counted(tmp_path, "fsdp2_no_reshard")
     psi, root = keep.psi, root_share("fsdp2", "wide")
     assert keep.wire_bytes == 4 * psi
     # no less, for others may use the interface meanwhile; gloo's reduce-scatter is an all-reduce: half as much again
@@ -184,25 +192,10 @@ def test_fsdp2_is_counted(tmp_path) -> None:
     assert "layers.0.weight" in set(made.name)
 
 
-@pytest.mark.parametrize(
-    ("section", "words"),
-    [
-        (Fp16(), "precision=fp16: strategy=fsdp2 scales no losses here; use bf16 or fp32"),
-        (
-            Bf16(gradient_dtype="fp32"),
-            "strategy=fsdp2 has whole gradients in bf16 and their shards in fp32; leave it out",
-        ),
-        (Fp32(wire_dtype="bf16"), "precision.wire_dtype=bf16: strategy=fsdp2 reduces in fp32"),
-    ],
-)
-def test_other_precisions_are_refused_under_fsdp2(section: Any, words: str) -> None:
-    assert words in "; ".join(cell("fsdp2", 2, precision=section).problems)
-
-
 @pytest.mark.parametrize("tuned", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_zero_redundancy_is_counted(tmp_path, tuned: bool) -> None:
     """All-reduce 2ψ and broadcasts 1ψ, half of Adam's states; tuned, no second copy of the gradients as buckets."""
-    row, _ = measured(tmp_path, "zero_redundancy", tuned=tuned, measure=ACCOUNTED)
+    row, _ = counted(tmp_path, "zero_redundancy", tuned=tuned, measure=ACCOUNTED)
     assert (row.volume_psi, row.volume_all_reduce_psi, row.volume_other_psi) == (3, 2, 1)
     assert row.max_parameters_bytes == 4 * row.psi
     assert row.max_optimizer_bytes == pytest.approx(4 * row.psi, rel=0.2), "whole parameters are shared out"

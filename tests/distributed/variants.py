@@ -9,7 +9,7 @@ from torch import nn
 
 import zerobench
 from tests import zoo
-from tests.cells import MODELS
+from tests.cells import MODELS, sound
 from zerobench import strategies
 from zerobench.config.cell import CellConfig
 from zerobench.config.combinations import engine_options
@@ -17,8 +17,11 @@ from zerobench.config.schema import Model
 from zerobench.predict.build import build_model
 from zerobench.predict.estimate import training_shapes
 from zerobench.ranks.start_ranks import launch
+from zerobench.records import RunRow
 from zerobench.registry import MODELS as REGISTRY
+from zerobench.results.tables import Results, load
 from zerobench.strategies import shape_of
+from zerobench.sweep.cell import run_cell
 from zerobench.theory.replay.states import predict_states
 from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.worker import RankJob, RankRecord, run_rank
@@ -67,6 +70,13 @@ def account(
     jobs = [(configs, mode, rank, str(folder)) for rank in range(configs[0].world_size)]
     results = launch(run or run_all, jobs, folder / "logs", timeout_s=200)
     return [list(records) for records in zip(*results, strict=True)]
+
+
+def measured(folder: Path, *arguments: Any, **more: Any) -> tuple[RunRow, Results]:
+    """The row and the tables of a run of `sound(...)` that ends well."""
+    row = run_cell(sound(*arguments, results_dir=str(folder), **more), lambda _: None)
+    assert row.status == "ok", row.reason
+    return row, load(folder / row.run_id)
 
 
 def assert_as_predicted(config: CellConfig, records: list[RankRecord], about: object = "") -> None:
