@@ -474,24 +474,20 @@ def check_edits(engine: Any, found: dict[str, Any], case: str) -> None:
     clipped = {name: engine.full_gradient(name) for name in engine.names}
     before = masters(engine)
     engine.step()
-    for name, old, new, start, stop in zip_masters(engine, before):
+    if engine.update.pending_gradients():
+        engine.settle()
+    for segment, old, new in zip(engine.segments, before, masters(engine), strict=True):
+        name, span = engine.names[segment.span.parameter], segment.span
         if clipped[name] is None:
             assert torch.equal(old, new)
         else:
-            gradient = engine.orders[dict(engine.module.named_parameters())[name]].flatten(clipped[name])[start:stop]
+            gradient = engine.orders[engine.module.get_parameter(name)].flatten(clipped[name])[span.start : span.stop]
             torch.testing.assert_close(new, old - LR * gradient, rtol=1e-6, atol=1e-8)
 
 
 def masters(engine: Any) -> list[torch.Tensor]:
     with engine.placement.in_memory(write_back=False):
         return [segment.tensor.detach().clone() for segment in engine.segments]
-
-
-def zip_masters(engine: Any, before: list[torch.Tensor]) -> Any:
-    if engine.update.pending_gradients():
-        engine.settle()
-    for segment, old, new in zip(engine.segments, before, masters(engine), strict=True):
-        yield engine.names[segment.span.parameter], old, new, segment.span.start, segment.span.stop
 
 
 def check_refusals(engine: Any) -> None:
@@ -535,17 +531,6 @@ def inputs(rank: int) -> torch.Tensor:
     return torch.randn(5, 15, generator=torch.Generator().manual_seed(rank))
 
 
-def step(rank: int, n: int, stage: str) -> dict[str, torch.Tensor]:
-    """The state after a step. Weight decay would move whatever is updated."""
-    module = Branches()
-    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, weight_decay=0.1)
-    with mock.patch.multiple(Heap, take=poisoned(Heap.take), restore=poisoned(Heap.restore)):
-        engine = initialize(module, optimizer, stage, bucket_bytes=1024)
-        engine.backward(engine(inputs(rank), rank))
-        engine.step()
-    return engine.full_state_dict()
-
-
 def expected(n: int) -> dict[str, torch.Tensor]:
     """By hand: the mean of all ranks' gradients; what no rank has used stays as it is."""
     module = Branches()
@@ -559,5 +544,12 @@ def expected(n: int) -> dict[str, torch.Tensor]:
 
 @on_ranks(2)
 def test_what_a_rank_did_not_use_counts_as_zero_there_and_what_none_used_stays(rank: int, n: int) -> None:
+    """Weight decay would move whatever is updated."""
     for stage in ("zero1", "zero2"):
-        torch.testing.assert_close(step(rank, n, stage), dict(expected(n)), msg=stage)
+        module = Branches()
+        optimizer = torch.optim.SGD(module.parameters(), lr=RATE, weight_decay=0.1)
+        with mock.patch.multiple(Heap, take=poisoned(Heap.take), restore=poisoned(Heap.restore)):
+            engine = initialize(module, optimizer, stage, bucket_bytes=1024)
+            engine.backward(engine(inputs(rank), rank))
+            engine.step()
+        torch.testing.assert_close(engine.full_state_dict(), dict(expected(n)), msg=stage)
