@@ -27,45 +27,58 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(self.norm(x))))
 
 
-class Tied(nn.Module):
+class Chain(nn.Module):
+    """An embedding, blocks in a row (three, if none are given), a head. Models differ in their blocks, or in how they
+    run them.
+    """
+
+    def __init__(self, *blocks: nn.Module, words: int = WORDS, width: int = WIDTH) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList(blocks or (Block() for _ in range(3)))
+        self.head = nn.Linear(width, words)
+
+    def run(self, h):
+        for block in self.blocks:
+            h = block(h)
+        return h
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.head(self.run(self.embedding(x))).flatten(0, 1), y.flatten())
+
+
+class Tied(Chain):
     """Tied head, scalar parameter, a block run twice, sizes that divide by nothing."""
 
     def __init__(self, recompute: bool | None = None) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        super().__init__(*(Block() for _ in range(4)))
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.embedding.weight
         self.scale = nn.Parameter(torch.tensor(1.5))
         self.recompute = recompute
 
-    def forward(self, x, y):
-        h = self.embedding(x)
+    def run(self, h):
         for block in (*self.blocks, self.blocks[1]):
             h = block(h) if self.recompute is None else checkpoint(block, h, use_reentrant=self.recompute)
-        return F.cross_entropy(self.head(h * self.scale).flatten(0, 1), y.flatten())
+        return h * self.scale
 
 
-class Unused(nn.Module):
+class Unused(Chain):
     """Parameters that no step uses, ones that every second step uses, and frozen ones."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.never = nn.Linear(WIDTH, 5)
         self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
         self.blocks[2].norm.requires_grad_(False)
-        self.head = nn.Linear(WIDTH, WORDS)
         self.calls = 0
 
-    def forward(self, x, y):
+    def run(self, h):
         self.calls += 1
-        h = self.blocks[0](self.embedding(x))
+        h = self.blocks[0](h)
         if self.calls % 2:
             h = self.blocks[1](h)
-        h = self.frozen(self.blocks[2](h))
-        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+        return self.frozen(self.blocks[2](h))
 
 
 @dataclass
@@ -100,23 +113,19 @@ class Rich(nn.Module):
         return Output(F.cross_entropy(self.head(h).flatten(0, 1), y.flatten()))
 
 
-class Adapted(nn.Module):
+class Adapted(Chain):
     """Blocks part frozen, part trainable, recomputed in spans of two."""
 
     def __init__(self, span: int, reentrant: bool) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        super().__init__(*(Block() for _ in range(4)))
         for block in self.blocks:
             block.up.requires_grad_(False)
-        self.head = nn.Linear(WIDTH, WORDS)
         self.span, self.reentrant = span, reentrant
 
-    def forward(self, x, y):
-        h = self.embedding(x)
+    def run(self, h):
         for first in range(0, 4, self.span):
             h = checkpoint(self.run_span, first, h, use_reentrant=self.reentrant)
-        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+        return h
 
     def run_span(self, first, h):
         for block in self.blocks[first : first + self.span]:

@@ -9,7 +9,6 @@ lost     while the file LOSE lies beside the folder, the next rename is done and
 flock and fcntl's locks end with ENOLCK, as on NFS without a lock daemon. As root, on Linux, with /dev/fuse.
 """
 
-import argparse
 import ctypes
 import errno
 import os
@@ -272,9 +271,8 @@ class Server:
                 if operation == 2:
                     self.forget(node, *struct.unpack("<Q", body[:8]))
                 elif operation == 42:
-                    pairs = struct.iter_unpack("<2Q", body[8:])
-                    for one in pairs:
-                        self.forget(*one)
+                    for forgotten in struct.iter_unpack("<2Q", body[8:]):
+                        self.forget(*forgotten)
                 continue
             try:
                 answer = operations[operation](node, body) if operation not in UNKNOWN else None
@@ -285,7 +283,7 @@ class Server:
                 answer, code = None, error.errno or errno.EIO
             answer = answer or b""
             try:
-                os.write(device, struct.pack("<Ii Q".replace(" ", ""), 16 + len(answer), -code, unique) + answer)
+                os.write(device, struct.pack("<IiQ", 16 + len(answer), -code, unique) + answer)
             except FileNotFoundError:  # interrupted meanwhile
                 continue
 
@@ -296,21 +294,16 @@ def names(body: bytes) -> list[bytes]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("mount")
-    parser.add_argument("remember_s", type=float)
-    parser.add_argument("skew_s", type=float)
-    chosen = parser.parse_args()
+    folder, mount, remember_s, skew_s = sys.argv[1:]
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(1, 15)  # ends with the test that started it
     os.umask(0)
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions".encode()
-    if library.mount(b"shared", os.fsencode(chosen.mount), b"fuse.shared", 6, options):
+    if library.mount(b"shared", os.fsencode(mount), b"fuse.shared", 6, options):
         sys.exit(f"mount: {os.strerror(ctypes.get_errno())}")
     print("mounted", flush=True)
-    Server(chosen.folder.absolute(), chosen.remember_s, chosen.skew_s).serve(device)
+    Server(Path(folder).absolute(), float(remember_s), float(skew_s)).serve(device)
 
 
 if __name__ == "__main__":

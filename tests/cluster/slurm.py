@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from getpass import getuser
 from pathlib import Path
 
+import psutil
+
 from tests.ranks import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "scontrol", "sinfo")
@@ -70,13 +72,12 @@ def program(name: str) -> str | None:
 
 @dataclass
 class Slurm:
-    """A running SLURM. `nodes`: name -> its slurmd."""
+    """A running SLURM."""
 
     folder: Path
     names: Sequence[str] = ("n1", "n2")
     cpus: int = 4
     _daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -97,30 +98,20 @@ class Slurm:
         self._wait(lambda: (self.folder / "munge.socket").exists(), within_s, "munged")
         self._run("slurmctld", "-D", "-c")
         for name in self.names:
-            self.start_node(name)
+            (self.folder / f"spool-{name}").mkdir(exist_ok=True)
+            self._run("slurmd", "-D", "-N", name)
         self._wait(lambda: self._idle() == len(self.names), within_s, "SLURM")
 
-    def start_node(self, name: str) -> None:
-        """Starts a node's slurmd."""
-        (self.folder / f"spool-{name}").mkdir(exist_ok=True)
-        self.nodes[name] = self._run("slurmd", "-D", "-N", name)
-
-    def steps(self) -> list[int]:
-        """Returns the ids of the processes of all steps of this SLURM."""
-        daemons = [
-            one for one in map(int, filter(str.isdecimal, os.listdir("/proc")))
-            if read_proc(one, "cmdline").startswith("slurmstepd:") and self._opens(one)
-        ]  # fmt: skip
-        return with_children(daemons)
-
-    def _opens(self, process: int) -> bool:
-        try:
-            return any(
-                os.readlink(f"/proc/{process}/fd/{one}").startswith(f"{self.folder}/slurmd-")
-                for one in os.listdir(f"/proc/{process}/fd")
-            )
-        except OSError:  # it has ended
-            return False
+    def steps(self) -> list[psutil.Process]:
+        """Returns the processes of all steps of this SLURM."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # it has ended
+                if " ".join(process.cmdline()).startswith("slurmstepd:") and any(
+                    file.path.startswith(f"{self.folder}/slurmd-") for file in process.open_files()
+                ):
+                    found += [process, *process.children(recursive=True)]
+        return found
 
     def stop(self) -> None:
         """Ends all daemons, and what jobs have left."""
@@ -134,7 +125,9 @@ class Slurm:
             except subprocess.TimeoutExpired:
                 os.killpg(one.pid, signal.SIGKILL)
                 one.wait()
-        kill_all([*steps, *self.steps()])
+        for process in [*steps, *self.steps()]:  # parents before children
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
     def _run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [program(name) or name, *arguments]
@@ -162,30 +155,3 @@ class Slurm:
                 logs = "\n".join(one.read_text(errors="replace")[-800:] for one in sorted(self.folder.glob("*.log")))
                 raise RuntimeError(f"{what} is not ready after {within_s:.0f} s\n{logs}")
             time.sleep(0.2)
-
-
-def read_proc(process: int, name: str) -> str:
-    """Returns a file of /proc on a process; "" of one that has ended."""
-    try:
-        return Path(f"/proc/{process}/{name}").read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def with_children(processes: Sequence[int]) -> list[int]:
-    """Returns the ids of processes and of all below them."""
-    parents: dict[int, list[int]] = {}
-    for one in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-        if stat := read_proc(one, "stat"):
-            parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(one)
-    found = list(processes)
-    for one in found:  # grows
-        found += parents.get(one, [])
-    return found
-
-
-def kill_all(processes: Sequence[int]) -> None:
-    """Kills processes, parents before children."""
-    for one in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,11 +14,24 @@ import pytest
 
 from tests.listeners import Listener, watch_listeners
 
-from .slurm import Slurm
+from .slurm import Slurm, missing
 
 pytestmark = pytest.mark.thorough
 
 CELL = ("strategy=zero1", "model=gpt_tiny", "measure.steps=1", "measure.passes=accounted")
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A controller and two nodes on this machine."""
+    if why := missing():
+        pytest.skip(f"no SLURM can be started here: {why}")
+    cluster = Slurm(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 def run(start: list[str], *more: str, folder: Path, environment: dict[str, str]) -> tuple[str, int, str, int]:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.distributed.training import PlainEngine
-from tests.ranks import run_ranks
+from tests.distributed.training import PlainEngine, assert_equal
+from tests.ranks import on_ranks
 from zerobench.zero import initialize
 
 
@@ -154,7 +154,8 @@ def train(rank: int, engine: Any, scenario: Callable[..., None], how: str) -> di
     return {name: value.clone() for name, value in engine.full_state_dict().items()}
 
 
-def equals_plain(rank: int, n: int, thorough: bool) -> None:
+@on_ranks(2)
+def test_parts_used_outside_of_the_forward_train_as_plain_ones(rank: int, n: int, thorough: bool) -> None:
     for scenario, how in SCENARIOS if thorough else SHOWN:
         model = Model()
         expected = train(rank, PlainEngine(model, sgd(model)), scenario, how)
@@ -169,18 +170,13 @@ def equals_plain(rank: int, n: int, thorough: bool) -> None:
             if not options and (thorough or how in ("plain", "", "norms before")):
                 model = Model()
                 plainly = train(rank, Plainly(initialize(model, sgd(model), strategy)), scenario, how)
-                different = [name for name, value in state.items() if not torch.equal(plainly[name], value)]
-                assert different == [], (scenario.__name__, how, strategy)
+                assert_equal(plainly, state, scenario.__name__, how, strategy)
             for name, value in expected.items():
                 where = (scenario.__name__, how, strategy, options, name, (state[name] - value).abs().max())
                 if scenario in (chunked, methods) and how != "no_sync":
                     assert torch.equal(state[name], value), where
                 else:
                     assert torch.allclose(state[name], value, rtol=1e-5, atol=1e-6), where
-
-
-def test_parts_used_outside_of_the_forward_train_as_plain_ones(thorough: bool) -> None:
-    run_ranks(2, equals_plain, thorough)
 
 
 def unfrozen(rank: int, n: int) -> None:
@@ -201,8 +197,7 @@ def unfrozen(rank: int, n: int) -> None:
             engine.backward(model.encode(tokens).square().mean())
             engine.step()
         states.append({name: value.clone() for name, value in engine.full_state_dict().items()})
-        for name, value in states[0].items():
-            assert torch.equal(states[-1][name], value), (strategy, name)
+        assert_equal(states[-1], states[0], strategy)
     model.blocks[2].requires_grad_(True)
     late = model.blocks[2](torch.ones(2, 8)).square().mean()
     engine(tokens)
@@ -235,7 +230,8 @@ def forces_without_gradients(called: Any, model: Any) -> torch.Tensor:
     return gradient
 
 
-def edges(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_registered_methods_and_double_backward_are_named(rank: int, n: int) -> None:
     unfrozen(rank, n)
     model: Any = Model()
     engine = initialize(model, sgd(model), "zero3")
@@ -273,7 +269,3 @@ def edges(rank: int, n: int) -> None:
     plain = plain.blocks[0]
     (gradient,) = torch.autograd.grad(plain(inputs).sum(), inputs, create_graph=True)
     assert torch.equal(second, torch.autograd.grad(gradient.square().sum(), inputs)[0])
-
-
-def test_registered_methods_and_double_backward_are_named() -> None:
-    run_ranks(2, edges)

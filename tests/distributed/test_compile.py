@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from tests.cells import sound
 from tests.distributed import training
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from zerobench.config.cell import CellConfig
 from zerobench.models.compiled import compile_blocks
 from zerobench.rank_record import RankRecord
@@ -46,41 +47,30 @@ Way = Callable[[str, nn.Module], tuple[Any, Callable[..., Any]]]
 """Given a strategy and a model: the engine, and the object that a loop calls for a loss."""
 
 
-def engine_of(strategy: str, model: nn.Module) -> Any:
-    return training.engine_of(strategy, model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True))
-
-
 def uncompiled(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    engine = engine_of(strategy, model)
+    engine = training.engine_of(strategy, model)
     return engine, engine
 
 
 def module_compile(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    engine = engine_of(strategy, model)
+    engine = training.engine_of(strategy, model)
     model.compile(backend=BACKEND)
     return engine, engine
 
 
-def before(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    engine = engine_of(strategy, torch.compile(model, backend=BACKEND))
-    return engine, engine
-
-
-def after(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    return engine_of(strategy, model), torch.compile(model, backend=BACKEND)
-
-
-def engine_itself(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    engine = engine_of(strategy, model)
-    return engine, torch.compile(engine, backend=BACKEND)
-
-
 def blocks_before(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    model.blocks = nn.ModuleList(torch.compile(block, backend=BACKEND) for block in model.blocks)
+    model.blocks = nn.ModuleList(map(compiled, model.blocks))
     return uncompiled(strategy, model)
 
 
-WAYS: dict[str, Way] = {one.__name__: one for one in (after, module_compile, before, blocks_before, engine_itself)}
+compiled = partial(torch.compile, backend=BACKEND)
+WAYS: dict[str, Way] = {
+    "after": lambda strategy, model: (training.engine_of(strategy, model), compiled(model)),
+    "module_compile": module_compile,
+    "before": lambda strategy, model: uncompiled(strategy, compiled(model)),
+    "blocks_before": blocks_before,
+    "engine_itself": lambda strategy, model: ((engine := training.engine_of(strategy, model)), compiled(engine)),
+}
 """`after` is first: it alone traces a hook that no call of the engine has come to."""
 
 
@@ -110,24 +100,22 @@ QUICK: list[Row] = [
 """One takes a second."""
 
 
-def train_rows(rank: int, n: int, rows: list[Row]) -> dict[Row, list[float]]:
-    oracles = {("ddp", "ddp", tied): train(rank, "ddp", tied, uncompiled) for tied in (True, False)}
-    return oracles | {row: train(rank, row[1], row[2], WAYS[row[0]]) for row in rows}
+def compare(rank: int, rows: list[Row]) -> None:
+    oracles = {tied: train(rank, "ddp", tied, uncompiled) for tied in (True, False)}
+    for way, strategy, tied in rows:
+        assert train(rank, strategy, tied, WAYS[way]) == oracles[tied], (way, strategy, tied)
 
 
-def differing(rows: list[Row]) -> list[Row]:
-    ranks = run_ranks(2, train_rows, rows)
-    return [row for row in rows for rank in ranks if rank[row] != rank["ddp", "ddp", row[2]]]
-
-
-def test_a_compiled_model_trains_as_under_ddp() -> None:
-    assert not differing(QUICK)
+@on_ranks(2)
+def test_a_compiled_model_trains_as_under_ddp(rank: int, n: int) -> None:
+    compare(rank, QUICK)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
-def test_a_compiled_model_trains_as_under_ddp_under_every_strategy(way: str) -> None:
-    assert not differing([row for row in ROWS if row[0] == way])
+@on_ranks(2)
+def test_a_compiled_model_trains_as_under_ddp_under_every_strategy(rank: int, n: int, way: str) -> None:
+    compare(rank, [row for row in ROWS if row[0] == way])
 
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2", "zero_redundancy")

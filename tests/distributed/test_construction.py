@@ -1,12 +1,14 @@
 """A model built on the meta device: the values of a plain construction, and never ψ on a rank of stage 3."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.ranks import run_ranks
+from tests.distributed.training import assert_equal
+from tests.ranks import on_ranks
 from zerobench.models import MLP
 from zerobench.models.gpt import GPT
 from zerobench.probes.ledger import Ledger
@@ -65,9 +67,10 @@ BUILDERS: dict[str, Any] = {
 }
 
 
-def construct(rank: int, n: int, thorough: bool) -> dict[str, bool]:
-    """Whether each model has a plain one's values; one dtype and stage by turns, unless all are asked for."""
-    found, dtypes = {}, (torch.float32, torch.bfloat16)
+@on_ranks(1, 2, 3)
+def test_the_values_are_those_of_a_plain_construction(rank: int, n: int, thorough: bool) -> None:
+    """In one dtype and under one stage by turns, unless all are asked for."""
+    dtypes = (torch.float32, torch.bfloat16)
     for number, (name, build) in enumerate(BUILDERS.items()):
         for dtype in dtypes if thorough else [dtypes[number % 2]]:
             torch.manual_seed(7)
@@ -82,23 +85,15 @@ def construct(rank: int, n: int, thorough: bool) -> dict[str, bool]:
                 if rank > 0:
                     torch.manual_seed(rank)  # the values are rank 0's all the same
                 engine = initialize(model, optimizer, strategy, bucket_bytes=2048)
-                state = engine.full_state_dict()
-                same = all(torch.equal(state[key], value) for key, value in plain.state_dict().items())
-                same &= all(state[key].stride() == value.stride() for key, value in plain.state_dict().items())
-                same &= all(p is q for p, q in zip(parameters, model.parameters(), strict=True))
-                same &= rank > 0 or torch.equal(torch.get_rng_state(), after)
-                found[f"{name} {dtype} {strategy}"] = same
-    return found
+                state, case = engine.full_state_dict(), (name, dtype, strategy)
+                assert_equal(state, plain.state_dict(), *case)
+                assert all(state[key].stride() == value.stride() for key, value in plain.state_dict().items()), case
+                assert all(p is q for p, q in zip(parameters, model.parameters(), strict=True)), case
+                assert rank > 0 or torch.equal(torch.get_rng_state(), after), case
 
 
-@pytest.mark.parametrize("n", [1, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 3))])
-def test_the_values_are_those_of_a_plain_construction(n: int, thorough: bool) -> None:
-    for mine in run_ranks(n, construct, thorough):
-        assert [name for name, same in mine.items() if not same] == []
-
-
-def highest(rank: int, n: int, strategy: str) -> tuple[int, int]:
-    """(most bytes alive while engine and model are made, bytes of the parameters)."""
+@on_ranks(4)
+def test_no_rank_of_stage_3_holds_the_model(rank: int, n: int) -> None:
     ledger = Ledger()
     labels.listen(ledger)
     with ledger:
@@ -106,19 +101,14 @@ def highest(rank: int, n: int, strategy: str) -> tuple[int, int]:
         with torch.device("meta"):
             model = GPT(12, 64, 4, 61, 16, True, False)
         psi = sum(p.numel() * 4 for p in model.parameters())
-        engine = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy, bucket_bytes=2**15)
+        engine = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), "zero3", bucket_bytes=2**15)
         ledger.end("init")
     labels.unlisten(ledger)
     assert engine.full_state_dict(rank0_only=True) or rank > 0
-    return ledger.sums.extremes["init"].peak, psi
-
-
-def test_no_rank_of_stage_3_holds_the_model() -> None:
-    for peak, psi in run_ranks(4, highest, "zero3"):
-        unit, largest = psi / 12, 4 * 64 * 64 * 4
-        # shards of parameters and gradients, one unit and the scratch of one parameter
-        assert peak <= 2 * psi / 4 + unit + 2 * largest + 5000
-        assert peak < 0.75 * psi
+    peak, unit, largest = ledger.sums.extremes["init"].peak, psi / 12, 4 * 64 * 64 * 4
+    # shards of parameters and gradients, one unit and the scratch of one parameter
+    assert peak <= 2 * psi / 4 + unit + 2 * largest + 5000
+    assert peak < 0.75 * psi
 
 
 class Silent(nn.Module):
@@ -127,27 +117,30 @@ class Silent(nn.Module):
         self.weight = nn.Parameter(torch.randn(3))
 
 
-class Partial(nn.Linear):
+class Resetting(nn.Linear):
+    """Its initializer is `reset`, after Linear's own if it goes on from that."""
+
+    def __init__(self, reset: Callable[[nn.Linear], object], goes_on: bool = False) -> None:
+        self.reset, self.goes_on = reset, goes_on
+        super().__init__(3, 3)
+
     def reset_parameters(self) -> None:
-        super().reset_parameters()
+        if self.goes_on:
+            super().reset_parameters()
         with torch.no_grad():
-            self.weight[0].zero_()
+            self.reset(self)
 
 
-class Part(nn.Linear):
-    def reset_parameters(self) -> None:
-        with torch.no_grad():
-            self.weight[0].zero_()
+def zero_a_row(linear: nn.Linear) -> None:
+    linear.weight[0].zero_()
 
 
-class Scaled(nn.Linear):
-    def reset_parameters(self) -> None:
-        self.weight.data.mul_(0.5)
+def halve(linear: nn.Linear) -> None:
+    linear.weight.data.mul_(0.5)
 
 
-class Replaced(nn.Linear):
-    def reset_parameters(self) -> None:
-        self.weight = nn.Parameter(torch.ones(3, 3))
+def replace(linear: nn.Linear) -> None:
+    linear.weight = nn.Parameter(torch.ones(3, 3))
 
 
 class Buffered(nn.Linear):
@@ -164,9 +157,9 @@ class Own(nn.Linear):
     ("build", "words"),
     [
         (Silent, "Silent: Silent has parameters and no reset_parameters"),
-        (lambda: Part(3, 3), "Part.weight: an initializer writes to a part of it"),
-        (lambda: Scaled(3, 3), "Scaled.weight: an initializer writes to a part of it, or changes its values"),
-        (lambda: Replaced(3, 3), "Replaced.weight: an initializer replaces this parameter"),
+        (lambda: Resetting(zero_a_row), "Resetting.weight: an initializer writes to a part of it"),
+        (lambda: Resetting(halve), "Resetting.weight: an initializer writes to a part of it, or changes its values"),
+        (lambda: Resetting(replace), "Resetting.weight: an initializer replaces this parameter"),
         (Buffered, "table: nothing has restored its values"),
         (lambda: Own(3, 3), "Own: it initializes itself in _init_weights"),
     ],
@@ -180,10 +173,10 @@ def test_what_cannot_be_replayed_is_refused(build: Any, words: str) -> None:
 
 def test_overwriting_a_part_after_the_whole_is_replayed() -> None:
     torch.manual_seed(0)
-    plain = Partial(3, 3)
+    plain = Resetting(zero_a_row, goes_on=True)
     torch.manual_seed(0)
     with torch.device("meta"):
-        model = Partial(3, 3)
+        model = Resetting(zero_a_row, goes_on=True)
     engine = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), "zero3")
     assert torch.equal(engine.full_state_dict()["weight"], plain.weight)
 

@@ -18,7 +18,7 @@ from torch import nn, optim
 
 from tests import zoo
 from tests.distributed.training import loss_of, take_steps
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from zerobench.zero import STAGES, LossScaling, NvmeOffload, Offload, Zeropp, initialize
 
 
@@ -32,10 +32,9 @@ def engine_of(strategy: str = "zero2", **options: Any) -> Any:
     return initialize(model, optim.AdamW(model.parameters(), foreach=True), strategy, **options)
 
 
-def train(engine: Any, steps: int = 1) -> None:
-    for _ in range(steps):
-        engine.backward(engine(torch.ones(3, 4)).square().mean())
-        engine.step()
+def train(engine: Any, width: int = 4) -> None:
+    engine.backward(engine(torch.ones(3, width)).square().mean())
+    engine.step()
 
 
 @pytest.mark.parametrize("strategy", STAGES)
@@ -48,32 +47,20 @@ def test_an_engine_says_what_it_is(strategy: str) -> None:
     assert f"optimizer states {8 * psi + 4 * len(engine.segments):,}" in said.replace("+", "")
 
 
-def bytes_by_hand(rank: int, n: int) -> list[str]:
-    """Compares the bytes between steps of zero1 and zero3, with one bucket, with a sum by hand."""
-    said = []
+@on_ranks(2)
+def test_its_bytes_are_those_of_this_rank(rank: int, n: int) -> None:
+    """Against a sum by hand, with one bucket."""
+    whole, half, said = 4 * 64 * 64, 2 * 64 * 64, []
     for strategy in ("zero1", "zero3"):
         model = nn.Linear(64, 64, bias=False)
         engine = initialize(model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9), strategy)
-        train_square(engine)
+        train(engine, width=64)
         said.append(repr(engine))
-    return said
-
-
-def train_square(engine: Any) -> None:
-    engine.backward(engine(torch.ones(3, 64)).square().mean())
-    engine.step()
-
-
-def test_its_bytes_are_those_of_this_rank() -> None:
-    whole, half = 4 * 64 * 64, 2 * 64 * 64
-    for rank, (first, third) in enumerate(run_ranks(2, bytes_by_hand)):
-        assert f"N = 2, rank {rank} holds {whole + half:,} bytes now" in first
-        assert f"parameters {whole:,}, gradients 0, masters 0, optimizer states {half:,}" in first
-        found = re.fullmatch(
-            r"zero3 of Linear.*\(parameters (.*), gradients 0, masters 0, optimizer states (.*)\)", third
-        )
-        assert found
-        assert all(abs(int(size.replace(",", "")) - half) <= 128 for size in found.groups()), "a little is padding"
+    assert f"N = 2, rank {rank} holds {whole + half:,} bytes now" in said[0]
+    assert f"parameters {whole:,}, gradients 0, masters 0, optimizer states {half:,}" in said[0]
+    found = re.fullmatch(r"zero3 of .*\(parameters (.*), gradients 0, masters 0, optimizer states (.*)\)", said[1])
+    assert found
+    assert all(abs(int(size.replace(",", "")) - half) <= 128 for size in found.groups()), "a little is padding"
 
 
 @pytest.mark.parametrize("strategy", STAGES)
@@ -274,15 +261,12 @@ def there_and_back(kind: str, rank: int, n: int, folder: str, mode: Callable[[],
     return losses
 
 
-def both_ways(rank: int, n: int, folder: str, kinds: list[str]) -> None:
-    for kind in kinds:
-        plain, inside = (there_and_back(kind, rank, n, folder, mode) for mode in (nullcontext, torch.inference_mode))
+@on_ranks(1, 2)
+def test_calls_inside_inference_mode_train_as_those_outside(rank: int, n: int, tmp_path: Path) -> None:
+    for kind in ["zero2", "zero3", "zero3 in bf16, nvme"] if n == 1 else KINDS:
+        modes = (nullcontext, torch.inference_mode)
+        plain, inside = (there_and_back(kind, rank, n, str(tmp_path), mode) for mode in modes)
         assert inside == plain, kind
-
-
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.thorough)], ids=["alone", "two ranks"])
-def test_calls_inside_inference_mode_train_as_those_outside(n: int, tmp_path: Path) -> None:
-    run_ranks(n, both_ways, str(tmp_path), ["zero2", "zero3", "zero3 in bf16, nvme"] if n == 1 else list(KINDS))
 
 
 @pytest.mark.parametrize("strategy", STAGES)

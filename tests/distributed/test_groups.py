@@ -1,5 +1,5 @@
 """Nodes and shard groups: what collectives put where, bytes against theory. Training: test_composition; checkpoints:
-test_tiers.
+test_checkpoint.
 """
 
 from typing import Any

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 from torch.optim.swa_utils import AveragedModel
 
-from tests.ranks import run_ranks
+from tests.distributed.training import assert_equal
+from tests.ranks import on_ranks, run_ranks
 from zerobench.zero import STAGES, initialize
 from zerobench.zero.parameters.access import Hiding, placeholder
 
@@ -157,20 +158,17 @@ def read_in_hooks(rank: int, n: int) -> None:
         engine.backward(loss)
         engine.step()
         found.append(engine.full_state_dict())
-    assert all(torch.equal(a, b) for a, b in zip(*(one.values() for one in found), strict=True))
+    assert_equal(*found)
 
 
 def transformed_forward(run: Any, x: torch.Tensor) -> Any:
     return torch.func.jvp(lambda x: run(x), (x,), (torch.ones_like(x),))
 
 
-def each(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_values_that_are_away_are_brought_or_refused(rank: int, n: int) -> None:
     for reads in (read_late, read_in_parts, read_in_hooks):
         reads(rank, n)
-
-
-def test_values_that_are_away_are_brought_or_refused() -> None:
-    run_ranks(2, each)
 
 
 class Encoder(nn.Module):
@@ -188,9 +186,10 @@ class Encoder(nn.Module):
         return self.head(self.encoder(x, src_key_padding_mask=padding))
 
 
-def evaluated(rank: int, n: int) -> list[bool]:
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@on_ranks(2, 1)
+def test_evaluations_go_torchs_own_ways(rank: int, n: int) -> None:
     """The first evaluation, before any training, and one between; then training over a frozen encoder in eval mode."""
-    same = []
     x = torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(1))
     for strategy in STAGES:
         torch.manual_seed(0)
@@ -202,22 +201,15 @@ def evaluated(rank: int, n: int) -> list[bool]:
             engine.eval()
             plain.eval()
             with torch.no_grad():
-                same.append(torch.equal(engine(x), plain(x)))
+                assert torch.equal(engine(x), plain(x)), (strategy, step)
             model.head.train()
             plain.encoder.requires_grad_(False)
             losses = [one(x).square().mean() for one in (engine, plain)]
-            same.append(torch.equal(*losses))
+            assert torch.equal(*losses), (strategy, step)
             if step == 0:
                 engine.backward(losses[0])
                 engine.step()
                 plain.load_state_dict(engine.full_state_dict())
-    return same
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_evaluations_go_torchs_own_ways() -> None:
-    assert all(evaluated(0, 1))
-    assert all(same for mine in run_ranks(2, evaluated) for same in mine)
 
 
 def test_what_is_asked_and_what_passes() -> None:

@@ -1,8 +1,13 @@
-"""Where a run listens: on loopback on one machine; between machines, on the job's interface and no other.
+"""Where a run listens: on loopback on one machine; between machines, on the job's interface and no other. And the bytes
+that cross from a machine to the other.
 
-Machines are network namespaces, each with two interfaces: one of the job's network, one of another.
+Machines are network namespaces that a veth pair joins, for listeners with a second one of another network. As a program
+this module is a machine's ranks, with GLOO_SOCKET_IFNAME naming its interface, and prints what they sent:
+
+python -m tests.distributed.test_interfaces NODE FOLDER
 """
 
+import json
 import os
 import re
 import shlex
@@ -11,15 +16,45 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from tests.distributed.test_wire_nodes import NAMESPACES, two_nodes_work
+from tests.cells import cell
 from tests.listeners import Listener, listeners_of, watch_listeners
-from tests.ranks import free_port, run_ranks
+from tests.ranks import free_port, on_ranks
+from zerobench.config import schema_memory
+from zerobench.config.cell import Cell
+from zerobench.config.schema import Measure
+from zerobench.config.schema_training import Bf16
 from zerobench.host import store as interface
 from zerobench.host.store import JobStore, LostError
+from zerobench.predict.build import build_model, shapes_of
+from zerobench.predict.estimate import training_shapes
+from zerobench.ranks.start_ranks import launch
+from zerobench.strategies import shape_of as strategy_shape
+from zerobench.theory.groups import Moved
+from zerobench.theory.replay.traffic import predict_traffic
+from zerobench.theory.shapes import Schedule
+from zerobench.worker import RankJob, run_rank
+
+NAMESPACES = """
+set -e
+ip link set lo up
+unshare -n sleep 1200 &
+other=$!
+trap 'kill $other' EXIT
+while [ $(readlink /proc/$other/ns/net) = $(readlink /proc/self/ns/net) ]; do sleep 0.05; done
+ip link add node0 type veth peer name node1 netns $other
+ip addr add 10.77.0.1/24 dev node0
+ip link set node0 up
+there="nsenter -t $other -n"
+$there ip link set lo up
+$there ip addr add 10.77.0.2/24 dev node1
+$there ip link set node1 up
+"""
+"""A shell's beginning, run in a namespace of its own: the first node is there, the second where `$there` leads."""
 
 SECOND_NETWORK = """
 ip link add other0 type veth peer name other1 netns $other
@@ -35,6 +70,17 @@ CELL = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def two_nodes() -> None:
+    try:
+        done = subprocess.run(["unshare", "-n", "bash", "-c", NAMESPACES], capture_output=True, timeout=20)
+        works = done.returncode == 0
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        works = False
+    if not works:
+        pytest.skip("needs the right to make network namespaces and a veth pair")
+
+
 def watched(command: list[str], cwd: Path, **environment: str) -> set[Listener]:
     """Runs a command, which must succeed; returns where it and its descendants listened."""
     with subprocess.Popen(
@@ -45,38 +91,28 @@ def watched(command: list[str], cwd: Path, **environment: str) -> set[Listener]:
     return found
 
 
-def own_listeners(rank: int, n: int) -> set[Listener]:
-    return listeners_of(psutil.Process())
-
-
-def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
-    for found in run_ranks(2, own_listeners):
-        assert found  # gloo's
-        assert all(one.is_loopback for one in found), found
-
-
-@pytest.mark.thorough
-def test_a_launch_of_ours_listens_on_loopback_alone(tmp_path: Path) -> None:
-    """All its processes, the command and the fork server as well."""
-    found = watched([*CELL, "world_size=2", "results_dir=runs"], tmp_path)
-    assert found
-    assert all(one.is_loopback for one in found), found
+@on_ranks(2)
+def test_ranks_of_one_machine_listen_on_loopback_alone(rank: int, n: int) -> None:
+    found = listeners_of(psutil.Process())
+    assert found  # gloo's
+    assert all(listener.is_loopback for listener in found), found
 
 
 LAUNCHERS = {
+    "zerobench": [*CELL, "world_size=2"],
     "mpirun": ["mpirun", *["--allow-run-as-root"] * (os.geteuid() == 0), "--oversubscribe", "-n", "2", *CELL],
     "torchrun": [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
         "--master-port", "PORT", "-m", *CELL[2:],
     ],
 }  # fmt: skip
-PROGRAMS = {"mpirun": r"(mpirun|orted|prted)", "torchrun": r".*torch\.distributed\.run"}
+PROGRAMS = {"zerobench": "no other", "mpirun": r"(mpirun|orted|prted)", "torchrun": r".*torch\.distributed\.run"}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_launcher_on_one_machine_adds_no_listener_of_ours(launcher: str, tmp_path: Path) -> None:
-    """torchrun's own store listens everywhere: SECURITY.md says so."""
+    """Nor does the command, with its fork server. torchrun's own store listens everywhere: SECURITY.md says so."""
     if launcher == "mpirun" and shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed: apt-get install openmpi-bin")
     command = [word.replace("PORT", str(free_port())) for word in LAUNCHERS[launcher]]
@@ -89,7 +125,7 @@ def test_a_launcher_on_one_machine_adds_no_listener_of_ours(launcher: str, tmp_p
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(not two_nodes_work(), reason="needs the right to make network namespaces and a veth pair")
+@pytest.mark.usefixtures("two_nodes")
 def test_between_machines_only_the_jobs_interface_listens(tmp_path: Path) -> None:
     """The store on rank 0's machine, gloo on both."""
     job = f"env WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=10.77.0.1 MASTER_PORT={free_port()}"
@@ -148,3 +184,75 @@ def test_the_interface_toward_an_address() -> None:
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     assert interface.interface_toward("127.0.0.1") == loopback
     assert interface.interface_toward("localhost") == loopback
+
+
+# -- the proof at the interface: bytes that cross from a node to the other -----------------------------------------
+
+NODES, NODE_SIZE = 2, 2
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "all": {"zeropp": schema_memory.AllOfZeropp()},
+}
+"""Run in one process a node."""
+
+
+def cell_of(case: str, **more: Any) -> Cell:
+    keys = {"strategy": {"mode": "paper"}, "precision": Bf16(), "node_size": NODE_SIZE, **CASES[case], **more}
+    return cell("zero3", NODES * NODE_SIZE, "wide", **keys)
+
+
+def sent_bytes(interface: str) -> int:
+    line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith(interface))
+    return int(line.split(":")[1].split()[8])
+
+
+def sent_in(case: str, node: int, steps: int, folder: str) -> int:
+    """Bytes that this node puts on the wire in a run of so many steps."""
+    config = cell_of(case, measure=Measure(steps=steps, warmup=2)).config
+    mine = range(node * NODE_SIZE, (node + 1) * NODE_SIZE)
+    jobs = [RankJob(config, "timed", rank, f"{folder}/rendezvous-{case}-{steps}", folder) for rank in mine]
+    interface = os.environ["GLOO_SOCKET_IFNAME"]
+    before = sent_bytes(interface)
+    launch(run_rank, jobs, Path(folder) / f"logs-{case}-{steps}", 120, first=mine[0])
+    return sent_bytes(interface) - before
+
+
+def main(node: int, folder: str) -> None:
+    """Bytes of one of 10 further steps, by case."""
+    print(json.dumps({case: (sent_in(case, node, 14, folder) - sent_in(case, node, 4, folder)) / 10 for case in CASES}))
+
+
+@pytest.fixture(scope="module")
+def sent(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """Bytes that node 0 puts on the wire in one of 10 further steps, by case."""
+    where = shlex.quote(str(tmp_path_factory.mktemp("nodes")))
+    command = f"{shlex.quote(sys.executable)} -m tests.distributed.test_interfaces"
+    script = (
+        f"{NAMESPACES}\nGLOO_SOCKET_IFNAME=node1 $there {command} 1 {where} >/dev/null &\nsecond=$!\n"
+        f"GLOO_SOCKET_IFNAME=node0 {command} 0 {where}\nwait $second\n"
+    )
+    done = subprocess.run(["unshare", "-n", "bash", "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def predicted(case: str) -> tuple[Moved, int]:
+    """Predicts the traffic of a rank in a step; returns it with the number of parameters."""
+    config = cell_of(case).config
+    schedule = Schedule.sequential(shapes_of(build_model(config)))
+    groups, shapes = config.groups, training_shapes(config)
+    moved = predict_traffic(strategy_shape(config.strategy.values()), schedule, groups, shapes[1])
+    return moved, sum(shape.numel for shape in schedule.shapes)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", CASES)
+def test_what_crosses_from_node_to_node(sent: dict[str, float], case: str) -> None:
+    """6 bytes a parameter, and 1.5 plus scales, (Z-1)/Z of it; segments bring headers, and receipts go back."""
+    moved, psi = predicted(case)
+    assert moved.between * NODE_SIZE / psi == pytest.approx({"plain": 3, "all": 0.78}[case], rel=0.02)
+    assert sent[case] == pytest.approx(moved.between * NODE_SIZE, rel=0.05)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

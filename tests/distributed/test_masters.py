@@ -8,19 +8,19 @@ import torch
 from torch import nn
 
 from tests import zoo
-from tests.cells import cell
-from tests.ranks import run_ranks
+from tests.distributed.training import assert_equal, assert_same
+from tests.distributed.variants import measured
+from tests.ranks import on_ranks, run_ranks
 from zerobench.config import schema_training
-from zerobench.results import tables
 from zerobench.strategies.ddp import DdpEngine, MasterDdpEngine
-from zerobench.sweep import cell as cells
 from zerobench.zero.precision import LossScaling
 
 CLIP = 0.5
 
 
-def clip_whole_model(rank: int, n: int, norm_type: float) -> tuple[Any, Any]:
-    """fp32: the engine's norm and weights, and those of plain DDP with torch's function."""
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+@on_ranks(2)
+def test_fp32_is_clipped_by_torchs_own_function_to_the_bit(rank: int, n: int, norm_type: float) -> None:
     results = []
     for plain in (False, True):
         module = zoo.build("tied")
@@ -35,7 +35,7 @@ def clip_whole_model(rank: int, n: int, norm_type: float) -> tuple[Any, Any]:
                 norms.append(engine.clip_grad_norm_(CLIP, norm_type).item())
             engine.step()
         results.append((norms, module.state_dict()))
-    return results[0], results[1]
+    assert_same(*results)
 
 
 def overflow(rank: int, n: int) -> dict[str, Any]:
@@ -68,15 +68,8 @@ def test_one_rank_overflows_and_all_skip() -> None:
     assert first["counts"] == {5.0}
     assert not math.isfinite(first["norms"][1])
     for other in (second, third):
-        assert all(torch.equal(first["w"][k], other["w"][k]) for k in first["w"])
+        assert_equal(other["w"], first["w"])
         assert all(first[key] == other[key] for key in ("scales", "skipped", "changed", "counts"))
-
-
-@pytest.mark.parametrize("norm_type", [2.0, math.inf])
-def test_fp32_is_clipped_by_torchs_own_function_to_the_bit(norm_type: float) -> None:
-    for (norms, state), (plain_norms, plain_state) in run_ranks(2, clip_whole_model, norm_type):
-        assert norms == plain_norms
-        assert all(torch.equal(state[k], plain_state[k]) for k in state)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +82,7 @@ def test_fp32_is_clipped_by_torchs_own_function_to_the_bit(norm_type: float) -> 
 )
 def test_ddp_holds_the_papers_sixteen_bytes_a_parameter(tmp_path, section, n: int, accumulation: int) -> None:
     """2ψ parameters, 2ψ gradients, 4ψ masters, 8ψ Adam states (and 2ψ of unsynced gradients where it accumulates)."""
-    more = {"precision": section, "accumulation": accumulation, "clip": 1.0, "results_dir": str(tmp_path)}
-    row = cells.run_cell(cell("ddp", n, "mlp", **more), lambda _: None)
-    assert row.status == "ok", row.reason
+    row, results = measured(tmp_path, "ddp", n, "mlp", precision=section, accumulation=accumulation, clip=1.0)
     assert row.passes_agree
     assert row.max_parameters_bytes == 2 * row.psi
     assert row.max_master_bytes == 4 * row.psi
@@ -102,7 +93,7 @@ def test_ddp_holds_the_papers_sixteen_bytes_a_parameter(tmp_path, section, n: in
     assert row.wire_bytes == pytest.approx(2 * row.psi * 2 * (n - 1) / n, abs=1)
     tile = min(section.tile_bytes or 4 * 2**20, 4 * row.psi)
     assert row.max_gradients_bytes <= 2 * row.psi * (1 + (accumulation > 1)) + max(tile, 2 * 256 * 70 * 2)
-    steps = tables.load(tmp_path / row.run_id).steps
+    steps = results.steps
     assert (steps.clip_norm > 0).all()
     accounted = steps[steps["mode"] == "accounted"]
     assert (abs(accounted.grad_norm / accounted.clip_norm - 1) < 1e-6).all()

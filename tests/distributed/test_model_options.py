@@ -28,6 +28,7 @@ from zerobench.strategies import shape_of
 from zerobench.theory.replay.states import predict_states
 from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.worker import RankRecord
+from zerobench.zero.modules.wrapping import default_units
 
 SHAPE = {"layers": 2, "hidden": 48, "heads": 4}
 MODELS["lora"] = Gpt(**SHAPE, lora=4)
@@ -170,6 +171,12 @@ def test_a_simulation_is_exact_to_the_byte(tmp_path: Path, thorough: bool) -> No
         assert peaks["zero3, skewed"] < peaks["zero3, wide_experts"] - 16 * expert_bytes
 
 
+def test_separate_experts_are_units_of_their_own() -> None:
+    """Else all experts of a block would be gathered with it, also those without a token."""
+    names = [name for name, _ in default_units(build_model(config("zero3", 2, "separate")))]
+    assert sum(".experts." in name for name in names) == 2 * 16
+
+
 STEPS, CPU = 3, torch.device("cpu")
 CUT = {"attention_in.weight": (0, 3), "attention_in.bias": (0, 3), "attention_out.weight": (1, 1),
        "mlp_in.weight": (0, 1), "mlp_in.bias": (0, 1), "mlp_out.weight": (1, 1)}  # fmt: skip
@@ -251,30 +258,24 @@ def accounted(tmp_path_factory, thorough: bool) -> dict[tuple[str, str], tuple[C
     return dict(zip(keys, zip(configs, records, strict=True), strict=True))
 
 
-def test_bytes_of_both_axes_are_predicted(accounted) -> None:
+def test_bytes_of_both_axes_and_of_a_part_of_the_model_are_predicted(accounted) -> None:
     for key, (config, records) in accounted.items():
         moved: dict[tuple[str, str], float] = {}
         for traffic in (one for record in records for one in record.traffic if not one.control):
             place = traffic.axis, traffic.kind if traffic.axis == TENSOR_AXIS else ""
             moved[place] = moved.get(place, 0) + traffic.wire_bytes / len(records) / config.measure.steps
         expected = {(TENSOR_AXIS, kind): size for kind, size in tensor_axis_bytes(config).items() if size}
-        strategy, schedule = shape_of(config.strategy.values()), records[0].schedule
-        sent = predict_traffic(strategy, schedule, config.groups, training_shapes(config)[1])
+        strategy, schedule, shapes = shape_of(config.strategy.values()), records[0].schedule, training_shapes(config)
+        sent = predict_traffic(strategy, schedule, config.groups, shapes[1])
         expected[DATA_AXIS, ""] = sent.within + sent.between
         moved = {place: size for place, size in moved.items() if place[1] not in ("down", "up")}
         assert moved == pytest.approx(expected), key
         volume = fmean(sum(one.volume_elements for one in record.traffic) for record in records)
         assert volume / config.measure.steps == pytest.approx(sent.volume), key
-
-
-def test_states_are_those_of_a_part_of_the_model(accounted) -> None:
-    for key, (config, records) in accounted.items():
-        strategy, schedule = shape_of(config.strategy.values()), records[0].schedule
-        states = predict_states(strategy, schedule, config.groups, *training_shapes(config))
+        states = predict_states(strategy, schedule, config.groups, *shapes).states_bytes
         rows = [m for record in records for m in record.memory if (m.phase, m.tier) == ("step", "device")]
-        assert max(m.max_bytes for m in rows if m.category == "states") == pytest.approx(
-            states.states_bytes, rel=0.01
-        ), key
+        largest = max(m.max_bytes for m in rows if m.category == "states")
+        assert largest == pytest.approx(states, rel=0.01), key
 
 
 def test_ranks_keep_a_part_of_the_inputs_each(accounted) -> None:

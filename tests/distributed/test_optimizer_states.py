@@ -2,7 +2,6 @@
 
 import copy
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ import torch
 from torch import nn, optim
 
 from tests import zoo
-from tests.distributed.training import take_steps
-from tests.ranks import run_ranks
+from tests.distributed.training import assert_alike, assert_equal, take_steps
+from tests.ranks import on_ranks
 from zerobench.zero import STAGES, MuonWithAdamW, NvmeOffload, Offload, initialize
 from zerobench.zero.low_bit import AdamW8bit, AdamWBf16
 from zerobench.zero.optim.muon import split
@@ -41,7 +40,7 @@ def stepped(name: str, rank: int, n: int, steps: int) -> tuple[nn.Module, optim.
     return model, optimizer
 
 
-def taken_over(rank: int, n: int, folder: str, thorough: bool) -> None:
+def taken_over(rank: int, n: int, folder: Path, thorough: bool) -> None:
     """A plain run of two steps goes on under each stage and tier as it would have gone on plainly, to the bit."""
     tiers: list[tuple[str, str, dict[str, Any]]] = [
         *((name, "zero2", {}) for name in OPTIMIZERS),
@@ -49,7 +48,7 @@ def taken_over(rank: int, n: int, folder: str, thorough: bool) -> None:
         *(("sgd", "zero3", {}), ("nadam", "zero1", {}), ("8bit", "zero3", {"offload": Offload()})),
         *(("adamw", strategy, {"offload": Offload()}) for strategy in ("zero1", "zero2")),
         ("adamw", "zero3", {"offload": Offload(parameters=True)}),
-        ("adamw", "zero3", {"offload": NvmeOffload(path=Path(folder), parameters=True)}),
+        ("adamw", "zero3", {"offload": NvmeOffload(path=folder, parameters=True)}),
     ]
     tiers = tiers if thorough else [tier for tier in tiers if tier[0] in ("adamw", "8bit", "muon")][::2]
     plain = {name: stepped(name, rank, n, 4) for name in {tier[0]: None for tier in tiers}}
@@ -57,12 +56,11 @@ def taken_over(rank: int, n: int, folder: str, thorough: bool) -> None:
         model, optimizer = stepped(name, rank, n, 2)
         engine = initialize(model, optimizer, strategy, bucket_bytes=4096, **options)
         if "offload" in options:
-            engine.save(f"{folder}/{strategy}")  # before the first step: the states are as taken over
-            engine.load(f"{folder}/{strategy}")
+            engine.save(folder / strategy)  # before the first step: the states are as taken over
+            engine.load(folder / strategy)
         take_steps(engine, rank, n, (2, 3))
         expected, kept = plain[name]
-        found = engine.full_state_dict()
-        assert all(torch.equal(found[key], value) for key, value in expected.state_dict().items()), (name, strategy)
+        assert_alike(engine, expected, name, strategy)
         for key, parameter in expected.named_parameters():
             states = engine.full_optimizer_state(key)
             assert states.keys() == kept.state[parameter].keys()
@@ -96,7 +94,7 @@ def refused(rank: int, n: int) -> None:
     before = {name: value.clone() for name, value in other.state_dict().items()}
     with pytest.raises(ValueError, match="its states differ between the ranks"):
         initialize(other, changed, "zero2")
-    assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
+    assert_equal(before, other.state_dict())
     plain = get_optimizer_state_dict(model, optimizer)
     engine = initialize(model, optimizer, "zero2")
     with pytest.raises(RuntimeError, match=r"get_optimizer_state_dict .* engine\.full_optimizer_state\(name\)"):
@@ -106,12 +104,8 @@ def refused(rank: int, n: int) -> None:
     take_steps(engine, rank, n, range(1))
 
 
-def scenarios(rank: int, n: int, folder: str, thorough: bool) -> None:
-    taken_over(rank, n, folder, thorough)
+@on_ranks(2)
+def test_states_are_taken_over_and_returned_whole(rank: int, n: int, tmp_path: Path, thorough: bool) -> None:
+    taken_over(rank, n, tmp_path, thorough)
     whole_states(rank, n)
     refused(rank, n)
-
-
-def test_states_are_taken_over_and_returned_whole(thorough: bool) -> None:
-    with TemporaryDirectory() as folder:
-        run_ranks(2, scenarios, folder, thorough)

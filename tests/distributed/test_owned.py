@@ -10,7 +10,8 @@ import torch
 from torch import nn, optim
 from torch.nn import functional as F
 
-from tests.ranks import run_ranks
+from tests.distributed.training import assert_equal
+from tests.ranks import on_ranks, one_thread, run_ranks
 from zerobench.probes.outside_dispatch import orthogonalizations_watched
 from zerobench.strategies.ddp import DdpEngine, MasterDdpEngine
 from zerobench.zero import AdafactorWithAdamW, MuonWithAdamW, Offload, initialize
@@ -152,17 +153,9 @@ def train_all(rank: int, n: int, cases: list[Case]) -> list[Outcome]:
     return [train(rank, n, case) for case in cases]
 
 
+@one_thread()
 def in_one_process(n: int, micro_batches: int = 1) -> dict[str, torch.Tensor]:
     """torch.optim.Muon and torch.optim.AdamW, each its own, over the mean gradient of n ranks' batches."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as a rank has: sums in a LayerNorm's backward depend on it
-    try:
-        return _in_one_process(n, micro_batches)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _in_one_process(n: int, micro_batches: int) -> dict[str, torch.Tensor]:
     model = model_of()
     (matrices, rest), names = (one["params"] for one in groups_of(model)), dict(model.named_parameters())
     optimizers = [optim.Muon(matrices, lr=0.02), optim.AdamW(rest, lr=1e-3, fused=True)]
@@ -235,11 +228,6 @@ def found(ranks: int) -> dict[Case, list[Outcome]]:
     return dict(zip(CASES, zip(*run_ranks(ranks, train_all, CASES), strict=True), strict=True))
 
 
-def check_equal(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], of: object = "") -> None:
-    assert mine.keys() == theirs.keys()
-    assert not [name for name in theirs if not torch.equal(mine[name], theirs[name])], of
-
-
 def test_every_strategy_equals_one_process_to_the_bit(found, ranks: int) -> None:
     once, twice = in_one_process(ranks), in_one_process(ranks, micro_batches=2)
     for case, outcomes in found.items():
@@ -247,9 +235,9 @@ def test_every_strategy_equals_one_process_to_the_bit(found, ranks: int) -> None
             if case.kind != "muon" or case.dtype != torch.float32 or case.clip is not None or case.options == LATE:
                 continue
             if case.micro_batches == 1:
-                check_equal(one.state, once, case)
+                assert_equal(one.state, once, case)
             elif case.strategy in ("ddp", "zero1", "megatron"):  # the others sum over the ranks in each micro-batch
-                check_equal(one.state, twice, case)
+                assert_equal(one.state, twice, case)
             else:
                 assert max(float((one.state[k] - twice[k]).abs().max()) for k in twice) < SPREAD
 
@@ -259,9 +247,9 @@ def test_clipped_and_halved_strategies_agree_with_ddp(found) -> None:
         ddp = found[case._replace(strategy="ddp")][0]
         first = found[case._replace(strategy="zero1")][0]
         for one in found[case] if case.strategy != "ddp" else ():
-            check_equal(one.state, first.state, case)
+            assert_equal(one.state, first.state, case)
             if case.clip is None:
-                check_equal(one.state, ddp.state, case)
+                assert_equal(one.state, ddp.state, case)
             assert max(float((one.state[k] - ddp.state[k]).abs().max()) for k in ddp.state) < SPREAD
 
 
@@ -291,11 +279,11 @@ def test_uneven_and_empty_shards_and_checkpoints_at_another_number_of_ranks(tmp_
     saved = run_ranks(2, save, "zero2", str(tmp_path))[0]
     loaded = run_ranks(5, load, "zero3", str(tmp_path))
     for state, _ in loaded:
-        check_equal(state, saved)
+        assert_equal(state, saved)
     assert sorted(len(kept) for _, kept in loaded) == [0, 1, 1, 1, 1]
     alone, whole = load(0, 1, "zero1", str(tmp_path))
-    check_equal(alone, saved)
-    check_equal({name: m for _, kept in loaded for name, m in kept.items()}, whole)
+    assert_equal(alone, saved)
+    assert_equal({name: m for _, kept in loaded for name, m in kept.items()}, whole)
     assert whole["columns.weight"].stride() == (1, 24), "in the order of its memory"
 
 
@@ -306,7 +294,7 @@ def test_beyond_two_ranks_the_stages_are_equal_and_close_to_ddp(n: int) -> None:
     ddp, *stages = zip(*run_ranks(n, train_all, cases), strict=True)
     for outcomes in stages:
         for one in outcomes:
-            check_equal(one.state, stages[0][0].state)
+            assert_equal(one.state, stages[0][0].state)
         assert [sum(calls) for calls in zip(*(one.calls for one in outcomes), strict=True)] == [MATRICES] * STEPS
     assert max(float((stages[0][0].state[k] - ddp[0].state[k]).abs().max()) for k in ddp[0].state) < SPREAD
 
@@ -339,7 +327,8 @@ class Experts(nn.Module):
         return self.head(x).square().mean()
 
 
-def stacks(rank: int, n: int, folder: str) -> None:
+@on_ranks(2, 1)
+def test_stacked_experts_are_updated_matrix_by_matrix(rank: int, n: int, tmp_path: Path) -> None:
     """Muon on stacks equals torch's Muon on each expert's matrix, and goes on from a checkpoint of another stage."""
 
     def of(model: nn.Module) -> MuonWithAdamW:
@@ -365,10 +354,10 @@ def stacks(rank: int, n: int, folder: str) -> None:
         calls = torch.tensor([len(flops)])
         engine.comm.sum(calls)
         assert calls.item() == 2 * 4 * 5, "each of 20 matrices once a step, over all ranks"
-        engine.save(f"{folder}/{strategy}")
+        engine.save(tmp_path / strategy)
         model = Experts(stacked=True)
         engine = initialize(model, of(model), "zero2" if strategy == "zero3" else "zero3")
-        engine.load(f"{folder}/{strategy}")
+        engine.load(tmp_path / strategy)
         state = train(engine, range(2, 4))
         for name, value in expected.items():
             stack, _, number = name.rpartition(".")
@@ -376,8 +365,3 @@ def stacks(rank: int, n: int, folder: str) -> None:
             assert torch.equal(mine, value), (strategy, name)
         moments = [one["momentum_buffer"].shape for one in engine.optimizer.state.values() if "momentum_buffer" in one]
         assert all(shape in ((5, 16, 24), (5, 24, 16)) for shape in moments)
-
-
-@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_stacked_experts_are_updated_matrix_by_matrix(n: int, tmp_path: Path) -> None:
-    run_ranks(n, stacks, str(tmp_path))

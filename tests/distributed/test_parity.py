@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests import zoo
 from tests.distributed import training
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 from zerobench.zero import STAGES
 
 WITH_DDP = ("ddp", *STAGES)
@@ -21,23 +21,11 @@ def check_parity(results: list[dict], n: int, tolerance: float = ADAM_TOLERANCE,
 
     The stages are bit-equal with one another at every N. `of`: a word for a failure."""
     for mine in results:
-        losses, state = mine["ddp"]
         stages = [stage for stage in STAGES if stage in mine]
         for stage in stages:
-            stage_losses, stage_state = mine[stage]
-            assert stage_state.keys() == state.keys()
-            if n <= 2:
-                assert stage_losses == losses, (of, stage)
-                different = [k for k in state if not torch.equal(stage_state[k], state[k])]
-                assert not different, (of, stage, different)
-            else:
-                torch.testing.assert_close(torch.tensor(stage_losses), torch.tensor(losses), rtol=1e-6, atol=1e-6)
-                for key in state:
-                    assert (stage_state[key] - state[key]).abs().max() <= tolerance, (stage, key)
-            first_losses, first_state = mine[stages[0]]
-            assert stage_losses == first_losses, (of, stage)
-            assert all(torch.equal(stage_state[k], first_state[k]) for k in state), (of, stage)
-        for key in (k for k in state if "running" not in k):  # every rank ends with the same weights
+            training.assert_same(mine[stage], mine["ddp" if n <= 2 else stages[0]], of, stage)
+            training.assert_close(mine[stage], mine["ddp"], 1e-6, tolerance, of, stage)
+        for key in (k for k in mine["ddp"][1] if "running" not in k):  # every rank ends with the same weights
             assert torch.equal(mine[stages[-1]][1][key], results[0][stages[-1]][1][key])
 
 
@@ -47,21 +35,12 @@ CHOICES = {m: ("sgd", 1e-6) if m == "convolutions" else ("adamw", ADAM_TOLERANCE
 
 
 FOURS = [MODELS[first : first + 4] for first in range(0, len(MODELS), 4)]
-WORLDS = [(models, 3) for models in FOURS]
-REPEATED = [
-    pytest.param(models, n, marks=pytest.mark.thorough)
-    for models in FOURS
-    for n in (1, 2, 4)
-    if (models, n) not in WORLDS
-]
-"""Three ranks show it of these, where nothing is divided evenly."""
 
 
-@pytest.mark.parametrize(
-    ("models", "n"), WORLDS + REPEATED, ids=lambda one: str(one) if one in (1, 2, 3, 4) else " ".join(one)
-)
+@pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 2, 4))])
+@pytest.mark.parametrize("models", FOURS, ids=" ".join)
 def test_models_train_as_under_ddp(models: list[str], n: int, thorough: bool) -> None:
-    """Each under one stage by turns, unless all are asked for."""
+    """Each under one stage by turns, unless all are asked for; in every run on three ranks, which divide nothing."""
     results = run_ranks(n, training.train_each, by_turns([(model, CHOICES[model][0]) for model in models], thorough))
     for model, result in zip(models, zip(*results, strict=True), strict=True):
         check_parity(list(result), n, CHOICES[model][1])
@@ -72,24 +51,18 @@ def by_turns(cases: list[tuple[str, str]], thorough: bool) -> list[tuple[str, st
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("n", [1, 2])
-def test_reentrant_recomputation(n: int) -> None:
+@on_ranks(1, 2)
+def test_reentrant_recomputation(rank: int, n: int) -> None:
     """torch DDP refuses it with find_unused_parameters, so the oracle is the model without recomputation."""
-    run_ranks(n, compare_reentrant)
-
-
-def compare_reentrant(rank: int, n: int) -> None:
     for plain, recomputed in (
         ("tied", "recomputed_reentrant"),
         ("adapted", "adapted_reentrant"),
         ("adapted", "adapted_spans_reentrant"),
     ):
-        losses, state = training.train(rank, n, "ddp", plain, "adamw")
+        expected = training.train(rank, n, "ddp", plain, "adamw")
         for stage in STAGES:
-            stage_losses, stage_state = training.train(rank, n, stage, recomputed, "adamw")
-            torch.testing.assert_close(torch.tensor(stage_losses), torch.tensor(losses), rtol=1e-6, atol=1e-6)
-            for key in state:
-                torch.testing.assert_close(stage_state[key], state[key], rtol=0, atol=2e-4)
+            found = training.train(rank, n, stage, recomputed, "adamw")
+            training.assert_close(found, expected, 1e-6, ADAM_TOLERANCE, stage, recomputed)
 
 
 SHOWN = ["adamw", "adamw_foreach", "adam_amsgrad", "sgd_momentum", "nadam", "adamw8bit"]
@@ -104,51 +77,17 @@ def test_optimizers_update_as_under_ddp(thorough: bool) -> None:
         check_parity(list(result), 2, of=optimizer)
 
 
-@pytest.mark.parametrize("no_sync", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_accumulation(no_sync: bool) -> None:
-    """Sums of three micro-batches round apart from DDP's, which adds before or after the reduction."""
-    for mine in run_ranks(2, training.by_strategy, training.accumulate, WITH_DDP, no_sync):
-        losses, state = mine["ddp"]
-        for stage in STAGES:
-            torch.testing.assert_close(torch.tensor(mine[stage][0]), torch.tensor(losses), rtol=1e-6, atol=1e-6)
-            for key in state:
-                assert (mine[stage][1][key] - state[key]).abs().max() <= 0.02 * 1e-2, (stage, key)
+def loops(rank: int, n: int) -> list[dict[str, Any]]:
+    for straight, resumed in training.by_strategy(rank, n, training.resume, STAGES).values():
+        assert straight == resumed
+    compared = (training.evaluate_between, training.schedule_and_groups)
+    return [training.by_strategy(rank, n, loop, WITH_DDP) for loop in compared]
 
 
 @pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3))])
-def test_evaluation_between_steps(n: int) -> None:
-    check_parity(run_ranks(n, training.by_strategy, training.evaluate_between, WITH_DDP), n)
-
-
-@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3))])
-def test_groups_schedulers_and_two_forwards(n: int) -> None:
-    check_parity(run_ranks(n, training.by_strategy, training.schedule_and_groups, WITH_DDP), n)
-
-
-@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3))])
-def test_state_dict_resumes_to_the_bit(n: int) -> None:
-    for mine in run_ranks(n, training.by_strategy, training.resume, STAGES):
-        for stage, (straight, resumed) in mine.items():
-            assert straight == resumed, stage
-
-
-def test_runs_are_deterministic() -> None:
-    for (losses, state), (again, state_again) in run_ranks(3, train_twice):
-        assert losses == again
-        assert all(torch.equal(state[k], state_again[k]) for k in state)
-
-
-def train_twice(rank: int, n: int) -> list[Any]:
-    return [training.train(rank, n, "zero3", "tied", "adamw", 3) for _ in range(2)]
-
-
-def test_prefetch_changes_nothing() -> None:
-    for of_depths in run_ranks(2, train_prefetching):
-        assert of_depths[0] == of_depths[1] == of_depths[3]
-
-
-def train_prefetching(rank: int, n: int) -> dict[int, list[float]]:
-    return {depth: training.train(rank, n, "zero3", "tied", "adamw", 3, prefetch=depth)[0] for depth in (0, 1, 3)}
+def test_evaluations_groups_schedulers_two_forwards_and_resumed_states(n: int) -> None:
+    for results in zip(*run_ranks(n, loops), strict=True):
+        check_parity(list(results), n)
 
 
 def test_ddp_still_has_the_private_method_that_we_label() -> None:

@@ -1,7 +1,11 @@
 """The peers under the harness: they train what DDP trains, and are counted as what they are known for."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
+from itertools import product
+from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,17 +13,17 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from tests.cells import cell, sound
-from tests.distributed.variants import engine_of
-from tests.ranks import run_ranks
+from tests.distributed.training import assert_close, assert_same
+from tests.distributed.variants import engine_of, measured
+from tests.ranks import on_ranks
 from zerobench import strategies
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import IMPLEMENTATIONS, KINDS, AdamW, Bf16, Fp16, Fp32, Rprop, Sgd
 from zerobench.data import build_batches
 from zerobench.predict.build import build_model, shapes_of
-from zerobench.records import CATEGORIES
-from zerobench.results import tables
+from zerobench.records import CATEGORIES, RunRow
+from zerobench.results.tables import Results
 from zerobench.strategies.options import WITHOUT_RULE
-from zerobench.sweep import cell as cells
 from zerobench.zero import STAGES
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra `peers`")
@@ -31,7 +35,7 @@ ACCOUNTED = Measure(steps=1, warmup=2, passes="accounted")
 
 
 def train(
-    rank: int, n: int, name: str, tuned: bool, accumulation: int, clip: float | None = None, **more: Any
+    rank: int, n: int, name: str, tuned: bool, accumulation: int = 1, clip: float | None = None, **more: Any
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     config = sound(name, n, tuned=tuned, accumulation=accumulation, **more).config
     engine = engine_of(config)
@@ -67,42 +71,34 @@ def whole_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: value.detach().clone() for name, value in state.items()}
 
 
-def train_all(
-    rank: int, n: int, names: list[str], accumulation: int, clip: float | None = None
-) -> dict[tuple[str, bool], Any]:
-    sides = [("ddp", False), *((name, tuned) for name in names for tuned in (False, True))]
-    return {side: train(rank, n, *side, accumulation, clip) for side in sides}
+def compare(
+    rank: int, n: int, sides: Iterable[tuple[str, bool]], exact: bool = False, near: float = 1e-6, **options: Any
+) -> None:
+    """Trains strategies, tuned or not, as DDP does; weights are compared if `exact`, and else have the same shapes."""
+    expected = train(rank, n, "ddp", False, **options)
+    assert len(set(expected[0])) > STEPS // 2
+    for side in sides:
+        found = train(rank, n, *side, **options)
+        assert_close(found, expected, near, inf, side)
+        if exact:
+            assert_same(found, expected, side)
 
 
-def check(results: list[dict[tuple[str, bool], Any]], exact: bool, tolerance: float = 1e-6) -> None:
-    for mine in results:
-        losses, state = mine.pop(("ddp", False))
-        assert len(set(losses)) > STEPS // 2
-        for side, (other_losses, other_state) in mine.items():
-            assert other_state.keys() == state.keys(), side
-            if exact:
-                assert other_losses == losses, side
-                assert all(torch.equal(other_state[key], state[key]) for key in state), side
-            else:
-                close = {"rtol": tolerance, "atol": tolerance}
-                torch.testing.assert_close(torch.tensor(other_losses), torch.tensor(losses), **close)
-                assert all(other_state[key].shape == state[key].shape for key in state)
-
-
-@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (3, 4))])
-def test_torchs_peers_train_as_ddp(n: int) -> None:
+@on_ranks(2, 3, 4)
+def test_torchs_peers_train_as_ddp(rank: int, n: int) -> None:
     """Bit for bit at N = 2, where a sum has one order."""
-    check(run_ranks(n, train_all, TORCHS, 1), exact=n == 2)
+    compare(rank, n, product(TORCHS, (False, True)), exact=n == 2)
 
 
-def train_more(rank: int, n: int) -> tuple[Any, Any, dict[str, str]]:
-    """Accumulated and clipped; with matrices in tiles, which are units inside units; and errors of what is refused."""
-    sides = [("ddp", False), *((name, False) for name in TORCHS if name.startswith("fsdp2"))]
-    return (
-        train_all(rank, n, TORCHS, 2, 0.5),
-        {side: train(rank, n, *side, 1, model="tiles") for side in sides},
-        {f"{name}/{how}": error_of(name, how) for name, hows in WITHOUT_RULE.items() for how in hows},
-    )
+@pytest.mark.thorough
+@on_ranks(2)
+def test_torchs_peers_accumulate_clip_and_take_tiles_and_what_is_refused_fails(rank: int, n: int) -> None:
+    """Tiles of matrices are units inside units."""
+    compare(rank, n, product(TORCHS, (False, True)), accumulation=2, clip=0.5)
+    compare(rank, n, [(name, False) for name in TORCHS if name.startswith("fsdp2")], exact=True, model="tiles")
+    errors = {f"{name}/{how}": error_of(name, how) for name, hows in WITHOUT_RULE.items() for how in hows}
+    assert errors.keys() == {"sgd/fused", "adagrad/fused", "rprop/foreach", "rprop/loop"}
+    assert all("strateg" in error for error in errors.values()), "torch has rules now: refuse no longer"
 
 
 def error_of(name: str, implementation: str) -> str:
@@ -118,48 +114,41 @@ def error_of(name: str, implementation: str) -> str:
     return ""
 
 
-@pytest.mark.thorough
-def test_torchs_peers_accumulate_clip_and_take_tiles_and_what_is_refused_fails() -> None:
-    whole, tiled, errors = zip(*run_ranks(2, train_more), strict=True)
-    check(list(whole), exact=False)
-    check(list(tiled), exact=True)
-    assert errors[0].keys() == {"sgd/fused", "adagrad/fused", "rprop/foreach", "rprop/loop"}
-    assert all("strateg" in error for error in errors[0].values()), "torch has rules now: refuse no longer"
-
-
 @pytest.mark.parametrize(
-    ("optimizer", "words"),
+    ("more", "words"),
     [
+        ({"optimizer": Sgd()}, "fsdp2 with sgd/fused; use optimizer.implementation=foreach or loop"),
         (
-            Sgd(),
-            "sgd: torch has no rule to update the DTensors of strategy=fsdp2 with sgd/fused; use {}=foreach or loop",
+            {"optimizer": Rprop()},
+            "DTensors of strategy=fsdp2 with rprop/loop; use another optimizer",
         ),
-        (Rprop(), "torch has no rule to update the DTensors of strategy=fsdp2 with rprop/loop; use another optimizer"),
-        (Sgd(implementation="loop"), ""),
-        (AdamW(), ""),
+        ({"optimizer": Sgd(implementation="loop")}, ""),
+        ({"optimizer": AdamW()}, ""),
+        ({"precision": Fp16()}, "precision=fp16: strategy=fsdp2 scales no losses here; use bf16 or fp32"),
+        ({"precision": Bf16(gradient_dtype="fp32")}, "whole gradients in bf16 and their shards in fp32; leave it out"),
+        ({"precision": Fp32(wire_dtype="bf16")}, "precision.wire_dtype=bf16: strategy=fsdp2 reduces in fp32"),
     ],
 )
-def test_an_optimizer_without_a_rule_is_refused_before_ranks_start(optimizer: Any, words: str) -> None:
-    problems = cell("fsdp2", 2, optimizer=optimizer).problems
-    assert len(problems) == bool(words)
-    assert words.format("optimizer.implementation") in "".join(problems)
-    assert not cell("zero3", 2, optimizer=optimizer).problems
+def test_what_fsdp2_cannot_have_is_refused_before_ranks_start(more: dict[str, Any], words: str) -> None:
+    problems = cell("fsdp2", 2, **more).problems
+    assert bool(problems) == bool(words)
+    assert words in "; ".join(problems)
+    assert not cell("zero3", 2, **more).problems
 
 
 @needs_deepspeed
-@pytest.mark.parametrize(("n", "accumulation"), [(2, 1), (3, 1), (2, 2)])
-def test_deepspeed_trains_as_ddp(n: int, accumulation: int) -> None:
+@pytest.mark.parametrize("accumulation", [1, 2])
+@on_ranks(2, 3)
+def test_deepspeed_trains_as_ddp(rank: int, n: int, accumulation: int) -> None:
     """Stage 3 adds in another order."""
-    check(run_ranks(n, train_all, NEEDS, accumulation), exact=False, tolerance=3e-6)
+    compare(rank, n, product(NEEDS, (False, True)), near=3e-6, accumulation=accumulation)
 
 
-def measured(tmp_path, name: str, n: int = 2, model: str = "wide", **more: Any):
-    row = cells.run_cell(cell(name, n, model, results_dir=str(tmp_path), **more), lambda _: None)
-    assert row.status == "ok", row.reason
+def counted(tmp_path: Path, name: str, **more: Any) -> tuple[RunRow, Results]:
+    row, results = measured(tmp_path, name, 2, "wide", **more)
     assert row.passes_agree is not False
     assert row.predicted_states_bytes is row.floor_states_bytes is row.predicted_volume_psi is None
     assert sum(getattr(row, f"peak_{category}_bytes") for category in CATEGORIES) == row.peak_bytes
-    results = tables.load(tmp_path / row.run_id)
     assert results.traffic.known.all()
     assert results.memory.predicted_bytes.isna().all()
     return row, results
@@ -175,8 +164,8 @@ def test_fsdp2_is_counted(tmp_path) -> None:
     """The MLP's layers divide by two, so nothing is padded: 2ψ + 2ψ + 4ψ bytes of shards, gathers of 1ψ each way. What
     crosses the loopback interface is at least what the strategy sends.
     """
-    reshard, results = measured(tmp_path, "fsdp2", measure=ACCOUNTED)
-    keep, _ = measured(tmp_path, "fsdp2_no_reshard")
+    reshard, results = counted(tmp_path, "fsdp2", measure=ACCOUNTED)
+    keep, _ = counted(tmp_path, "fsdp2_no_reshard")
     psi, root = keep.psi, root_share("fsdp2", "wide")
     assert keep.wire_bytes == 4 * psi
     # no less, for others may use the interface meanwhile; gloo's reduce-scatter is an all-reduce: half as much again
@@ -196,25 +185,10 @@ def test_fsdp2_is_counted(tmp_path) -> None:
     assert "layers.0.weight" in set(made.name)
 
 
-@pytest.mark.parametrize(
-    ("section", "words"),
-    [
-        (Fp16(), "precision=fp16: strategy=fsdp2 scales no losses here; use bf16 or fp32"),
-        (
-            Bf16(gradient_dtype="fp32"),
-            "strategy=fsdp2 has whole gradients in bf16 and their shards in fp32; leave it out",
-        ),
-        (Fp32(wire_dtype="bf16"), "precision.wire_dtype=bf16: strategy=fsdp2 reduces in fp32"),
-    ],
-)
-def test_other_precisions_are_refused_under_fsdp2(section: Any, words: str) -> None:
-    assert words in "; ".join(cell("fsdp2", 2, precision=section).problems)
-
-
 @pytest.mark.parametrize("tuned", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_zero_redundancy_is_counted(tmp_path, tuned: bool) -> None:
     """All-reduce 2ψ and broadcasts 1ψ, half of Adam's states; tuned, no second copy of the gradients as buckets."""
-    row, _ = measured(tmp_path, "zero_redundancy", tuned=tuned, measure=ACCOUNTED)
+    row, _ = counted(tmp_path, "zero_redundancy", tuned=tuned, measure=ACCOUNTED)
     assert (row.volume_psi, row.volume_all_reduce_psi, row.volume_other_psi) == (3, 2, 1)
     assert row.max_parameters_bytes == 4 * row.psi
     assert row.max_optimizer_bytes == pytest.approx(4 * row.psi, rel=0.2), "whole parameters are shared out"

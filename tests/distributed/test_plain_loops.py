@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zerobench
 from tests import zoo
-from tests.distributed.training import loss_of
-from tests.ranks import run_ranks
+from tests.distributed.training import adamw, assert_same, loss_of
+from tests.ranks import on_ranks
 from zerobench.watching.held_tensors import leave_out
 from zerobench.zero import STAGES, LossScaling, NvmeOffload, Offload, initialize
 
@@ -33,20 +33,10 @@ def wrapped(strategy: str, model: nn.Module, optimizer: torch.optim.Optimizer, *
     return initialize(model, optimizer, strategy, bucket_bytes=4096, **options)
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-
-
 def weights_of(model: Any) -> dict[str, torch.Tensor]:
     if isinstance(model, DistributedDataParallel):
         return {name: value.detach().clone() for name, value in model.module.state_dict().items()}
     return model.full_state_dict()
-
-
-def assert_as_ddp(ours: Any, ddps: Any, about: object) -> None:
-    (losses, weights), (wanted, wanted_weights) = ours, ddps
-    assert losses == wanted, about
-    assert all(torch.equal(weights[name], value) for name, value in wanted_weights.items()), about
 
 
 # -- the loops: each trains `model` with `optimizer` and yields losses ----------------------------------------------
@@ -99,23 +89,6 @@ def with_closure(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[floa
         yield optimizer.step(closure).item()
 
 
-def asking_gradients(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
-    """torch.autograd.grad of an input, or of a parameter, between the steps: it begins no backward."""
-    width = torch.zeros(zoo.WIDTH)
-    inner = getattr(model, "module", model)
-    for step in range(STEPS):
-        moved = width.clone().requires_grad_()
-        hook = inner.blocks[0][0].register_forward_pre_hook(lambda _m, inputs, moved=moved: inputs[0] + moved)
-        called = inner if isinstance(model, DistributedDataParallel) else model  # DDP does not know autograd.grad
-        slope = torch.autograd.grad(called(*zoo.tokens(rank, n, step)), moved)[0]
-        hook.remove()
-        loss = model(*zoo.tokens(rank, n, step))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.item() + slope.sum().item()
-
-
 def recovering(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
     """A hook fails in the middle of a backward, on all ranks, and the loop goes on. DDP cannot, and so has no such
     step: what is left of it must change nothing.
@@ -144,13 +117,13 @@ def scheduled(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
 
 
 LOOPS: dict[str, Callable[..., Iterator[float]]] = {
-    one.__name__: one for one in (accumulating, several_losses, with_closure, asking_gradients, recovering, scheduled)
+    one.__name__: one for one in (accumulating, several_losses, with_closure, recovering, scheduled)
 }
 
 
 def train(rank: int, n: int, strategy: str, model_name: str, loop: Callable[..., Iterator[float]], **options: Any):
     model = zoo.build(model_name)
-    optimizer = adamw(model)
+    optimizer = adamw(model.parameters())
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0, 10)  # made before the engine
     called = wrapped(strategy, model, optimizer, **options)
     with warnings.catch_warnings():
@@ -170,14 +143,14 @@ def all_models(rank: int, n: int, thorough: bool) -> None:
         for stage in stages(number, thorough):
             # DDP refuses a block that is used twice in reentrant checkpoints
             wanted = train(rank, n, *((stage, name, as_engine) if "reentrant" in name else ("ddp", name, plain)))
-            assert_as_ddp(train(rank, n, stage, name, plain), wanted, (name, stage))
+            assert_same(train(rank, n, stage, name, plain), wanted, name, stage)
 
 
 def all_loops(rank: int, n: int, thorough: bool) -> None:
     for number, (name, loop) in enumerate(LOOPS.items()):
         wanted = train(rank, n, "ddp", LOOPED, loop)
         for stage in stages(number, thorough):
-            assert_as_ddp(train(rank, n, stage, LOOPED, loop), wanted, (name, stage))
+            assert_same(train(rank, n, stage, LOOPED, loop), wanted, name, stage)
 
 
 def all_tiers(rank: int, n: int, folder: str, thorough: bool) -> None:
@@ -193,10 +166,10 @@ def all_tiers(rank: int, n: int, folder: str, thorough: bool) -> None:
         ("zero3", files(**parts, parameters=True)),
     )
     for stage, offload in tiers if thorough else tiers[1:3]:
-        assert_as_ddp(train(rank, n, stage, LOOPED, accumulating, offload=offload), wanted, (stage, offload))
+        assert_same(train(rank, n, stage, LOOPED, accumulating, offload=offload), wanted, stage, offload)
     late = Offload(**parts, delayed_after=1)
     ours = train(rank, n, "zero2", "tied", plain, offload=late)
-    assert_as_ddp(ours, train(rank, n, "zero2", "tied", as_engine, offload=late), "late updates")
+    assert_same(ours, train(rank, n, "zero2", "tied", as_engine, offload=late), "late updates")
 
 
 def as_engine(engine: Any, _optimizer: Any, rank: int, n: int) -> Iterator[float]:
@@ -226,7 +199,7 @@ def weights_penalized(rank: int, n: int, thorough: bool) -> None:
     def trained(strategy: str) -> Any:
         torch.manual_seed(0)
         model = Penalized()
-        optimizer = adamw(model)
+        optimizer = adamw(model.parameters())
         called = model if strategy == "plain" else initialize(model, optimizer, strategy, bucket_bytes=4096)
         for step in range(STEPS):
             for micro in range(2):
@@ -236,9 +209,7 @@ def weights_penalized(rank: int, n: int, thorough: bool) -> None:
                 (penalty if micro else loss + penalty).backward()
             optimizer.step()
             optimizer.zero_grad()
-        return {
-            k: v.detach() for k, v in (model.state_dict() if strategy == "plain" else called.full_state_dict()).items()
-        }
+        return dict(model.state_dict() if strategy == "plain" else called.full_state_dict())
 
     wanted = trained("plain")
     for stage in ("zero1", "zero2", "megatron") if thorough else ("zero2",):
@@ -251,7 +222,7 @@ def two_engines(rank: int, n: int, thorough: bool) -> None:
     def trained(strategies: tuple[str, str]) -> Any:
         torch.manual_seed(0)
         models = [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)) for _ in range(2)]
-        optimizers = [adamw(model) for model in models]
+        optimizers = [adamw(model.parameters()) for model in models]
         first, second = (wrapped(*one) for one in zip(strategies, models, optimizers, strict=True))
         seen = []
         for step in range(STEPS):
@@ -271,21 +242,18 @@ def two_engines(rank: int, n: int, thorough: bool) -> None:
 
     wanted = trained(("ddp", "ddp"))
     for pair in (("zero1", "zero2"), ("zero2", "zero2"), ("megatron", "ddp")) if thorough else (("zero1", "zero2"),):
-        assert_as_ddp(trained(pair), wanted, pair)
+        assert_same(trained(pair), wanted, pair)
     # under zero3 a forward is gone through once: each engine's two forwards of a discriminator's step are one's each
-    assert_as_ddp(trained(("zero3", "zero3")), wanted, "zero3")
+    assert_same(trained(("zero3", "zero3")), wanted, "zero3")
 
 
-def all_of(rank: int, n: int, folder: str, thorough: bool) -> None:
+@on_ranks(2)
+def test_plain_loops_train_as_under_ddp(rank: int, n: int, tmp_path: Path, thorough: bool) -> None:
     all_models(rank, n, thorough)
     all_loops(rank, n, thorough)
-    all_tiers(rank, n, folder, thorough)
+    all_tiers(rank, n, str(tmp_path), thorough)
     two_engines(rank, n, thorough)
     weights_penalized(rank, n, thorough)
-
-
-def test_plain_loops_train_as_under_ddp(tmp_path: Path, thorough: bool) -> None:
-    run_ranks(2, all_of, str(tmp_path), thorough)
 
 
 # -- alone: refusals, what a backward leaves, and a watch -------------------------------------------------------------
@@ -363,10 +331,9 @@ def watched(is_plain: bool, strategy: str) -> Any:
 def test_a_watched_plain_loop_has_the_bytes_of_the_engines_methods(strategy: str) -> None:
     plainly, by_engine = (watched(is_plain, strategy) for is_plain in (True, False))
     for table in ("memory", "traffic"):
-        assert (
-            getattr(plainly.results, table)
-            .drop(columns="run_id", errors="ignore")
-            .equals(getattr(by_engine.results, table).drop(columns="run_id", errors="ignore"))
-        ), table
+        ours, engines = (
+            getattr(watch.results, table).drop(columns="run_id", errors="ignore") for watch in (plainly, by_engine)
+        )
+        assert ours.equals(engines), table
     assert plainly.certificate.rows == by_engine.certificate.rows
     assert not plainly.certificate.different

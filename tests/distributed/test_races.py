@@ -24,7 +24,7 @@ import torch
 
 from tests import zoo
 from tests.distributed import training
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from zerobench.zero.bucket import GradientBucket
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.base import Handle
@@ -192,10 +192,6 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def engine_for(strategy: str, options: dict[str, Any], model: str = "tied") -> Any:
-    return training.engine_of(strategy, zoo.build(model), **options)
-
-
 def train(engine: Any, rank: int, n: int) -> list[torch.Tensor]:
     """Losses and weights, as a list of tensors. Two micro-batches a step, an evaluation after each step."""
     losses = []
@@ -211,14 +207,14 @@ def train(engine: Any, rank: int, n: int) -> list[torch.Tensor]:
 
 
 def in_series(rank: int, n: int, strategy: str, options: dict[str, Any], model: str = "tied") -> list[torch.Tensor]:
-    engine = engine_for(strategy, options, model)
+    engine = training.engine_of(strategy, zoo.build(model), **options)
     with serialized(engine):
         return train(engine, rank, n)
 
 
 def overlapped(rank: int, n: int, strategy: str, options: dict[str, Any], model: str = "tied", mistake: Any = None):
     """Late and poisoned. `mistake`: transfers that are not waited for, or a context that makes one."""
-    engine = engine_for(strategy, options, model)
+    engine = training.engine_of(strategy, zoo.build(model), **options)
     with ExitStack() as stack:
         stack.enter_context(late(rank, mistake if isinstance(mistake, tuple) else None))
         done = stack.enter_context(poisoned(engine))
@@ -234,17 +230,13 @@ def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def compare(rank: int, n: int, runs: list[tuple[str, dict[str, Any]]]) -> None:
-    for strategy, options in runs:
+@on_ranks(2, 3)
+def test_overlapped_runs_equal_serialized_ones(rank: int, n: int, thorough: bool) -> None:
+    for strategy, options in RUNS if thorough else [RUNS[4], RUNS[9]]:
         for model in ("tied", "recomputed") if strategy == "zero3" and n == 2 else ("tied",):
             expected = in_series(rank, n, strategy, options, model)
             assert all(values.isfinite().all() for values in expected)
             assert equal(overlapped(rank, n, strategy, options, model), expected), (strategy, options, model)
-
-
-@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.thorough)])
-def test_overlapped_runs_equal_serialized_ones(n: int, thorough: bool) -> None:
-    run_ranks(n, compare, RUNS if thorough else [RUNS[4], RUNS[9]])
 
 
 PLANTED: dict[str, tuple[str, dict[str, Any], Any]] = {
@@ -256,15 +248,9 @@ PLANTED: dict[str, tuple[str, dict[str, Any], Any]] = {
 }
 
 
-def plant(rank: int, n: int) -> list[str]:
-    """The mistakes that no rank has noticed go unseen: those that this one has not."""
-    return [
-        name
-        for name, (strategy, options, mistake) in PLANTED.items()
-        if equal(overlapped(rank, n, strategy, options, mistake=mistake), in_series(rank, n, strategy, options))
-    ]
-
-
 @pytest.mark.thorough
-def test_planted_races_are_seen() -> None:
-    assert run_ranks(2, plant) == [[], []]
+@on_ranks(2)
+def test_planted_races_are_seen(rank: int, n: int) -> None:
+    for name, (strategy, options, mistake) in PLANTED.items():
+        found = overlapped(rank, n, strategy, options, mistake=mistake)
+        assert not equal(found, in_series(rank, n, strategy, options)), name

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -85,15 +84,9 @@ def random_network(vocabulary: int = 256, seed: int = 0) -> nn.Module:
     return RandomNetwork(vocabulary, seed)
 
 
-@contextmanager
-def registered() -> Iterator[None]:
-    """The model is known in here, and not to other tests of this process, which list all that is known."""
-    zerobench.register_model("random_network", random_network)
-    yield
-    del REGISTRY.builders["random_network"]
+zerobench.register_model("random_network", random_network)
 
 
-@registered()
 def random_config(seed: int, strategy: str, n: int) -> CellConfig:
     """A cell that makes sense, of one accounted step; the same for the same seed. Raises where none is found."""
     draw = random.Random(f"{seed} {strategy} {n}")
@@ -163,7 +156,6 @@ def account_each(configs: list[CellConfig], folder: Path) -> list[RankRecord]:
     return launch(_run_each, [(configs, str(folder))], folder / "logs", timeout_s=300)[0]
 
 
-@registered()
 def _run_each(job: tuple[list[CellConfig], str], tell: Any) -> list[RankRecord]:
     configs, folder = job
     return [

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import zoo
-from tests.distributed.training import engine_of, loss_of
-from tests.ranks import run_ranks
+from tests.distributed.training import assert_same, engine_of, loss_of
+from tests.ranks import on_ranks
 from zerobench.zero.activations.policies import POLICIES, ActivationPolicy, apply
 
 
@@ -35,24 +35,11 @@ class Attending(nn.Module):
         return x + torch.relu_(h.mul_(2.0))[..., ::2].repeat(1, 1, 2) * h[..., 1::2].repeat(1, 1, 2).cos()
 
 
-class Dropping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(zoo.WORDS, 24)
-        self.blocks = nn.ModuleList(Attending() for _ in range(4))
-        self.head = nn.Linear(24, zoo.WORDS)
-
-    def forward(self, x, y):
-        h = self.embedding(x)
-        for block in self.blocks:
-            h = block(h)
-        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
-
-
-zoo.MODELS["dropping"] = Dropping
+zoo.MODELS["dropping"] = lambda: zoo.Chain(*(Attending() for _ in range(4)), width=24)
 
 SLABS = ActivationPolicy(recompute=True, keep="slab")
 WAYS = {**POLICIES, "checkpoint in slabs": SLABS}
+del WAYS["none"]
 STEPS = 2
 
 
@@ -72,16 +59,16 @@ def train(rank: int, n: int, model_name: str, strategy: str, policy: ActivationP
     return losses, engine.full_state_dict()
 
 
-def train_all(rank: int, n: int, models: list[str], strategies: list[str]) -> dict[Any, Any]:
-    """Every model under every strategy and policy, and in an arena."""
-    found = {}
-    for model in models:
-        for strategy in strategies:
+@on_ranks(2, 1)
+def test_every_policy_trains_the_same_to_the_bit(rank: int, n: int, thorough: bool) -> None:
+    """Dropout, views that share memory, blocks run twice, outputs in dataclasses; an arena, too."""
+    for model in ["dropping", "tied", "rich"] if n == 1 else ["dropping"]:
+        for strategy in ["ddp", "zero2", "zero3"] if thorough else ["zero3"]:
+            plain = train(rank, n, model, strategy, POLICIES["none"])
             for name, policy in WAYS.items():
-                found[model, strategy, name] = train(rank, n, model, strategy, policy)
+                assert_same(train(rank, n, model, strategy, policy), plain, model, strategy, name)
             if strategy != "ddp":
-                found[model, strategy, "arena"] = train(rank, n, model, strategy, SLABS, arena=True)
-    return found
+                assert_same(train(rank, n, model, strategy, SLABS, arena=True), plain, model, strategy, "arena")
 
 
 class Births(TorchDispatchMode):
@@ -130,28 +117,11 @@ def made_anew(rank: int, n: int, strategy: str, arena: bool) -> list[int]:
     return found
 
 
-def made_anew_both(rank: int, n: int, strategy: str) -> tuple[list[int], list[int]]:
-    """Without an arena and within one."""
-    return made_anew(rank, n, strategy, False), made_anew(rank, n, strategy, True)
-
-
-@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_every_policy_trains_the_same_to_the_bit(n: int, thorough: bool) -> None:
-    """Dropout, views that share memory, blocks run twice, outputs in dataclasses; an arena, too."""
-    strategies = ["ddp", "zero2", "zero3"] if thorough else ["zero3"]
-    models = ["dropping", "tied", "rich"] if n == 1 else ["dropping"]
-    for found in run_ranks(n, train_all, models, strategies):
-        for (model, strategy, way), (losses, state) in found.items():
-            plain_losses, plain_state = found[model, strategy, "none"]
-            assert losses == plain_losses, (model, strategy, way)
-            different = [key for key in state if not torch.equal(state[key], plain_state[key])]
-            assert not different, (model, strategy, way, different)
-
-
 @pytest.mark.parametrize("strategy", [pytest.param("zero2", marks=pytest.mark.thorough), "zero3"])
-def test_in_an_arena_nothing_is_allocated_from_the_second_step_on(strategy: str) -> None:
+@on_ranks(2)
+def test_in_an_arena_nothing_is_allocated_from_the_second_step_on(rank: int, n: int, strategy: str) -> None:
     """Neither full gradients nor their shards nor the inputs that blocks keep."""
-    for without, within in run_ranks(2, made_anew_both, strategy):
-        assert all(count >= 4 for count in without)
-        assert within[0] >= 4
-        assert within[1:] == [0, 0, 0]
+    assert all(count >= 4 for count in made_anew(rank, n, strategy, arena=False))
+    first, *later = made_anew(rank, n, strategy, arena=True)
+    assert first >= 4
+    assert later == [0, 0, 0]

@@ -4,9 +4,9 @@ DDP as the oracle: each row of the table trains as DDP does, under each strategy
 Exact rows are bit-equal at N <= 2, in losses and in weights. Others, and all at N >= 3, are close (CONTRIBUTING.md).
 """
 
-from collections.abc import Callable
-from copy import deepcopy
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,35 +14,14 @@ import torch
 from torch import nn, optim
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from tests import zoo
 from tests.distributed import training
 from tests.distributed.training import take_steps
-from tests.ranks import run_ranks
-from tests.zoo import WIDTH, WORDS, Block
+from tests.ranks import on_ranks
+from tests.zoo import WIDTH, WORDS, Block, Chain
 from zerobench.zero import STAGES, initialize
-
-
-class Chain(nn.Module):
-    """An embedding, blocks in a row (three, if none are given), a head. The models below differ in their blocks, or in
-    how they run them.
-    """
-
-    def __init__(self, *blocks: nn.Module) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(blocks or (Block() for _ in range(3)))
-        self.head = nn.Linear(WIDTH, WORDS)
-
-    def run(self, h):
-        for block in self.blocks:
-            h = block(h)
-        return h
-
-    def forward(self, x, y):
-        return F.cross_entropy(self.head(self.run(self.embedding(x))).flatten(0, 1), y.flatten())
 
 
 class Plain(Chain):
@@ -212,7 +191,6 @@ class Lists(Chain):
         return super().run(h) * self.own[0]
 
 
-BUCKET_BYTES = 8192
 STEPS = 3
 TOLERANCE = 1e-5
 """On losses, and where SGD trains on weights too. Adam makes steps of what rounding leaves: a share of its rate."""
@@ -279,31 +257,11 @@ def captured(engine: Any, rank: int, n: int) -> list[float]:
     return losses
 
 
-def copies(engine: Any, rank: int, n: int) -> list[float]:
-    """Copies of the module under an engine are plain modules: a teacher that learns by itself, an average."""
-    losses = take_steps(engine, rank, n, [0])
-    with training.whole(engine):
-        averaged, teacher = AveragedModel(engine.module), deepcopy(engine.module)
-    losses += take_steps(engine, rank, n, [1, 2])
-    with training.whole(engine):
-        averaged.update_parameters(engine.module)
-    if rank == 0:  # alone: nothing of a copy may travel
-        losses.append(averaged(*zoo.tokens(rank, n, 7)).item())
-        loss = teacher(*zoo.tokens(rank, n, 7))
-        loss.backward()
-        losses += [loss.item(), *(p.grad.norm().item() for p in teacher.parameters() if p.grad is not None)]
-    return losses + take_steps(engine, rank, n, [3])
-
-
 # -- scenarios ----------------------------------------------------------------------------------------------
 
 
-def adamw(model: nn.Module) -> optim.Optimizer:
-    return optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-
-
-def sgd(model: nn.Module) -> optim.Optimizer:
-    return optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+def sgd(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+    return optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
 @dataclass(frozen=True)
@@ -312,7 +270,7 @@ class Scenario:
 
     model: Callable[[], nn.Module]
     loop: Loop = plain
-    optimizer: Callable[[nn.Module], optim.Optimizer] = adamw
+    optimizer: Callable[[Any], optim.Optimizer] = training.adamw
     oracle: Callable[[], nn.Module] | None = None
 
 
@@ -331,55 +289,28 @@ SCENARIOS: dict[str, Scenario] = {
     "steps with nothing to do": Scenario(Plain, nothing_to_step),
     "a forward that fails": Scenario(Plain, failing_forward),
     "losses on captured states": Scenario(Plain, captured),
-    "copies of the module": Scenario(Hooked, copies, sgd),
-    "a rate in a tensor": Scenario(
-        Plain, optimizer=lambda m: optim.AdamW(m.parameters(), lr=torch.tensor(1e-2), fused=True)
-    ),
+    "a rate in a tensor": Scenario(Plain, optimizer=partial(optim.AdamW, lr=torch.tensor(1e-2), fused=True)),
 }
 
 
 def train(rank: int, n: int, scenario: Scenario, strategy: str) -> tuple[list[float], dict[str, Any]]:
     torch.manual_seed(0)
     model = (scenario.oracle if scenario.oracle and strategy == "ddp" else scenario.model)()
-    if strategy == "ddp":
-        engine: Any = training.engine_of("ddp", model, scenario.optimizer(model))
-    else:
-        engine = initialize(model, scenario.optimizer(model), strategy, bucket_bytes=BUCKET_BYTES)
+    engine = training.engine_of(strategy, model, scenario.optimizer(model.parameters()))
     return scenario.loop(engine, rank, n), engine.full_state_dict()
 
 
-def differences(trained: Any, oracle: Any, exact: bool, weights_within: float) -> list[str]:
-    """Names what differs from the oracle, and by how much."""
-    (losses, state), (true_losses, true_state) = trained, oracle
-    if len(losses) != len(true_losses) or state.keys() != true_state.keys():
-        return ["other losses or weights than the oracle has"]
-    if exact:
-        wrong = [] if losses == true_losses else [f"losses {losses}, not {true_losses}"]
-        return wrong + [name for name, value in true_state.items() if not torch.equal(state[name], value)]
-    ours, theirs = torch.tensor(losses), torch.tensor(true_losses)
-    off = ((ours - theirs).abs() / (1 + theirs.abs())).max().item()
-    wrong = [] if off <= TOLERANCE else [f"losses by {off}"]
-    for name, value in true_state.items():
-        if value.numel() and not (by := (state[name].float() - value.float()).abs().max().item()) <= weights_within:
-            wrong.append(f"{name} by {by}")
-    return wrong
-
-
-def all_scenarios(rank: int, n: int) -> dict[str, list[str]]:
-    differing = {}
+@pytest.mark.thorough
+@on_ranks(1, 2, 3, timeout_s=400)
+def test_scenarios_train_as_under_ddp(rank: int, n: int) -> None:
     for name, scenario in SCENARIOS.items():
         oracle = train(rank, n, scenario, "ddp")
         within = TOLERANCE if scenario.optimizer is sgd else 0.02 * 1e-2
         for strategy in STAGES:
             trained = train(rank, n, scenario, strategy)
-            differing[f"{name}, {strategy}"] = differences(trained, oracle, not scenario.oracle and n <= 2, within)
-    return {name: wrong for name, wrong in differing.items() if wrong}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_scenarios_train_as_under_ddp(n: int) -> None:
-    assert run_ranks(n, all_scenarios, timeout_s=400) == [{}] * n
+            training.assert_close(trained, oracle, TOLERANCE, within, name, strategy)
+            if not scenario.oracle and n <= 2:
+                training.assert_same(trained, oracle, name, strategy)
 
 
 def lose_the_loss(engine: Any, inside: str) -> None:
@@ -410,7 +341,8 @@ REFUSED: list[tuple[type[nn.Module], Callable[[Any], None], str]] = [
 ]  # fmt: skip
 
 
-def refusals(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_what_stage_3_cannot_do_is_answered(rank: int, n: int) -> None:
     for build, misuse, sentence in REFUSED:
         model = build()
         engine = initialize(model, optim.SGD(model.parameters(), lr=0.1), "zero3")
@@ -418,5 +350,125 @@ def refusals(rank: int, n: int) -> None:
             misuse(engine)
 
 
-def test_what_stage_3_cannot_do_is_answered() -> None:
-    run_ranks(2, refusals)
+# -- stage 3's root: given back while backward is at other units, and there whenever it is read ------------------
+
+
+class Tied(Chain):
+    """A head that is the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+class Functional(Tied):
+    """The embedding's matrix is read at the end without a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.head
+
+    def forward(self, x, y):
+        return F.cross_entropy(F.linear(self.run(self.embedding(x)), self.embedding.weight).flatten(0, 1), y.flatten())
+
+
+class Front(Tied):
+    """A layer before the blocks, whose backward reads what the root has given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Linear(WIDTH, WIDTH)
+
+    def run(self, h):
+        return super().run(self.front(h))
+
+
+class Recomputed(Front):
+    """The layer is computed again in backward."""
+
+    def run(self, h):
+        return Chain.run(self, checkpoint(self.front, h, use_reentrant=False))
+
+
+class Beside(Front):
+    """A model whose layer feeds the last block alone, so backward comes to it between blocks."""
+
+    def run(self, h):
+        beside = self.front(h)
+        h = self.blocks[1](self.blocks[0](h))
+        return self.blocks[2](h + beside)
+
+
+class Between(Front):
+    """The layer's matrix is read between blocks, and in no module."""
+
+    def run(self, h):
+        h = F.linear(self.blocks[0](h), self.front.weight, self.front.bias)
+        return self.blocks[2](self.blocks[1](h))
+
+
+class Own(Tied):
+    """A parameter of the root module's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def run(self, h):
+        return super().run(h * self.scale)
+
+
+GATHERS = {Tied: 1, Functional: 1, Front: 2, Recomputed: 2, Beside: 2, Between: 1, Own: 1}
+"""Gathers of the root in a step, and whether it is given back: never where it might be read unseen."""
+KEPT = (Between, Own)
+
+
+@on_ranks(2)
+def test_the_root_is_there_when_it_is_read_and_given_back_in_between(rank: int, n: int, thorough: bool) -> None:
+    for build, gathers in GATHERS.items():
+        expected = train_root(build, "ddp", rank, n)
+        for keep in ("auto", False, True) if thorough else ("auto",):
+            found = train_root(build, "zero3", rank, n, keep_root=keep)
+            training.assert_same(found, expected, build, keep)
+            assert keep != "auto" or found[2] == (gathers, build in KEPT), (build, found[2])
+
+
+def train_root(
+    build: type[Chain], strategy: str, rank: int, n: int, **options: Any
+) -> tuple[Any, Any, tuple[int, bool]]:
+    """Losses, weights, and of the last step: how often the root was gathered, and whether it stayed to the end."""
+    torch.manual_seed(0)
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if strategy == "ddp":
+        engine: Any = training.engine_of("ddp", model, optimizer)
+        root = None
+    else:
+        engine = initialize(model, optimizer, strategy, **options)
+        root = engine._root.units[0]
+    losses, gathers, stays = [], [], []
+    for step in range(4):
+        x, y = zoo.tokens(rank, n, step)
+        before = 0 if root is None else count(root)
+        loss = engine(x, y)
+        handle = model.blocks[1].up.weight.register_hook(lambda _g: stays.append(root is not None and root.is_whole))
+        engine.backward(loss)
+        handle.remove()
+        engine.step()
+        gathers.append(0 if root is None else count(root) - before)
+        losses.append(loss.item())
+    return losses, engine.full_state_dict(), (gathers[-1], stays[-1])
+
+
+def count(unit: Any) -> int:
+    """How often the unit was gathered so far; counts from the first call on."""
+    if not hasattr(unit, "gathers"):
+        unit.gathers, launch = 0, unit.source.launch
+
+        def counted(*arguments: Any) -> Any:
+            unit.gathers += 1
+            return launch(*arguments)
+
+        unit.source.launch = counted
+    return unit.gathers

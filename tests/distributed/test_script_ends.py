@@ -8,9 +8,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import distributed as dist
@@ -94,21 +94,11 @@ def start(name: str, end: str, rank: int, folder: str) -> int:
 
 def exit_codes(children: list[int], within_s: float) -> list[int | str]:
     """Waits for processes; kills those that still run after `within_s`."""
-    codes: dict[int, int | str] = {}
-    deadline = time.monotonic() + within_s
-    while len(codes) < len(children):
-        for child in children:
-            if child in codes:
-                continue
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                codes[child] = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > deadline:
-                os.kill(child, 9)
-                os.waitpid(child, 0)
-                codes[child] = "hangs"
-        time.sleep(0.02)
-    return [codes[child] for child in children]
+    _, hanging = psutil.wait_procs(processes := [psutil.Process(child) for child in children], within_s)
+    for process in hanging:
+        process.kill()
+        process.wait()
+    return ["hangs" if process in hanging else process.wait() for process in processes]
 
 
 def run_all(folder: Path, thorough: bool) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.cells import cell, sound
+from tests.cells import cell
+from tests.distributed.variants import measured
 from validation.equality import AT_ONCE, hold
 from validation.variants import VARIANTS
 from zerobench.config import schema_memory
@@ -17,20 +18,11 @@ from zerobench.config.schema_training import Bf16, Fp16
 from zerobench.fake.compiler import is_loaded
 from zerobench.host.environment import SIMULATED, rank_environment
 from zerobench.ranks.start_ranks import launch
-from zerobench.results import tables
-from zerobench.sweep import cell as cells
 from zerobench.theory.closed_forms import from_json
 from zerobench.worker import RankJob, run_rank
 from zerobench.zero.comm.hierarchical import connect
 
 ACCOUNTED = Measure(steps=2, warmup=2, passes="accounted")
-
-
-def measured(folder: Path, strategy: str, n: int, model: str = "words", **more: Any) -> tuple[Any, tables.Results]:
-    one = sound(strategy, n, model, results_dir=str(folder), **more)
-    row = cells.run_cell(one, lambda _: None)
-    assert row.status == "ok", row.reason
-    return row, tables.load(folder / row.run_id)
 
 
 def of_rank(rank: int, table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
@@ -43,8 +35,8 @@ def of_rank(rank: int, table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
 def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(tmp_path: Path) -> None:
     """Every variant, on fake tensors as well: test_a_fake_rank_is_one_of_a_real_world."""
     more: dict[str, Any] = {"zeropp": schema_memory.AllOfZeropp(), "node_size": 2, "precision": Bf16()}
-    real, there = measured(tmp_path, "zero3", 4, measure=ACCOUNTED, **more)
-    simulated, here = measured(tmp_path, "zero3", 4, backend="simulated", rank=0, **more)
+    real, there = measured(tmp_path, "zero3", 4, "words", measure=ACCOUNTED, **more)
+    simulated, here = measured(tmp_path, "zero3", 4, "words", backend="simulated", rank=0, **more)
     assert set(here.memory["rank"]) == {0}
     ours, theirs = (of_rank(0, one.memory).drop(columns="allocations") for one in (here, there))
     pd.testing.assert_frame_equal(ours, theirs)  # what lives for a moment in an exchange is the backend's
@@ -56,31 +48,6 @@ def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(tmp_path: Path) -> N
     assert simulated.predicted_states_bytes == real.predicted_states_bytes
     for name in ("step_s", "tokens_per_s", "loss_first", "loss_last", "loopback_bytes", "resident_bytes"):
         assert getattr(simulated, name) is None
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("strategy", "fraction", "tier"), [("zero1", 1.0, "host"), ("zero3", 0.5, "device")])
-def test_any_rank_tells_of_all_and_the_fullest_is_the_one_that_is_run(
-    tmp_path: Path, strategy: str, fraction: float, tier: str
-) -> None:
-    """The sizes of the model divide by nothing, so that its ranks own different numbers of elements, and another one
-    may be fullest in host memory.
-    """
-    more: dict[str, Any] = {
-        "offload": schema_memory.CpuOffload(fraction=fraction),
-        "measure": Measure(steps=1, warmup=2, passes="accounted"),
-    }
-    real, there = measured(tmp_path, strategy, 3, "odd", **more)
-    states = there.memory[(there.memory.phase == "step") & (there.memory.category == "optimizer")]
-    owned = states[states.tier == tier].groupby("rank").max_bytes.sum()
-    assert owned.nunique() > 1
-    chosen, here = measured(tmp_path, strategy, 3, "odd", backend="simulated", **more)
-    assert set(here.memory["rank"]) == {owned.idxmax()}
-    assert (chosen.host_peak_bytes, chosen.host_states_bytes) == (real.host_peak_bytes, real.host_states_bytes)
-    other = {**more, "backend": "simulated", "rank": int(owned.idxmin())}
-    for row in (chosen, measured(tmp_path, strategy, 3, "odd", **other)[0]):
-        for name in ("up_bytes", "down_bytes"):
-            assert getattr(row, name) == getattr(real, name) == getattr(real, f"predicted_{name}"), name
 
 
 def test_a_rank_is_one_of_a_simulated_world() -> None:

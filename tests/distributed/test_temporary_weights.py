@@ -12,9 +12,9 @@ from torch import nn
 from tests import zoo
 from tests.distributed.test_writes import HALF, kinds, other_state
 from tests.distributed.test_zeropp import SDP4BIT
-from tests.distributed.training import loss_of, take_steps
-from tests.ranks import run_ranks
-from zerobench.zero import STAGES, Zeropp, initialize, labels
+from tests.distributed.training import assert_equal, assert_same, engine_of, loss_of, take_steps
+from tests.ranks import on_ranks
+from zerobench.zero import STAGES, Zeropp, labels
 from zerobench.zero.labels import Observer
 from zerobench.zero.modules.wrapping import in_normal_mode
 
@@ -22,10 +22,6 @@ LOSSY: list[tuple[str, str, torch.dtype, dict[str, Any]]] = [
     ("zero3", "tied", HALF, {"zeropp": SDP4BIT, "node_size": 2}),
     ("zero3", "tied", torch.float32, {"zeropp": Zeropp(True, True, True, 64, 64), "node_size": 2}),
 ]
-
-
-def engine_of(stage: str, model: nn.Module, options: dict[str, Any]) -> Any:
-    return initialize(model, torch.optim.AdamW(model.parameters(), lr=1e-2), stage, bucket_bytes=4096, **options)
 
 
 def evaluate(engine: Any, averages: dict[str, torch.Tensor], inputs: Any, is_exact: bool) -> None:
@@ -40,7 +36,7 @@ def evaluate(engine: Any, averages: dict[str, torch.Tensor], inputs: Any, is_exa
         with engine.full_parameters(), torch.no_grad():
             next(module.parameters()).zero_()  # goes with the other weights
     module.calls = calls
-    assert all(torch.equal(value, state[name]) for name, value in plain.state_dict().items())
+    assert_equal(state, plain.state_dict())
     if is_exact:
         assert loss == loss_of(plain(*inputs)).item()
 
@@ -48,27 +44,34 @@ def evaluate(engine: Any, averages: dict[str, torch.Tensor], inputs: Any, is_exa
 MODES = (nullcontext, torch.no_grad, torch.inference_mode)
 
 
-def trains_on(
-    rank: int, n: int, cases: list[tuple[str, str, torch.dtype, dict[str, Any]]], every_mode: bool = True
+def check_that_it_trains_on(
+    rank: int, n: int, cases: list[tuple[str, str, torch.dtype, dict[str, Any]]], every_mode: bool
 ) -> None:
     """Each engine evaluates in one of the modes by turns, unless in `every_mode`."""
     for number, (stage, name, dtype, options) in enumerate(cases):
         averages = other_state(name, torch.float32)
         ends = []
         for mode in (None, *(MODES if every_mode else MODES[number % 3 :][:1])):
-            engine = engine_of(stage, zoo.build(name).to(dtype), options)
+            engine = engine_of(stage, zoo.build(name).to(dtype), **options)
             losses = take_steps(engine, rank, n, range(2))
             if mode is not None:
                 with mode():
                     evaluate(engine, averages, zoo.tokens(rank, n, 9), "zeropp" not in options)
             losses += take_steps(engine, rank, n, range(2, 4))
-            ends.append((losses, in_normal_mode(engine.state_dict)()))
-        (losses, state), *others = ends
-        for other_losses, other in others:
-            assert losses == other_losses, (stage, name, dtype, options)
-            assert state["tensors"].keys() == other["tensors"].keys()
-            for key, value in state["tensors"].items():
-                assert torch.equal(value, other["tensors"][key]), (stage, name, dtype, options, key)
+            ends.append((losses, in_normal_mode(engine.state_dict)()["tensors"]))
+            assert ends[0][1].keys() == ends[-1][1].keys()
+            assert_same(ends[-1], ends[0], stage, name, dtype, options, mode)
+
+
+@on_ranks(2, 1)
+def test_evaluation_with_averages_leaves_training_as_it_was(rank: int, n: int, tmp_path: Path, thorough: bool) -> None:
+    check_that_it_trains_on(rank, n, kinds(n, tmp_path, 1 if thorough else 3), thorough)
+
+
+@pytest.mark.thorough
+@on_ranks(4)
+def test_evaluation_with_averages_leaves_secondary_shards_as_they_were(rank: int, n: int) -> None:
+    check_that_it_trains_on(rank, n, LOSSY, every_mode=True)
 
 
 class Normalized(nn.Module):
@@ -88,13 +91,14 @@ class Normalized(nn.Module):
         return self.frozen(x).square().mean()
 
 
-def puts_buffers_back(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_buffers_and_frozen_parameters_are_put_back(rank: int, n: int) -> None:
     """Statistics of the averages are computed inside, as torch's update_bn does, and do not stay."""
     batches = [torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * rank + step)) for step in range(4)]
     for stage in STAGES:
         ends = []
         for swaps in (False, True):
-            engine = engine_of(stage, Normalized(), {})
+            engine = engine_of(stage, Normalized())
             for step, batch in enumerate(batches):
                 engine.backward(engine(batch))
                 engine.step()
@@ -104,13 +108,13 @@ def puts_buffers_back(rank: int, n: int) -> None:
                         assert torch.equal(engine.full_state_dict()["frozen.weight"], averages["frozen.weight"])
                         engine(batch)
             ends.append(engine.full_state_dict())
-        for name, value in ends[0].items():
-            assert torch.equal(value, ends[1][name]), (stage, name)
+        assert_equal(ends[1], ends[0], stage)
 
 
-def refuses(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_training_and_saving_inside_are_refused(rank: int, n: int) -> None:
     for stage in STAGES:
-        engine = engine_of(stage, zoo.build("tied").to(HALF), {})
+        engine = engine_of(stage, zoo.build("tied").to(HALF))
         take_steps(engine, rank, n, range(1))
         before = engine.state_dict()["tensors"]
         weight = torch.ones(zoo.WORDS, zoo.WIDTH)
@@ -140,8 +144,7 @@ def refuses(rank: int, n: int) -> None:
         engine.zero_grad()
         with pytest.raises(KeyError), engine.temporary_weights({"embedding.weight": weight}):
             raise KeyError  # on every rank
-        after = engine.state_dict()["tensors"]
-        assert all(torch.equal(value, after[key]) for key, value in before.items())
+        assert_equal(engine.state_dict()["tensors"], before)
         take_steps(engine, rank, n, range(1, 2))
 
 
@@ -162,7 +165,7 @@ class Copies(Observer):
 )
 def test_device_has_no_second_copy_of_masters(stage: str, dtype: torch.dtype, size: int) -> None:
     """Masters beside half parameters restore these, and others wait in host memory."""
-    engine = engine_of(stage, zoo.build("tied").to(dtype), {})
+    engine = engine_of(stage, zoo.build("tied").to(dtype))
     take_steps(engine, 0, 1, range(1))
     labels.listen(copies := Copies())
     try:
@@ -171,21 +174,3 @@ def test_device_has_no_second_copy_of_masters(stage: str, dtype: torch.dtype, si
     finally:
         labels.unlisten(copies)
     assert copies.sizes == ({labels.HOST: size * sum(unit.shard_numel for unit in engine.units)} if size else {})
-
-
-@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_evaluation_with_averages_leaves_training_as_it_was(n: int, tmp_path: Path, thorough: bool) -> None:
-    run_ranks(n, trains_on, kinds(n, str(tmp_path), 1 if thorough else 3), thorough)
-
-
-@pytest.mark.thorough
-def test_evaluation_with_averages_leaves_secondary_shards_as_they_were() -> None:
-    run_ranks(4, trains_on, LOSSY)
-
-
-def test_buffers_and_frozen_parameters_are_put_back() -> None:
-    run_ranks(2, puts_buffers_back)
-
-
-def test_training_and_saving_inside_are_refused() -> None:
-    run_ranks(2, refuses)

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from tests.distributed import training
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from zerobench.zero import STAGES, initialize
 from zerobench.zero.gradients.flow import ArrivalHook
 
@@ -216,36 +216,30 @@ def without_gradient(engine: Any, rank: int = 0) -> Any:
 LOOPS["None for a gradient"] = (without_gradient, WithoutGradient)
 
 
-def differences(mine: Any, oracle: Any, exact: bool = True) -> list[str]:
-    if not exact:
-        assert mine[0] == pytest.approx(oracle[0], rel=1e-5)
-        return [name for name, value in oracle[1].items() if not torch.allclose(mine[1][name], value, 1e-5, 1e-6)]
-    wrong = [] if mine[0] == oracle[0] else [f"{mine[0]}, not {oracle[0]}"]
-    return wrong + [name for name, value in oracle[1].items() if not torch.equal(mine[1][name], value)]
-
-
-def run_all(rank: int, n: int, thorough: bool, oracle: str = "ddp") -> dict[str, list[str]]:
+def train_loops(rank: int, n: int, thorough: bool, oracle: str = "ddp") -> None:
     """Each loop under one stage by turns, unless all are asked for."""
-    found = {}
     for number, (name, (loop, kind)) in enumerate(LOOPS.items()):
-        stages = list(STAGES) if thorough else [list(STAGES)[number % 4]]
-        outcomes = {}
         if n > 1 and name in ("autograd.grad", "recomputed, reentrant"):
             continue  # what DDP does not do
-        for strategy in (oracle, *stages):
+        outcomes = {}
+        for strategy in (oracle, *(STAGES if thorough else [[*STAGES][number % 4]])):
             engine = engine_of(strategy, built(kind))
             outcomes[strategy] = loop(engine, rank), engine.full_state_dict()
-        exact = name not in ADDED_OTHERWISE
-        found |= {f"{name}, {s}": differences(outcomes[s], outcomes[oracle], exact) for s in stages}
-    return {name: wrong for name, wrong in found.items() if wrong}
+            check = training.assert_same if name not in ADDED_OTHERWISE else assert_near
+            check(outcomes[strategy], outcomes[oracle], name, strategy)
+
+
+def assert_near(found: Any, expected: Any, *about: Any) -> None:
+    training.assert_close(found, expected, 1e-6, 1e-6, *about)
 
 
 def test_tied_parameters_train_as_under_plain_torch() -> None:
-    assert run_all(0, 1, True, "plain") == {}
+    train_loops(0, 1, True, "plain")
 
 
-def test_tied_parameters_train_as_under_ddp(thorough: bool) -> None:
-    assert run_ranks(2, run_all, thorough) == [{}, {}]
+@on_ranks(2)
+def test_tied_parameters_train_as_under_ddp(rank: int, n: int, thorough: bool) -> None:
+    train_loops(rank, n, thorough)
 
 
 @pytest.mark.parametrize("strategy", STAGES)
@@ -265,7 +259,7 @@ def test_a_frozen_tied_critic_judges(strategy: str) -> None:
             generator.step()
             losses.append(loss.item())
         outcomes.append((losses, generator.full_state_dict() | critic.full_state_dict()))
-    assert differences(outcomes[1], outcomes[0]) == []
+    training.assert_same(outcomes[1], outcomes[0])
 
 
 class Looking(Scaled):

@@ -10,7 +10,7 @@ import torch
 from torch import nn, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimizer_step_post_hook
 
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks
 from zerobench.strategies.ddp import MasterDdpEngine
 from zerobench.zero import NvmeOffload, Offload, initialize
 from zerobench.zero.optim.step_by_tiles import raw_step
@@ -273,9 +273,9 @@ def test_one_tile_for_an_optimizer_that_is_not_torchs() -> None:
         assert (len(engine.update.tiles) >= most) if most > 1 else (len(engine.update.tiles) == 1)
 
 
-def on_ranks(rank: int, n: int) -> list[int]:
-    """Every rank counts alike, one whose shard is empty among them, and so does DDP with masters."""
-    counts = []
+@on_ranks(2)
+def test_all_ranks_count_alike(rank: int, n: int) -> None:
+    """One whose shard is empty, too, and DDP with masters."""
     for strategy in ("zero1", "zero2", "zero3", "megatron"):
         model = nn.Linear(2, 1, bias=False)
         engine = initialize(model, ByGroup(model.parameters()), strategy, elementwise=True, **CUT)
@@ -284,23 +284,18 @@ def on_ranks(rank: int, n: int) -> list[int]:
         for _ in range(STEPS):
             engine.backward(engine(torch.ones(3, 2)).sum())
             engine.step()
-        counts += [count_of(engine.optimizer), len(called)]
+        assert count_of(engine.optimizer) == len(called) == STEPS
     model = built(torch.bfloat16)
     masters = MasterDdpEngine(model, ByGroup(model.parameters()), tile_bytes=1024)
     for step in range(STEPS):
         masters.backward(masters(batch(step, rank).bfloat16()).float().square().mean())
         masters.step()
-    counts.append(count_of(masters.optimizer))
+    assert count_of(masters.optimizer) == STEPS
     held = masters.optimizer.param_groups[0]["params"]
     masters.optimizer.register_step_post_hook(lambda *_: [p.data.fill_(0.5) for p in held])
     masters.backward(masters(batch(0, rank).bfloat16()).float().square().mean())
     masters.step()
     assert all(bool((p == 0.5).all()) for p in model.parameters())  # what a hook writes to masters is rounded, too
-    return counts
-
-
-def test_all_ranks_count_alike() -> None:
-    assert run_ranks(2, on_ranks) == [[STEPS] * 9] * 2
 
 
 def test_torch_has_the_private_names_of_steps() -> None:

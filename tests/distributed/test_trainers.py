@@ -1,6 +1,7 @@
 """Trainer, accelerate and the script of examples/train learn under the stages what they learn under DDP."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 import zerobench
-from tests.ranks import run_ranks
+from tests.distributed.training import assert_same
+from tests.ranks import on_ranks
 from zerobench.zero import STAGES
 
 EXAMPLE = Path(__file__).parents[2] / "examples/train"
@@ -17,7 +19,8 @@ SIZES = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_hea
 
 
 def tiny() -> Any:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     torch.manual_seed(0)
     off = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "tie_word_embeddings": False}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, **off, bos_token_id=0, eos_token_id=0))
@@ -36,11 +39,9 @@ def subclass(strategy: str) -> Any:
     """The page's class, for a stage."""
     page = (EXAMPLE.parents[1] / "docs/how-to/huggingface.md").read_text()
     source = page.partition("```python\nclass ZeroTrainer")[2].partition("```")[0]
-    names: dict[str, Any] = {
-        "transformers": pytest.importorskip("transformers"),
-        "zerobench": zerobench,
-        "torch": torch,
-    }
+    import transformers
+
+    names = {"transformers": transformers, "zerobench": zerobench, "torch": torch}
     exec("class ZeroTrainer" + source.replace('"zero2"', f'"{strategy}"'), names)
     return names["ZeroTrainer"]
 
@@ -64,11 +65,8 @@ def trained(strategy: str, folder: str) -> tuple[list[float], dict[str, torch.Te
         losses = [row.get("loss", row.get("eval_loss")) for row in trainer.state.log_history[:-1]]
         state = model.state_dict() if strategy == "ddp" else trainer.model_wrapped.full_state_dict()
         found.append((losses, {name: value.detach().clone() for name, value in state.items()}))
-    losses, state = found[0]
-    for again, resumed in found[1:]:
-        assert losses == again, strategy
-        assert all(torch.equal(resumed[name], value) for name, value in state.items()), strategy
-    return losses, state
+    assert_same(found[-1], found[0], strategy)
+    return found[0]
 
 
 def accelerated(strategy: str, rank: int) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -95,26 +93,15 @@ def accelerated(strategy: str, rank: int) -> tuple[list[float], dict[str, torch.
     return losses, {name: value.detach().clone() for name, value in state.items()}
 
 
-def trainers(rank: int, n: int, folder: str, thorough: bool) -> None:
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(n),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-    }  # as torchrun does
-    for train in (lambda strategy: trained(strategy, folder), lambda strategy: accelerated(strategy, rank)):
-        losses, weights = train("ddp")
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra `hf`")
+@on_ranks(2)
+def test_trainers_train_as_under_ddp(rank: int, n: int, tmp_path: Path, thorough: bool) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n)}  # as torchrun does
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for train in (lambda strategy: trained(strategy, str(tmp_path)), lambda strategy: accelerated(strategy, rank)):
+        expected = train("ddp")
         for stage in STAGES if thorough else ("zero3",):
-            ours, theirs = train(stage)
-            assert ours == losses, stage
-            assert all(torch.equal(theirs[name], value) for name, value in weights.items()), stage
-
-
-def test_trainers_train_as_under_ddp(tmp_path: Path, thorough: bool) -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    run_ranks(2, trainers, str(tmp_path), thorough)
+            assert_same(train(stage), expected, stage)
 
 
 def changed_lines() -> list[tuple[str, str]]:
@@ -124,7 +111,10 @@ def changed_lines() -> list[tuple[str, str]]:
     return list(zip(old, new, strict=True))
 
 
-def scripts(rank: int, n: int, stages: tuple[str, ...]) -> None:
+@on_ranks(2)
+def test_a_script_needs_three_lines(rank: int, n: int, thorough: bool) -> None:
+    page = (EXAMPLE.parents[1] / "docs/how-to/library.md").read_text()
+    assert len(changed_lines()) == 3
     script = (EXAMPLE / "train.py").read_text()
     text = torch.frombuffer(bytearray(script.encode() * 2), dtype=torch.uint8)
 
@@ -135,17 +125,10 @@ def scripts(rank: int, n: int, stages: tuple[str, ...]) -> None:
 
     losses, last = learned(script)
     for old, new in changed_lines():
+        assert f"\n-{old}\n+{new}\n" in page
         assert script.count(old + "\n") == 1, old
         script = script.replace(old + "\n", new + "\n")
-    for stage in stages:
+    for stage in STAGES if thorough else ("zero3",):
         ours, our_last = learned(script.replace("zero3", stage))
         assert ours == pytest.approx(losses, rel=1e-6), stage  # a norm is summed over shards
         assert our_last == pytest.approx(last, rel=1e-6), stage
-
-
-def test_a_script_needs_three_lines(thorough: bool) -> None:
-    assert len(changed_lines()) == 3
-    page = (EXAMPLE.parents[1] / "docs/how-to/library.md").read_text()
-    for lines in changed_lines():
-        assert "\n-{}\n+{}\n".format(*lines) in page
-    run_ranks(2, scripts, STAGES if thorough else ("zero3",))

@@ -2,7 +2,6 @@
 
 import math
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 import torch
@@ -10,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from tests import zoo
-from tests.distributed.training import adamw, engine_of
-from tests.ranks import run_ranks
+from tests.distributed.training import adamw, assert_alike, assert_equal, engine_of
+from tests.ranks import on_ranks
 from zerobench.zero import STAGES, LossScaling
 
 
@@ -31,30 +30,13 @@ def overflow(rank: int, n: int, strategy: str) -> None:
         engine.step()
         skipped.append(engine.skipped)
         if step == 1:
-            after = engine.full_state_dict()
-            assert all(torch.equal(before[key], after[key]) for key in before)
+            assert_equal(engine.full_state_dict(), before)
             steps = {s["step"].item() for s in engine.optimizer.state.values()}
             assert steps <= {1.0}
     assert skipped == [False, True, False, False]
     assert scales == [256.0, 256.0, 128.0, 128.0]
     assert engine.loss_scale == 256.0
     assert all(value.isfinite().all() for value in engine.full_state_dict().values())
-
-
-def closures(rank: int, n: int, strategy: str) -> None:
-    engine, reference = engine_of(strategy, zoo.build("tied")), engine_of("zero1", zoo.build("tied"))
-    for step in range(3):
-
-        def closure(step: int = step) -> torch.Tensor:
-            loss = engine(*zoo.tokens(rank, n, step))
-            engine.backward(loss)
-            return loss
-
-        loss = engine.step(closure)
-        expected = reference(*zoo.tokens(rank, n, step))
-        reference.backward(expected)
-        reference.step()
-        assert loss.item() == expected.item()
 
 
 def sums_in_fp32(rank: int, n: int, strategy: str) -> None:
@@ -78,7 +60,7 @@ def sums_in_fp32(rank: int, n: int, strategy: str) -> None:
     assert (narrow - one).norm() > 1e-3 * one.norm()
 
 
-def two_losses(rank: int, n: int, strategy: str, kept: bool) -> None:
+def two_losses(rank: int, n: int, strategy: str) -> None:
     """Two backwards a step sum two means; if the first was `kept` by no_sync, the mean is of the sum, as DDP's then."""
 
     def mean(gradients: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
@@ -88,7 +70,7 @@ def two_losses(rank: int, n: int, strategy: str, kept: bool) -> None:
 
     plain = zoo.build("lists")
     optimizer, engine = adamw(plain.parameters()), engine_of(strategy, zoo.build("lists"))
-    for step in range(0, 6, 2):
+    for step, kept in ((0, False), (2, True), (4, False)):
         first, second = (
             torch.autograd.grad(plain(*zoo.tokens(rank, n, step + one)), plain.parameters()) for one in (0, 1)
         )
@@ -103,8 +85,7 @@ def two_losses(rank: int, n: int, strategy: str, kept: bool) -> None:
             engine.backward(engine(*zoo.tokens(rank, n, step)))
         engine.backward(engine(*zoo.tokens(rank, n, step + 1)))
         engine.step()
-    trained = engine.full_state_dict()
-    assert all(torch.equal(trained[name], value) for name, value in plain.state_dict().items())
+    assert_alike(engine, plain, strategy)
 
 
 def clips(rank: int, n: int, strategy: str) -> None:
@@ -125,7 +106,7 @@ def clips(rank: int, n: int, strategy: str) -> None:
     (_, once), (norms, twice) = trained(0.1), trained(0.1, 10.0)
     assert norms[0] > 0.1
     assert norms[1] == pytest.approx(0.1, rel=1e-4)
-    assert all(torch.equal(once[key], twice[key]) for key in once)
+    assert_equal(twice, once)
 
 
 def norms_that_are_not_finite(rank: int, n: int, strategy: str) -> None:
@@ -148,19 +129,14 @@ def norms_that_are_not_finite(rank: int, n: int, strategy: str) -> None:
         engine.zero_grad()
 
 
-LOOPS = (
-    overflow, closures, sums_in_fp32, clips, norms_that_are_not_finite,
-    partial(two_losses, kept=True), partial(two_losses, kept=False),
-)  # fmt: skip
+LOOPS = (overflow, sums_in_fp32, clips, norms_that_are_not_finite)
 
 
-def loops(rank: int, n: int, thorough: bool) -> None:
-    """Under the stages that keep most and least whole by turns, unless all are asked for."""
-    for number, loop in enumerate(LOOPS[: None if n == 2 else -2]):  # a sum of two losses has one order on two ranks
+@on_ranks(2, 1, 3)
+def test_training_loops(rank: int, n: int, thorough: bool) -> None:
+    """Under the stages that keep most and least whole by turns, and two losses under each, or all if asked for."""
+    for number, loop in enumerate(LOOPS):
         for strategy in STAGES if thorough else ("megatron", "zero3")[number % 2 :][:1]:
             loop(rank, n, strategy)
-
-
-@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3))])
-def test_training_loops(n: int, thorough: bool) -> None:
-    run_ranks(n, loops, thorough)
+    for strategy in STAGES if n == 2 else ():  # a sum of two losses has one order on two ranks
+        two_losses(rank, n, strategy)

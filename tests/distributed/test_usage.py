@@ -10,13 +10,14 @@ from torch import nn
 
 from tests import zoo
 from tests.distributed.training import engine_of, take_steps
-from tests.ranks import run_ranks
+from tests.ranks import on_ranks, run_ranks
 from zerobench.zero import STAGES, initialize
 
 
-def forward_left_over(rank: int, n: int) -> dict[str, list[float]]:
+@on_ranks(2, 1)
+def test_a_forward_left_over(rank: int, n: int) -> None:
     """A forward with gradients that no backward follows must not leave old parameters behind."""
-    losses = {}
+    losses: dict[str, list[float]] = {}
     for strategy in ("ddp", *STAGES):
         engine = engine_of(strategy, zoo.build("tied"))
         losses[strategy] = []
@@ -26,16 +27,11 @@ def forward_left_over(rank: int, n: int) -> dict[str, list[float]]:
             with torch.no_grad() if strategy == "ddp" else torch.enable_grad():
                 losses[strategy].append(engine(*zoo.tokens(rank, n, 90)).item())
             engine.step()
-    return losses
+        assert losses[strategy] == losses["ddp"], strategy
 
 
-@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_a_forward_left_over(n: int) -> None:
-    for losses in run_ranks(n, forward_left_over):
-        assert all(losses[stage] == losses["ddp"] for stage in STAGES)
-
-
-def refusals(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_misuse_is_answered(rank: int, n: int) -> None:
     for stage in STAGES:
         engine = engine_of(stage, zoo.build("tied"))
         with engine.no_sync():
@@ -54,10 +50,6 @@ def refusals(rank: int, n: int) -> None:
             engine.backward(stale)
         with pytest.raises(ValueError, match="under an engine already"):
             initialize(engine.module, torch.optim.SGD(engine.module.parameters(), lr=0.1), stage)
-
-
-def test_misuse_is_answered() -> None:
-    run_ranks(2, refusals)
 
 
 class Hidden(nn.Module):
@@ -96,7 +88,8 @@ class Group(nn.Module):
         return self.b(self.a(self.own(x)))
 
 
-def nested_units(rank: int, n: int) -> list[list[float]]:
+@on_ranks(2)
+def test_units_inside_units(rank: int, n: int) -> None:
     results = []
     for strategy in ("zero1", "zero3"):
         torch.manual_seed(0)
@@ -106,12 +99,7 @@ def nested_units(rank: int, n: int) -> list[list[float]]:
         units = tuple(m for group in model.blocks for m in (group, group.a, group.b))
         engine = engine_of(strategy, model, **({"units": units} if strategy == "zero3" else {}))
         results.append(take_steps(engine, rank, n, range(6)))
-    return results
-
-
-def test_units_inside_units() -> None:
-    for first, second in run_ranks(2, nested_units):
-        assert first == second
+    assert results[0] == results[1]
 
 
 def subgroup(rank: int, n: int) -> list[float]:
@@ -145,8 +133,9 @@ def test_a_module_called_root_is_not_the_root() -> None:
     assert names == {"unit (root)", "unit first", "unit root", "unit last"}
 
 
-def units_whole_at_once(rank: int, n: int) -> int:
-    """The largest number of units gathered at any time while backward recomputes in spans."""
+@on_ranks(2)
+def test_recomputation_in_spans_keeps_no_more_units_than_it_needs(rank: int, n: int) -> None:
+    """Root, the span's two blocks, and one ahead."""
     model = zoo.build("adapted_spans")
     engine = initialize(model, zoo.OPTIMIZERS["adamw"](model.parameters()), "zero3")
     most = 0
@@ -159,12 +148,7 @@ def units_whole_at_once(rank: int, n: int) -> int:
         if parameter.requires_grad:
             parameter.register_hook(count)
     take_steps(engine, rank, n, range(3))
-    return most
-
-
-def test_recomputation_in_spans_keeps_no_more_units_than_it_needs() -> None:
-    """Root, the span's two blocks, and one ahead."""
-    assert max(run_ranks(2, units_whole_at_once)) <= 4
+    assert most <= 4
 
 
 STEPS = 3
@@ -216,15 +200,12 @@ def distil(strategy: str, rank: int, around: Callable[[], Any], inside: Callable
     return [*losses, *engine.full_state_dict().values()]
 
 
-def everything_in_one_autocast(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_whole_loops_in_one_autocast_train_as_with_one_for_each_forward(rank: int, n: int) -> None:
     for strategy in STAGES:
         mine = distil(strategy, rank, half, nullcontext)
         expected = distil(strategy, rank, nullcontext, half)
         assert all(map(torch.equal, mine, expected)), strategy
-
-
-def test_whole_loops_in_one_autocast_train_as_with_one_for_each_forward() -> None:
-    run_ranks(2, everything_in_one_autocast)
 
 
 def several(strategy: str, rank: int, backwards: str) -> list[torch.Tensor]:
@@ -250,7 +231,8 @@ def several(strategy: str, rank: int, backwards: str) -> list[torch.Tensor]:
     return [*(loss.detach() for loss in losses), *engine.full_state_dict().values()]
 
 
-def two_forwards(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_two_forwards_before_two_backwards_train_as_one_after_the_other(rank: int, n: int) -> None:
     for strategy in ("zero1", "zero3"):
         expected = several(strategy, rank, "one by one")
         for backwards in ("in order", "the last first", "sum"):
@@ -258,27 +240,16 @@ def two_forwards(rank: int, n: int) -> None:
                 assert torch.allclose(mine, other, rtol=1e-12, atol=0.0), (strategy, backwards)
 
 
-def gone_through(rank: int, n: int) -> list[str]:
-    """Returns the errors of a second backward through a forward, and of a backward through a forward before a step."""
-    said = []
-    for before in ("backward", "step"):
+@on_ranks(2)
+def test_a_forward_is_gone_through_once_and_before_a_step(rank: int, n: int) -> None:
+    """A second backward through a forward is refused by torch itself, one after a step by the engine."""
+    again = "backward through the graph a second time"
+    late = "^backward through a forward that a backward has gone through, or a step: zero3"
+    for before, message in (("backward", again), ("step", late)):
         engine = stack_engine("zero3")
         first, second = (engine(data(rank, number)).square().mean() for number in range(2))
         engine.backward(second + (first if before == "backward" else 0))
         if before == "step":
             engine.step()
-        try:
+        with pytest.raises(RuntimeError, match=message):
             engine.backward(first)
-        except RuntimeError as error:
-            said.append(str(error))
-    return said
-
-
-def test_two_forwards_before_two_backwards_train_as_one_after_the_other() -> None:
-    run_ranks(2, two_forwards)
-
-
-def test_a_forward_is_gone_through_once_and_before_a_step() -> None:
-    for again, late in run_ranks(2, gone_through):
-        assert "backward through the graph a second time" in again  # torch's own
-        assert late.startswith("backward through a forward that a backward has gone through, or a step: zero3")

@@ -1,4 +1,5 @@
-"""Writes to parameters beside the optimizer, on real ranks: they count, or are refused in a sentence.
+"""Writes to parameters beside the optimizer, on real ranks: they count, or are refused in a sentence. So do gradients
+that are read and changed between backward and step.
 
 The oracle: an engine of the same kind over a model that had the values before `initialize`. SGD keeps no state, so both
 must train alike, to the bit.
@@ -9,6 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,9 +20,10 @@ from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from tests import zoo
-from tests.distributed.training import take_steps, train_on
-from tests.ranks import run_ranks
-from zerobench.zero import STAGES, NvmeOffload, Offload, initialize
+from tests.distributed.training import assert_equal, assert_same, take_steps, train_on
+from tests.ranks import on_ranks
+from zerobench.zero import STAGES, LossScaling, NvmeOffload, Offload, initialize
+from zerobench.zero.bucket import Heap
 from zerobench.zero.parameters.access import as_they_are
 
 HALF = torch.bfloat16
@@ -44,9 +47,9 @@ FILES: list[tuple[str, str, torch.dtype, dict[str, Any]]] = [
 """Strategy, model, dtype, options; the second of what lies in files."""
 
 
-def kinds(n: int, folder: str, every: int = 1) -> list[tuple[str, str, torch.dtype, dict[str, Any]]]:
+def kinds(n: int, folder: Path, every: int = 1) -> list[tuple[str, str, torch.dtype, dict[str, Any]]]:
     files = [
-        (stage, model, dtype, {"offload": NvmeOffload(path=folder, block_bytes=4096, buffers=24, **options)})
+        (stage, model, dtype, {"offload": NvmeOffload(path=str(folder), block_bytes=4096, buffers=24, **options)})
         for stage, model, dtype, options in FILES
     ]
     groups = [("zero3", "tied", HALF, {"shard_group": 2}), ("zero2", "unused", HALF, {"shard_group": 2})]
@@ -107,15 +110,16 @@ WAYS: list[Callable[[Any, dict[str, torch.Tensor]], None]] = [
 ]  # fmt: skip
 
 
-def every_way(rank: int, n: int, folder: str, each: int) -> None:
-    """Trained, overwritten, trained: as if it had started there."""
-    for number, (stage, name, dtype, options) in enumerate(kinds(n, folder, each)):
+@on_ranks(2, 1, 3)
+def test_what_is_written_is_trained(rank: int, n: int, tmp_path: Path, thorough: bool) -> None:
+    """Trained, overwritten, trained: as if it had started there. In every run, as below, of some engines."""
+    for number, (stage, name, dtype, options) in enumerate(kinds(n, tmp_path, 1 if thorough else 2)):
         state = other_state(name, dtype)
         fresh = zoo.build(name).to(dtype)
         fresh.load_state_dict(state)
         oracle = engine_of(stage, fresh, options)
         losses, expected = take_steps(oracle, rank, n, range(3, 5)), oracle.full_state_dict()
-        every = 6 if n > 2 or each > 1 else 3
+        every = 3 if n <= 2 and thorough else 6
         for way in WAYS[number % every :: every]:
             engine = engine_of(stage, zoo.build(name).to(dtype), options)
             take_steps(engine, rank, n, range(1))
@@ -129,12 +133,13 @@ def every_way(rank: int, n: int, folder: str, each: int) -> None:
             torch.testing.assert_close(engine.full_state_dict(), expected, rtol=rtol, atol=atol, msg=case)
 
 
-def untouched(rank: int, n: int, folder: str, every: int) -> None:
+@on_ranks(2)
+def test_what_is_not_written_stays(rank: int, n: int, tmp_path: Path, thorough: bool) -> None:
     """Reading full parameters, or writing to one of them, leaves every bit of the other masters; and writing reaches
     what a checkpoint would hold.
     """
-    halves = [one for one in kinds(n, folder) if one[2] == HALF]  # elsewhere masters and parameters are one
-    for stage, name, dtype, options in halves[::every]:
+    halves = [kind for kind in kinds(n, tmp_path) if kind[2] == HALF]  # elsewhere masters and parameters are one
+    for stage, name, dtype, options in halves[:: 1 if thorough else 3]:
         results = []
         for reads in (False, True):
             engine = engine_of(stage, zoo.build(name).to(dtype), options)
@@ -144,20 +149,18 @@ def untouched(rank: int, n: int, folder: str, every: int) -> None:
                     sum(p.sum() for p in module.parameters())
                 engine.full_state_dict()
             results.append((take_steps(engine, rank, n, range(2, 5)), engine.state_dict()["tensors"]))
-        (losses, tensors), (again, others) = results
-        assert losses == again
-        assert all(torch.equal(value, others[key]) for key, value in tensors.items())
+        assert_same(results[1], results[0], stage, options)
+        tensors = results[0][1]
         with engine.full_parameters() as module, torch.no_grad():
             module.embedding.weight[0].fill_(0.25)
         written = engine.state_dict()["tensors"]
         changed = sum(int((value != written[key]).sum()) for key, value in tensors.items())
         assert changed <= 2 * zoo.WIDTH, f"{stage} {options}: {changed} elements changed"
-        whole = engine.full_state_dict()["embedding.weight"]
-        assert bool((whole[0] == 0.25).all())
+        assert (engine.full_state_dict()["embedding.weight"][0] == 0.25).all()
 
 
-def write_files(folder: Path, name: str) -> dict[str, Path]:
-    """Pretrained fp32 weights: one file, transformers' shards with an index, and a checkpoint of one rank's engine."""
+def write_files(folder: Path, name: str) -> None:
+    """Pretrained fp32 weights: one file, and transformers' shards with an index."""
     state = other_state(name, torch.float32)
     unique = {key: value.contiguous() for key, value in state.items() if key != "head.weight" or name != "tied"}
     folder.mkdir(parents=True)
@@ -169,12 +172,13 @@ def write_files(folder: Path, name: str) -> dict[str, Path]:
         save_file({key: value for key, value in unique.items() if files[key] == file}, shards / file)
     index = {"metadata": {"total_size": 1}, "weight_map": files}
     (shards / "model.safetensors.index.json").write_text(json.dumps(index))
-    return {"file": folder / "model.safetensors", "shards": shards, "checkpoint": folder / "checkpoint"}
 
 
-def weights_from_disk(rank: int, n: int, folder: str) -> None:
+@pytest.mark.thorough
+@on_ranks(1, 2, 3)
+def test_weights_from_the_disk_become_masters_and_parameters(rank: int, n: int, tmp_path: Path) -> None:
     """Every master is the file's value, in fp32, and every parameter that value rounded; then it trains."""
-    paths = {name: Path(folder) / f"weights {name}" for name in ("tied", "unused")}
+    paths = {name: tmp_path / f"weights {name}" for name in ("tied", "unused")}
     if rank == 0:
         for name, path in paths.items():
             write_files(path, name)
@@ -186,7 +190,7 @@ def weights_from_disk(rank: int, n: int, folder: str) -> None:
         take_steps(first, rank, n, range(1))  # a checkpoint of other values than the files
         first.load_weights(path / "shards")
         first.save(path / "checkpoint", user_state={"epoch": 2})
-    for number, (stage, name, dtype, options) in enumerate(kinds(n, folder)):
+    for number, (stage, name, dtype, options) in enumerate(kinds(n, tmp_path)):
         state = other_state(name, torch.float32)
         path = (paths[name] / "shards", paths[name] / "checkpoint", paths[name] / "model.safetensors")[number % 3]
         engine = engine_of(stage, zoo.build(name).to(dtype), options)
@@ -201,8 +205,7 @@ def weights_from_disk(rank: int, n: int, folder: str) -> None:
                 where = segment.span
                 expected = state[engine.names[where.parameter]].reshape(-1)[where.start : where.stop]
                 assert torch.equal(segment.tensor.detach(), expected), case
-        found = engine.full_state_dict()
-        assert all(torch.equal(found[key], value.to(dtype)) for key, value in state.items()), case
+        assert_equal(engine.full_state_dict(), {key: value.to(dtype) for key, value in state.items()}, case)
         take_steps(engine, rank, n, range(1))
 
 
@@ -228,23 +231,26 @@ def clamp(module: nn.Module, _inputs: Any) -> None:
         module.weight.clamp_(-0.12, 0.12)
 
 
-def inside_forward(rank: int, n: int) -> dict[str, Any]:
-    """Losses by stage, fp32 and bf16, of a model that writes to its weights as it runs."""
-    found = {}
-    for stage in STAGES:
-        for dtype in (torch.float32, HALF):
+@on_ranks(2)
+def test_writes_inside_the_forward_count_in_every_stage(rank: int, n: int) -> None:
+    for dtype in (torch.float32, HALF):
+        outcomes = []
+        for stage in STAGES:
             model = Clamped().to(dtype)
             for block in model.blocks:
                 block.register_forward_pre_hook(clamp)
             engine = engine_of(stage, model, {"gradient_dtype": dtype} if stage == "megatron" else {})
             losses = train_on(engine, [(torch.full((2, zoo.WIDTH), 1.0 + rank, dtype=dtype),)] * 3)
-            found[f"{stage} {dtype}"] = losses, engine.full_state_dict()
-    return found
+            outcomes.append((losses, engine.full_state_dict()))
+            assert_same(outcomes[-1], outcomes[0], stage, dtype)
+        assert max(value.abs().max() for name, value in outcomes[0][1].items() if "weight" in name) < 0.2
 
 
-def to_param_groups(rank: int, n: int, folder: str, every: int) -> None:
-    """What is written to the optimizer's tensors is refused until every rank takes it, and then it is trained."""
-    for stage, name, dtype, options in kinds(n, folder, every):
+@on_ranks(2)
+def test_writes_to_param_groups_are_refused_until_all_ranks_take_them(
+    rank: int, n: int, tmp_path: Path, thorough: bool
+) -> None:
+    for stage, name, dtype, options in kinds(n, tmp_path, 1 if thorough else 3):
         halved = zoo.build(name).to(dtype)
         with torch.no_grad():
             for p in (p for p in halved.parameters() if p.requires_grad):
@@ -281,8 +287,8 @@ def refuse_forward(engine: Any, rank: int, n: int) -> None:
             engine(*zoo.tokens(rank, n, 3))
 
 
-def sharded(rank: int, n: int) -> None:
-    """Under zero3 a parameter that is in parts is not written to in silence."""
+@on_ranks(2)
+def test_parameters_in_parts_are_not_written_to_in_silence(rank: int, n: int) -> None:
     engine = engine_of("zero3", zoo.build("tied"), {})
     take_steps(engine, rank, n, range(1))
     weight = engine.module.embedding.weight
@@ -309,7 +315,8 @@ def sharded(rank: int, n: int) -> None:
         engine.load_state_dict(zoo.build("tied").state_dict())
 
 
-def unequal(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_unequal_writes_in_full_parameters_raise_on_all_ranks(rank: int, n: int) -> None:
     """Rank 0 alone writes inside full_parameters(), in place or past the versions: all ranks raise alike."""
     for strategy, half in (("zero1", False), ("zero2", True), ("zero3", False), ("zero3", True)):
         model = zoo.build("tied")
@@ -321,7 +328,7 @@ def unequal(rank: int, n: int) -> None:
             with pytest.raises(RuntimeError, match=words), engine.full_parameters() as whole, torch.no_grad():
                 (write if rank == 0 else id)(whole.get_parameter(wide))
             if strategy == "zero3":  # nothing is kept
-                assert all(torch.equal(before[key], value) for key, value in engine.full_state_dict().items())
+                assert_equal(engine.full_state_dict(), before)
         with engine.full_parameters() as whole, torch.no_grad():  # equal writes heal it
             for key, p in whole.named_parameters():
                 p.copy_(before[key] * 2)
@@ -331,39 +338,176 @@ def unequal(rank: int, n: int) -> None:
         take_steps(engine, rank, n, range(1))
 
 
-def test_unequal_writes_in_full_parameters_raise_on_all_ranks() -> None:
-    run_ranks(2, unequal)
+# -- gradients that are read and changed between backward and step --------------------------------------------------
+
+LR = 0.1
 
 
-@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 3))])
-def test_what_is_written_is_trained(n: int, tmp_path: Path, thorough: bool) -> None:
-    """In every run, as below, of some engines."""
-    run_ranks(n, every_way, str(tmp_path), 1 if thorough else 2)
+def gradient_kinds(n: int, folder: Path) -> list[tuple[str, str, torch.dtype, dict[str, Any]]]:
+    options = {"loss_scaling": LossScaling(initial=256.0)}
+    all_kinds = [*kinds(n, folder), *((stage, "tied", torch.float16, options) for stage in ("zero2", "zero3"))]
+    return all_kinds if n < 3 else all_kinds[::4]
 
 
-def test_what_is_not_written_stays(tmp_path: Path, thorough: bool) -> None:
-    run_ranks(2, untouched, str(tmp_path), 1 if thorough else 3)
+def means(module: torch.nn.Module, rank: int, n: int, micros: range) -> dict[str, torch.Tensor]:
+    """Returns the mean gradients of the sum over the micro-batches, in fp64, by autograd alone, by parameter name."""
+    found = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in module.named_parameters()}
+    for number in micros:
+        for parameter in module.parameters():
+            parameter.grad = None
+        module(*zoo.tokens(rank, n, number)).float().backward()
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                found[name] += parameter.grad.double() / n
+    if n > 1:
+        for value in found.values():
+            dist.all_reduce(value)
+    return {name: value for name, value in found.items() if bool(value.any())}
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
-def test_weights_from_the_disk_become_masters_and_parameters(n: int, tmp_path: Path) -> None:
-    run_ranks(n, weights_from_disk, str(tmp_path))
+def backwards(engine: Any, rank: int, n: int, micros: range) -> None:
+    for number in micros:
+        last = number == micros[-1]
+        loss = engine(*zoo.tokens(rank, n, number)).float()
+        if last:
+            engine.backward(loss)
+        else:
+            with engine.no_sync():
+                engine.backward(loss)
+            if n > 1:
+                with pytest.raises(RuntimeError, match="the last backward was under no_sync"):
+                    engine.full_gradient(engine.names[0])
 
 
-def test_writes_inside_the_forward_count_in_every_stage() -> None:
-    for found in run_ranks(2, inside_forward):
-        for dtype in ("float32", "bfloat16"):
-            (losses, state), *others = [value for name, value in found.items() if name.endswith(dtype)]
-            for other, weights in others:
-                assert other == losses
-                assert all(torch.equal(value, weights[name]) for name, value in state.items())
-                assert max(value.abs().max() for name, value in state.items() if "weight" in name) < 0.2
+@on_ranks(3, 1, 2)
+def test_gradients_are_the_mean_and_edits_of_them_count(rank: int, n: int, tmp_path: Path) -> None:
+    for number, (stage, name, dtype, options) in enumerate(gradient_kinds(n, tmp_path)):
+        module, plain = (zoo.build(name).to(dtype) for _ in range(2))
+        engine = engine_of(stage, module, options)
+        micros = range(1 + number % 2 if dtype == torch.float32 else 1)
+        expected = means(plain, rank, n, micros)
+        backwards(engine, rank, n, micros)
+        case = f"{stage} {name} {dtype} {options}"
+        tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+        found = {name: engine.full_gradient(name) for name in engine.names}
+        assert {name for name, value in found.items() if value is not None and value.any()} == set(expected), case
+        check_norms(engine, found, case)
+        for key, value in expected.items():
+            assert found[key].dtype == torch.float32, case
+            gap = (found[key].double() - value).norm()
+            assert gap <= tolerance * value.norm() + 1e-9, f"{case} {key}: {gap} of {value.norm()}"
+        check_edits(engine, found, case)
+        check_refusals(engine)
 
 
-def test_writes_to_param_groups_are_refused_until_all_ranks_take_them(tmp_path: Path, thorough: bool) -> None:
-    run_ranks(2, to_param_groups, str(tmp_path), 1 if thorough else 3)
+def check_norms(engine: Any, found: dict[str, Any], case: str) -> None:
+    for norm_type in (2.0, float("inf")):
+        norms = engine.gradient_norms(norm_type)
+        assert set(norms) == {name for name, value in found.items() if value is not None}
+        for name, norm in norms.items():
+            assert norm.dtype == torch.float64
+            expected = torch.linalg.vector_norm(found[name].double(), norm_type)
+            assert norm.item() == pytest.approx(expected.item(), rel=1e-6, abs=1e-12), f"{case} {name}"
 
 
-def test_parameters_in_parts_are_not_written_to_in_silence() -> None:
-    run_ranks(2, sharded)
+def check_edits(engine: Any, found: dict[str, Any], case: str) -> None:
+    """Half of every gradient, a mask of the embedding's, one replaced: the optimizer gets that, to the bit."""
+    mask = torch.zeros(zoo.WORDS, zoo.WIDTH)
+    mask[::3] = 1
+    covered: dict[str, int] = {}
+    for segment in engine.gradient_segments():
+        segment.gradient.mul_(0.5)
+        if segment.name == "embedding.weight":
+            segment.gradient.mul_(segment.part_of(mask).to(segment.gradient.dtype))
+        covered[segment.name] = covered.get(segment.name, 0) + segment.stop - segment.start
+    replaced = torch.linspace(-1, 1, zoo.WIDTH).to(torch.bfloat16).float()
+    engine.set_full_gradient("blocks.0.norm.weight", replaced)
+    edited = {name: engine.full_gradient(name) for name in engine.names}
+    assert torch.equal(edited["blocks.0.norm.weight"], replaced), case
+    half = found["embedding.weight"] * 0.5 * mask
+    torch.testing.assert_close(edited["embedding.weight"], half, rtol=1e-2, atol=1e-7)
+    norm = engine.clip_grad_norm_(0.25)
+    whole = torch.stack([v.double().norm() for v in edited.values() if v is not None]).norm()
+    assert norm.item() == pytest.approx(whole.item(), rel=1e-5), case
+    clipped = {name: engine.full_gradient(name) for name in engine.names}
+    before = masters(engine)
+    engine.step()
+    if engine.update.pending_gradients():
+        engine.settle()
+    for segment, old, new in zip(engine.segments, before, masters(engine), strict=True):
+        name, span = engine.names[segment.span.parameter], segment.span
+        if clipped[name] is None:
+            assert torch.equal(old, new)
+        else:
+            gradient = engine.orders[engine.module.get_parameter(name)].flatten(clipped[name])[span.start : span.stop]
+            torch.testing.assert_close(new, old - LR * gradient, rtol=1e-6, atol=1e-8)
+
+
+def masters(engine: Any) -> list[torch.Tensor]:
+    with engine.placement.in_memory(write_back=False):
+        return [segment.tensor.detach().clone() for segment in engine.segments]
+
+
+def check_refusals(engine: Any) -> None:
+    with pytest.raises(ValueError, match=r"'embedding.weigth': the module has no such parameter; did you mean embed"):
+        engine.full_gradient("embedding.weigth")
+    with pytest.raises(ValueError, match=r"the value's shape is \(2,\), but the parameter's is \(37, 19\)"):
+        engine.set_full_gradient("embedding.weight", torch.ones(2))
+    with pytest.raises(RuntimeError, match=r"embedding\.weight has no gradient; run a backward"):
+        engine.set_full_gradient("embedding.weight", torch.ones(zoo.WORDS, zoo.WIDTH))
+    assert engine.full_gradient("embedding.weight") is None
+    assert engine.gradient_norms() == {}
+    assert list(engine.gradient_segments()) == []
+
+
+RATE = 0.5
+
+
+class Branches(nn.Module):
+    """Rank r runs branch r; a third is run by no rank, and a shared layer by all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared = nn.Linear(15, 15)
+        self.branches = nn.ModuleList(nn.Linear(15, 15) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        return self.branches[rank](self.shared(x)).square().mean()
+
+
+def poisoned(make: Any) -> Any:
+    def made(heap: Heap, *args: Any) -> Any:
+        found = make(heap, *args)
+        (args[0] if found is None else found).fill_(torch.nan)
+        return found
+
+    return made
+
+
+def inputs(rank: int) -> torch.Tensor:
+    return torch.randn(5, 15, generator=torch.Generator().manual_seed(rank))
+
+
+def expected(n: int) -> dict[str, torch.Tensor]:
+    """By hand: the mean of all ranks' gradients; what no rank has used stays as it is."""
+    module = Branches()
+    sum(module(inputs(rank), rank) for rank in range(n)).backward()
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= n
+    torch.optim.SGD(module.parameters(), lr=RATE, weight_decay=0.1).step()
+    return module.state_dict()
+
+
+@on_ranks(2)
+def test_what_a_rank_did_not_use_counts_as_zero_there_and_what_none_used_stays(rank: int, n: int) -> None:
+    """Weight decay would move whatever is updated."""
+    for stage in ("zero1", "zero2"):
+        module = Branches()
+        optimizer = torch.optim.SGD(module.parameters(), lr=RATE, weight_decay=0.1)
+        with mock.patch.multiple(Heap, take=poisoned(Heap.take), restore=poisoned(Heap.restore)):
+            engine = initialize(module, optimizer, stage, bucket_bytes=1024)
+            engine.backward(engine(inputs(rank), rank))
+            engine.step()
+        torch.testing.assert_close(engine.full_state_dict(), dict(expected(n)), msg=stage)

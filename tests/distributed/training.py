@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -95,9 +95,28 @@ def whole(engine: Any) -> AbstractContextManager[Any]:
     return engine.full_parameters() if hasattr(engine, "full_parameters") else nullcontext()
 
 
+def assert_equal(state: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], *about: Any) -> None:
+    """All that is expected is there, to the bit."""
+    assert [name for name, value in expected.items() if not torch.equal(state[name], value)] == [], about
+
+
+def assert_same(found: Any, expected: Any, *about: Any) -> None:
+    """Losses and states are equal to the bit."""
+    assert found[0] == expected[0], about
+    assert_equal(found[1], expected[1], *about)
+
+
+def assert_close(found: Any, expected: Any, losses_within: float, weights_within: float, *about: Any) -> None:
+    """Losses are near enough, relatively or, if they are below 1, absolutely; and weights, absolutely."""
+    near = {"rtol": losses_within, "atol": losses_within}
+    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(expected[0]), **near, msg=f"{about}: {found[0]}")
+    assert found[1].keys() == expected[1].keys(), about
+    off = {name: (found[1][name].float() - value.float()).abs() for name, value in expected[1].items() if value.numel()}
+    assert {name: by.max().item() for name, by in off.items() if not by.max() <= weights_within} == {}, about
+
+
 def assert_alike(engine: Any, plain: nn.Module, *about: Any) -> None:
-    found = engine.full_state_dict()
-    assert [name for name, value in plain.state_dict().items() if not torch.equal(found[name], value)] == [], about
+    assert_equal(engine.full_state_dict(), plain.state_dict(), *about)
 
 
 def take_steps(engine: Any, rank: int, n: int, steps: Iterable[int]) -> list[float]:
@@ -105,11 +124,13 @@ def take_steps(engine: Any, rank: int, n: int, steps: Iterable[int]) -> list[flo
     return train_on(engine, (zoo.tokens(rank, n, step) for step in steps))
 
 
-def train_on(engine: Any, batches: Iterable[Iterable[torch.Tensor]]) -> list[float]:
+def train_on(engine: Any, batches: Iterable[Iterable[torch.Tensor]], clip: float | None = None) -> list[float]:
     losses = []
     for inputs in batches:
         loss = loss_of(engine(*inputs)).float()
         engine.backward(loss)
+        if clip is not None:
+            engine.clip_grad_norm_(clip)
         engine.step()
         losses.append(loss.item())
     return losses
@@ -129,25 +150,6 @@ def train(rank: int, n: int, strategy: str, model_name: str, optimizer_name: str
 def train_each(rank: int, n: int, cases: list[tuple[str, str, list[str]]]) -> list[dict[str, Any]]:
     """Several (model, optimizer, stages) in one launch, each under DDP and its stages."""
     return [by_strategy(rank, n, train, ("ddp", *stages), model, optimizer, 3) for model, optimizer, stages in cases]
-
-
-def accumulate(rank: int, n: int, strategy: str, no_sync: bool) -> Any:
-    """Three micro-batches a step."""
-    model = zoo.build("tied")
-    engine = engine_of(strategy, model)
-    losses = []
-    for step in range(2):
-        for micro in range(3):
-            inputs = zoo.tokens(rank, n, 3 * step + micro)
-            if no_sync and micro < 2:
-                with engine.no_sync():
-                    engine.backward(engine(*inputs) / 3)
-            else:
-                loss = engine(*inputs) / 3
-                engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses, engine.full_state_dict()
 
 
 def evaluate_between(rank: int, n: int, strategy: str) -> Any:

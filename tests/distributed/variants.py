@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import zerobench
-from tests.cells import MODELS
+from tests import zoo
+from tests.cells import MODELS, sound
 from zerobench import strategies
 from zerobench.config.cell import CellConfig
 from zerobench.config.combinations import engine_options
@@ -17,8 +17,11 @@ from zerobench.config.schema import Model
 from zerobench.predict.build import build_model
 from zerobench.predict.estimate import training_shapes
 from zerobench.ranks.start_ranks import launch
+from zerobench.records import RunRow
 from zerobench.registry import MODELS as REGISTRY
+from zerobench.results.tables import Results, load
 from zerobench.strategies import shape_of
+from zerobench.sweep.cell import run_cell
 from zerobench.theory.replay.states import predict_states
 from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.worker import RankJob, RankRecord, run_rank
@@ -26,22 +29,19 @@ from zerobench.worker import RankJob, RankRecord, run_rank
 BUCKET_BYTES = 256 * 1024
 
 
-class HalfFrozen(nn.Module):
+class HalfFrozen(zoo.Chain):
     """Nothing of the first two blocks and of what lies before them is trained: backward never comes to them."""
 
-    def __init__(self, vocabulary: int, width: int = 40) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width)) for _ in range(4))
-        self.head = nn.Linear(width, vocabulary)
+    def __init__(self, vocabulary: int) -> None:
+        blocks = (nn.Sequential(nn.Linear(40, 40), nn.LayerNorm(40)) for _ in range(4))
+        super().__init__(*blocks, words=vocabulary, width=40)
         for part in (self.embedding, *self.blocks[:2], self.blocks[2][1]):
             part.requires_grad_(False)
 
-    def forward(self, tokens, targets):
-        x = self.embedding(tokens)
+    def run(self, h):
         for block in (*self.blocks, self.blocks[2]):
-            x = x + block(x)
-        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+            h = h + block(h)
+        return h
 
 
 def half_frozen(vocabulary: int = 256) -> nn.Module:
@@ -70,6 +70,13 @@ def account(
     jobs = [(configs, mode, rank, str(folder)) for rank in range(configs[0].world_size)]
     results = launch(run or run_all, jobs, folder / "logs", timeout_s=200)
     return [list(records) for records in zip(*results, strict=True)]
+
+
+def measured(folder: Path, *arguments: Any, **more: Any) -> tuple[RunRow, Results]:
+    """The row and the tables of a run of `sound(...)` that ends well."""
+    row = run_cell(sound(*arguments, results_dir=str(folder), **more), lambda _: None)
+    assert row.status == "ok", row.reason
+    return row, load(folder / row.run_id)
 
 
 def assert_as_predicted(config: CellConfig, records: list[RankRecord], about: object = "") -> None:

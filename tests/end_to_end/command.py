@@ -7,6 +7,7 @@ import sys
 import warnings
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from zerobench import cli
 
@@ -24,7 +25,7 @@ def heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def start(cwd: Path, *arguments: str, **more: int) -> subprocess.Popen[str]:
+def start(cwd: Path, *arguments: str, **more: Any) -> subprocess.Popen[str]:
     """Starts the command line in a process of its own, whose output is read later."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
     command = [sys.executable, "-m", "zerobench", *arguments]

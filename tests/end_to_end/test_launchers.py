@@ -3,10 +3,9 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +17,7 @@ from zerobench.results.folders import JOBS
 from zerobench.results.tables import load
 from zerobench.sweep import jobs
 
-from .command import SMALL, zerobench
+from .command import SMALL, start, zerobench
 
 pytestmark = pytest.mark.thorough
 
@@ -37,14 +36,6 @@ def _pool_ends() -> Iterator[None]:
         from joblib.externals.loky import get_reusable_executor
 
         get_reusable_executor().shutdown(wait=True)
-
-
-def start(arguments: Sequence[str], cwd: Path, **environment: str) -> subprocess.Popen[str]:
-    """Starts a command as a user would."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "zerobench", *arguments], cwd=cwd, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
 
 
 def rows_of(folder: Path) -> pd.DataFrame:
@@ -79,7 +70,7 @@ def test_a_launchers_rows_are_those_of_this_machine_and_are_reused(tmp_path: Pat
 @pytest.mark.parametrize("launcher", ["submitit_local", "joblib"])
 def test_a_killed_job_is_a_row(tmp_path: Path, launcher: str) -> None:
     words = ["-m", *SMALL, "strategy=zero1", "world_size=2", "measure.steps=100000", f"hydra/launcher={launcher}"]
-    process = start([*words, "results_dir=results"], tmp_path)
+    process = start(tmp_path, *words, "results_dir=results")
     killed: list[int] = []
     while not killed and process.poll() is None:
         time.sleep(0.1)
@@ -111,7 +102,7 @@ def test_a_launcher_of_others_works_unchanged_and_its_failures_are_rows(tmp_path
             "forgetful": ("crash", "ended without a row for it")}  # fmt: skip
     for launcher, (status, reason) in ends.items():
         more = [f"hydra/launcher={launcher}", "hydra.launcher.limit=3", f"results_dir={launcher}"]
-        process = start([*words, *more], tmp_path, PYTHONPATH=str(PLUGINS))
+        process = start(tmp_path, *words, *more, env={**os.environ, "PYTHONPATH": str(PLUGINS)})
         out, errors = process.communicate(timeout=200)
         assert process.returncode == int(status != "ok"), out + errors
         runs = load(tmp_path / launcher).runs

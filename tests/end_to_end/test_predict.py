@@ -66,21 +66,6 @@ def test_what_has_no_rates_has_no_prediction(word: str, capsys: pytest.CaptureFi
     assert found["problem"].startswith(word)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--cluster", "h100"], "cluster h100 is not described"),
-        ([], "--cluster: name one of"),
-        (["--cluster", "h100-3200", "--node-gbit-s", "0"], "--node-gbit-s 0: must be above 0"),
-    ],
-)
-def test_a_wrong_command_is_one_error_message(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert predict(words) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert len(told.strip().splitlines()) == 1
-
-
 def test_the_fastest_of_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--device-memory", "2 GiB", "--gpus", "8", "--goal", "fastest", "--cluster", "h100-3200", *MODEL]
     assert (
@@ -99,24 +84,6 @@ def test_the_fastest_of_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(
         r"With the same micro-batches, on (32|128|32 and 128) GPUs (ddp|zero3|it is a tie)", told["sentence"]
     )
-
-
-@pytest.mark.shown(1)
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "--cluster: is what --goal fastest needs"),
-        (["--cluster", "h100-3200", "batch=44"], "batch=44: samples of a step over all GPUs, a multiple of --gpus 8"),
-        (["--cluster", "h100-3200", "batch=48", "accumulation=2"], "accumulation: follows from batch="),
-    ],
-)
-def test_a_wrong_question_for_the_fastest_is_one_error_message(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert plan(["--device-memory", "2 GiB", "--gpus", "8", "--goal", "fastest", *MODEL, *words]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert len(told.strip().splitlines()) == 1
 
 
 def test_transfers_are_measured_fitted_and_drawn(tmp_path: Path) -> None:

@@ -33,21 +33,16 @@ print("LOADED", len(composed), *ranks, *(name for name in slow if name in sys.mo
 """
 
 
+@pytest.mark.shown(2)
 @pytest.mark.parametrize(
     ("arguments", "loaded"),
     [
         ("strategy=zero2 model=gpt_tiny --dry-run", ["pandas", "pyarrow"]),
-        pytest.param(
-            "plan --device-memory 1GiB --gpus 2 model=gpt_tiny strategy=zero3", ["fork server"],
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param(
-            "predict --cluster h100-3200 strategy=zero3 model=gpt_tiny", ["fork server", "pandas", "pyarrow"],
-            marks=pytest.mark.thorough,
-        ),
         ("status runs", ["pandas", "pyarrow"]),
+        ("plan --device-memory 1GiB --gpus 2 model=gpt_tiny strategy=zero3", ["fork server"]),
+        ("predict --cluster h100-3200 strategy=zero3 model=gpt_tiny", ["fork server", "pandas", "pyarrow"]),
     ],
-)  # fmt: skip
+)
 def test_a_command_loads_what_it_uses(arguments: str, loaded: list[str], tmp_path: Path) -> None:
     """No figures, no models of others, no compiler; pandas for tables of runs, the fork server for ranks alone. A dry
     run composes twice, to check the overrides and for the cell.

@@ -4,7 +4,6 @@ import errno
 import os
 import pickle
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,30 +91,23 @@ def test_what_could_not_be_reserved_is_given_back(tmp_path: Path, monkeypatch: p
             store.allocate(2 * shutil.disk_usage(tmp_path).free)
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB, where one may be mounted."""
-    with disk.mounted(tmp_path / "disk", "1m") as home:
-        yield home
-
-
-def test_a_disk_that_fills_up_underneath(tmp_path: Path, tiny_disk: Path) -> None:
+def test_a_disk_that_fills_up_underneath(tmp_path: Path) -> None:
     """Space that was reserved stays ours; what a hole swallowed is reported by the write that finds no room."""
-    with opened(tiny_disk, BLOCK, direct=False) as store:
-        kept, holed = store.allocate(2**19), store.allocate(2**18)
-        os.truncate(files_in(tiny_disk)[0], 2**19)
-        (tiny_disk / "other").write_bytes(bytes(2**19 - ALIGN_BYTES))
-        kept.write(zeros(2**19)).wait()
-        with pytest.raises(DiskError, match=r"write of 16384 bytes at \d+ failed: the disk is full: 16384 bytes are"):
-            holed.write(zeros(2**18)).wait()
-        kept.read(zeros(2**19)).wait()
-    assert files_in(tiny_disk) == []
-    assert problems_of_path(str(tiny_disk)) == []
-    (tiny_disk / "rest").write_bytes(bytes(shutil.disk_usage(tiny_disk).free))
-    (problem,) = problems_of_path(str(tiny_disk))
-    assert (
-        problem == f"{tiny_disk}: cannot be written to: No space left on device (0 bytes are free); name another folder"
-    )
+    with disk.mounted(tmp_path / "disk", "1m") as tiny_disk:
+        with opened(tiny_disk, BLOCK, direct=False) as store:
+            kept, holed = store.allocate(2**19), store.allocate(2**18)
+            os.truncate(files_in(tiny_disk)[0], 2**19)
+            (tiny_disk / "other").write_bytes(bytes(2**19 - ALIGN_BYTES))
+            kept.write(zeros(2**19)).wait()
+            with pytest.raises(DiskError, match=r"write of 16384 bytes at \d+ failed: the disk is full: 16384 bytes"):
+                holed.write(zeros(2**18)).wait()
+            kept.read(zeros(2**19)).wait()
+        assert files_in(tiny_disk) == []
+        assert problems_of_path(str(tiny_disk)) == []
+        (tiny_disk / "rest").write_bytes(bytes(shutil.disk_usage(tiny_disk).free))
+        (problem,) = problems_of_path(str(tiny_disk))
+    full = "cannot be written to: No space left on device (0 bytes are free); name another folder"
+    assert problem == f"{tiny_disk}: {full}"
 
 
 def test_a_path_that_will_not_do_is_a_sentence(tmp_path: Path) -> None:

@@ -52,27 +52,19 @@ def test_a_rank_that_fails_ends_the_pass_at_once(tmp_path: Path, worker, status:
     assert ranks_alive() == []
 
 
+KILLED_BY_9, RAISED = ("crash", "was killed by signal 9"), ("crash", "raised ValueError: no")
+TIMEOUT = ("timeout", "still ran")
+
+
 @pytest.mark.parametrize(
     ("failures", "status", "words"),
     [
-        (
-            [("crash", "raised RuntimeError: Connection closed by peer"), ("crash", "was killed by signal 9")],
-            "crash",
-            "rank 1 was killed",
-        ),
+        ([("crash", "raised RuntimeError: Connection closed by peer"), KILLED_BY_9], "crash", "rank 1 was killed"),
         ([("crash", "was lost"), ("oom", "raised OutOfMemoryError: out of memory")], "oom", "rank 1 raised OutOf"),
-        (
-            [("crash", "raised RuntimeError: the connection broke while"), ("crash", "raised ValueError: no")],
-            "crash",
-            "rank 1 raised ValueError",
-        ),
-        ([("timeout", "still ran"), ("crash", "raised ValueError: no")], "crash", "rank 1 raised ValueError"),
+        ([("crash", "raised RuntimeError: the connection broke while"), RAISED], "crash", "rank 1 raised ValueError"),
+        ([TIMEOUT, RAISED], "crash", "rank 1 raised ValueError"),
         ([("stopped", "still ran"), ("crash", "raised RuntimeError: gloo said so")], "crash", "rank 1 raised Runtime"),
-        (
-            [("timeout", "still ran"), ("timeout", "waited in the kernel")],
-            "timeout",
-            "rank 0, 1 still ran; rank 1 waited",
-        ),
+        ([TIMEOUT, ("timeout", "waited in the kernel")], "timeout", "rank 0, 1 still ran; rank 1 waited"),
     ],
 )
 def test_the_first_cause_is_told_and_not_who_suffered_from_it(

@@ -100,7 +100,7 @@ def in_place_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Plant]:
     return lambda act: lambda: wrapping(owner, name, act)
 
 
-def after_step(act: Callable[[Any], None], engine: type = Strategy) -> AbstractContextManager[Any]:
+def after_step(act: Callable[[Any], None]) -> AbstractContextManager[Any]:
     """`act(engine)` at the end of every step, within the update."""
 
     def stepped(step: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,17 +108,7 @@ def after_step(act: Callable[[Any], None], engine: type = Strategy) -> AbstractC
         act(self)
         return result
 
-    return wrapping(engine, "step", stepped)
-
-
-def before_step(act: Callable[[Any], Any], engine: type) -> AbstractContextManager[Any]:
-    """`act(engine)` where a step begins, whose result lives until its end."""
-
-    def stepped(step: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        _kept = act(self)
-        return step(self, *args, **kwargs)
-
-    return wrapping(engine, "step", stepped)
+    return wrapping(Strategy, "step", stepped)
 
 
 def keeping(make: Callable[[], Any], times: int | None = None) -> Plant:
@@ -279,8 +269,10 @@ def peak_reset(enter: Any, self: PhasePeaks, phase: str) -> None:
         self._stretch.clear()
 
 
-def cloned_gradients(engine: Any) -> list[torch.Tensor]:
-    return [p.grad.clone() for p in engine.module.parameters()]
+@in_place_of(DdpEngine, "step")
+def clones_gradients(step: Any, self: DdpEngine, *args: Any, **kwargs: Any) -> Any:
+    _until_the_end = [p.grad.clone() for p in self.module.parameters()]
+    return step(self, *args, **kwargs)
 
 
 def mislabeled() -> torch.Tensor:
@@ -324,7 +316,7 @@ FAULTS = [
     Fault("a warm-up step counted", "zero2", warm_up_counted, ("the meter: step 0 has 2 ×",)),
     Fault("the allocator's peak reset at the update", "zero2", peak_reset, ("so the allocator's peak was reset",)),
     Fault("a temporary of 4 MiB", "zero2", lambda: after_step(lambda _: torch.zeros(MIB)), ("temporary",)),
-    Fault("DDP's gradients cloned", "ddp", lambda: before_step(cloned_gradients, DdpEngine), ("gradients",)),
+    Fault("DDP's gradients cloned", "ddp", clones_gradients, ("gradients",)),
     Fault("1 MiB of states mislabeled", "zero2", keeping(mislabeled, 1), ("a third momentum",)),
     Fault("an all-reduce by the raw backend", "zero2", sending(lambda: torch.zeros(MIB // 4), by_backend),
           ("all_reduce",)),

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from torch import nn
 
 from tests import zoo
-from tests.distributed.test_no_waiting import VARIANTS
+from tests.distributed.test_comm import check_comm
 from tests.distributed.test_races import RUNS
+from tests.distributed.test_streams import VARIANTS
 from tests.gpu.injected import LATE_CYCLES, late
 from zerobench.host.environment import rank_environment
 from zerobench.zero import initialize
@@ -127,7 +128,7 @@ def test_memory_does_not_grow_when_the_host_runs_ahead(strategy: str) -> None:
 @contextmanager
 def in_series() -> Iterator[None]:
     """The device is idle whenever a collective is launched or waited for."""
-    launch, wait = backends.CommStream.launch, backends.StreamWork.wait
+    launch = backends.CommStream.launch
 
     def launch_alone(stream: backends.CommStream, collective: Any) -> Any:
         torch.cuda.synchronize()
@@ -135,8 +136,7 @@ def in_series() -> Iterator[None]:
         torch.cuda.synchronize()
         return ticket
 
-    alone = mock.patch.object(backends.CommStream, "launch", launch_alone)
-    with alone, mock.patch.object(backends.StreamWork, "wait", wait):
+    with mock.patch.object(backends.CommStream, "launch", launch_alone):
         yield
 
 
@@ -193,18 +193,4 @@ def test_collectives_over_nccl_itself() -> None:
     ):
         comm = NcclComm(dist.group.WORLD)
         assert comm.flags_device == torch.device("cpu")
-        sent = torch.arange(4096.0, device=here)
-        full, other = sent.clone(), torch.zeros_like(sent)
-        for collective in (comm.reduce_scatter, comm.all_gather, comm.all_reduce):
-            collective(full, "unit").wait()
-            assert torch.equal(full, sent), collective
-        comm.reduce_scatter(full, "unit", other).wait()
-        assert torch.equal(other, sent)
-        for values, collective in (
-            (torch.ones(3, dtype=torch.float64, device=here), comm.sum),
-            (torch.tensor([0, 7], dtype=torch.int32), comm.maximum),  # flags, on flags_device
-            (torch.ones(3, device=here), comm.broadcast),
-        ):
-            before = values.clone()
-            collective(values)
-            assert torch.equal(values, before), collective
+        check_comm(comm, here)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.distributed.test_streams import MISTAKES, PARTS
+from tests.faults.disk import opened
 from tests.gpu.injected import (
     RATE,
     adam,
@@ -27,12 +28,14 @@ from tests.gpu.injected import (
     model_of,
     train,
 )
+from tests.ranks import one_thread
 from zerobench.probes import allocator as probe
 from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize
 from zerobench.zero.activations import policies
 from zerobench.zero.activations.policies import POLICIES
 from zerobench.zero.comm.base import FAKE
 from zerobench.zero.comm.quantize import Codec
+from zerobench.zero.offload.disk import ALIGN_BYTES, Pool
 
 ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 STEPS = 3
@@ -48,12 +51,9 @@ CASES = [(s, k) for s in STAGES for k in KINDS if s == "zero3" or not KINDS[k].p
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """For tensors as small as these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 @pytest.fixture(params=[pytest.param("cpu", marks=pytest.mark.thorough), pytest.param("cuda", marks=ON_A_GPU)])
@@ -277,3 +277,22 @@ def test_pinned_memory_is_requested_and_held() -> None:
     else:
         assert told["pinned_requested_bytes"] is None
     assert all(run.master.is_pinned() for run in engine.placement.all_ranges())
+
+
+@ON_A_GPU
+def test_a_pinned_pool_between_a_gpu_and_a_file(tmp_path: Path) -> None:
+    size = 2**20
+    pool = Pool(size, 3, pinned=True)
+    values = torch.arange(size // 4, dtype=torch.int32, device="cuda")
+    with opened(tmp_path) as store:
+        region, there, back = store.allocate(size), pool.take(), pool.take()
+        assert there.is_pinned()
+        assert there.data_ptr() % ALIGN_BYTES == 0
+        there.view(torch.int32).copy_(values, non_blocking=True)
+        torch.cuda.synchronize()
+        pool.give(there, after=region.write(there))
+        region.read(back).wait()
+        assert torch.equal(back.view(torch.int32).to("cuda", non_blocking=True), values)
+        pool.give(back)
+        store.drain()
+        assert pool.taken == 0
