@@ -264,6 +264,11 @@ convolution = of_layers(
 """BatchNorm comes after a bias, whose gradients are of rounding alone."""
 
 
+def freeze(model: Any) -> None:
+    """Freezes all but the head."""
+    model[:3].requires_grad_(False)
+
+
 def probe(model: Any) -> None:
     """Runs the backbone without gradients; its parameters still ask for them."""
 
@@ -280,14 +285,13 @@ HONEST |= {
     "lora": loop(usual(trainable, Lora)),
     "lora, all parameters in the optimizer": loop(usual(adamw, Lora), "lora"),
     "lora on a bf16 base": loop(usual(trainable, LOW_LORA)),
-    "frozen backbone": loop(usual(change=lambda model: model[:3].requires_grad_(False) and None)),
+    "frozen backbone": loop(usual(change=freeze)),
     "linear probe": loop(usual(lambda model: adamw(model[3]), change=probe)),
     "biases alone": loop(usual(change=lambda m: [p.requires_grad_(p.dim() == 1) for p in m.parameters()])),
     "tied": loop(usual(make=language_model, loss=language)),
     "sparse embedding": loop(
         usual(
-            lambda m: [of(optim.SparseAdam, lr=1e-2)(m[0]), adamw(m[1:])],
-            partial(language_model, sparse=True),
+            lambda m: [of(optim.SparseAdam, lr=1e-2)(m[0]), adamw(m[1:])], partial(language_model, sparse=True),
             loss=language,
         )
     ),
@@ -297,7 +301,7 @@ HONEST |= {
     "convolution": loop(usual(MOMENTUM, convolution)),
     "convolution in a warm-up": loop(usual(of(optim.SGD, lr=2e-5, momentum=0.9), convolution)),
     "dropout": loop(usual(change=lambda model: model.insert(2, nn.Dropout(0.5)))),
-}
+}  # fmt: skip
 
 
 # -- copies of a model, several losses, several models ---------------------------------------------------------------
@@ -390,29 +394,24 @@ def average_of_weights(job: Job) -> None:
     train(job, model, adamw(model), after=lambda *_: average.update_parameters(model))
 
 
-@honest(accumulation=1)
-def two_losses(job: Job) -> None:
-    """One forward, and a backward for each of two losses."""
-    optimizer = adamw(model := job.net())
-    with job.watch(model, optimizer):
-        for step in range(STEPS):
-            y = model(*job.batch(step))
-            y[:, 0].square().mean().backward(retain_graph=True)
-            y[:, 1:].square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+def two(model: Any, x: torch.Tensor) -> Any:
+    """Runs the backward of a first loss, and returns the second: one forward for both."""
+    y = model(x)
+    y[:, 0].square().mean().backward(retain_graph=True)
+    return y[:, 1:].square().mean()
 
+
+HONEST["two losses"] = loop(usual(loss=two), accumulation=1)
 
 # -- precision -------------------------------------------------------------------------------------------------------
 
 
-def masters(job: Job) -> None:
-    """Updates fp32 copies of bf16 parameters."""
-    model = job.net()
-    model.bfloat16()
+def masters(job: Job, dtype: torch.dtype = torch.bfloat16, are_copied_back: bool = True) -> None:
+    """Updates fp32 copies of the parameters."""
+    model = job.net().to(dtype)
     forward = model.forward
-    model.forward = lambda x: forward(x.bfloat16())
-    copies = [p.detach().float().requires_grad_() for p in model.parameters()]
+    model.forward = lambda x: forward(x.to(dtype))
+    copies = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
 
     def hand_over(*_: Any) -> None:
         for master, parameter in zip(copies, model.parameters(), strict=True):
@@ -422,7 +421,8 @@ def masters(job: Job) -> None:
         for master, parameter in zip(copies, model.parameters(), strict=True):
             parameter.data.copy_(master)
 
-    train(job, model, optim.AdamW(copies, lr=1e-2), before=hand_over, after=round_down)
+    after = round_down if are_copied_back else nothing
+    train(job, model, optim.AdamW(copies, lr=1e-2), before=hand_over, after=after)
 
 
 class StochasticRounding(optim.Optimizer):
@@ -680,9 +680,7 @@ HONEST |= {
     "fsdp2 in bf16": two_ranks(
         usual(wrap=partial(shard, policy=MIXED)), "plain", computes="bfloat16", masters="float32"
     ),
-    "fsdp2 of a frozen backbone": two_ranks(
-        fsdp2(change=lambda model: model[:3].requires_grad_(False) and None), "frozen backbone"
-    ),
+    "fsdp2 of a frozen backbone": two_ranks(fsdp2(change=freeze), "frozen backbone"),
     **{f"ours, {name}": two_ranks(partial(ours, strategy=name), "plain") for name in ("zero1", "zero2", "zero3")},
     "ours, zero3, in bf16": two_ranks(partial(ours, strategy="zero3", change=nn.Module.bfloat16, loss=of_low), "plain"),
     **{
@@ -706,8 +704,7 @@ def split(model: Any) -> Any:
 HONEST |= {
     "tensor parallel": two_ranks(
         usual(
-            make=of_layers(linear(WIDTH, 32), nn.Tanh, linear(32, OUT), linear(OUT, OUT)),
-            wrap=split,
+            make=of_layers(linear(WIDTH, 32), nn.Tanh, linear(32, OUT), linear(OUT, OUT)), wrap=split,
             batch=lambda job, step, _: [job.draw(step, 16, WIDTH)],
         )
     ),
@@ -717,4 +714,4 @@ HONEST |= {
             before=lambda model, *_: average_gradients(model[0]),
         )
     ),
-}
+}  # fmt: skip

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 
 from zerobench.host.environment import nccl_version
-from zerobench.probes.energy import name_of
 from zerobench.results.provenance import versions
 from zerobench.sizes import show_bytes
 
@@ -29,9 +27,6 @@ FILES, SMALL_FILES = ("engine", "tiers", "runs", "files"), ("files",)
 """Names in tests/gpu, the most wanted first; on a CPU only the second."""
 
 LIMIT_S = 90.0
-
-FIELDS = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,temperature.gpu"
-"""Fields that nvidia-smi is asked for."""
 
 
 def run_tests(name: str, tell: Callable[[Any], None]) -> dict[str, Any]:
@@ -62,10 +57,6 @@ def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     packages = versions(("torch", "zerobench", "hydra-core", "transformers"))
     notes = [", ".join([f"Python {platform.python_version()}", *(f"{name} {of}" for name, of in packages.items())])]
     notes += list(dict.fromkeys(one.result["facts"] for one in done if one.is_ok and "facts" in one.result))
-    if setup.device == "cuda" and shutil.which("nvidia-smi"):
-        command = ["nvidia-smi", f"--id={name_of(0)}", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
-        state = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-        notes += [f"nvidia-smi, {FIELDS}: {state.stdout.strip()}"] if state.returncode == 0 else []
     failed = [f"{one.name}: {line}" for one in done if one.is_ok for line in one.result["failed"]]
     return SuiteTable(["tests", "passed", "s"], rows_of(done, show), notes, failed)
 

@@ -136,12 +136,9 @@ class SuiteSection:
         return [cell.changed(results_dir=str(setup.folder(self.name))) for cell in cells]
 
 
-def rows_of(
-    done: Sequence[SuiteLaunch], show: Callable[[SuiteLaunch], list[list[str]]],
-    name: Callable[[SuiteLaunch], str] = lambda launch: launch.name,
-) -> list[list[str]]:  # fmt: skip
+def rows_of(done: Sequence[SuiteLaunch], show: Callable[[SuiteLaunch], list[list[str]]]) -> list[list[str]]:
     """Returns the rows that `show` makes of each launch that is ok; of another one its name and status."""
-    return [row for launch in done for row in (show(launch) if launch.is_ok else [[name(launch), launch.message]])]
+    return [row for launch in done for row in (show(launch) if launch.is_ok else [[launch.name, launch.message]])]
 
 
 # -- the run -------------------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ ZeRO's table 1, cell by cell: python -m validation table1.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from zerobench.config.keys import nearest
 from zerobench.results.grid import Grid
@@ -130,8 +131,5 @@ def run(chosen: argparse.Namespace) -> int:
 def write(found: Sequence[Reproduced], folder: Path) -> None:
     """Writes all columns as a csv file, and the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "published.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(COLUMNS), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(record_of(one) for one in found)
+    pd.DataFrame(map(record_of, found), dtype=object).to_csv(folder / "published.csv", index=False)
     (folder / "published.md").write_text(as_markdown(found))
