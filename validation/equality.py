@@ -81,7 +81,6 @@ class Difference:
 
     @property
     def is_none(self) -> bool:
-        """True if not a byte differs."""
         return not self.memory_rows and not self.traffic_rows
 
 
@@ -182,7 +181,6 @@ def summary(rows: Sequence[Difference]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     parser.add_argument("--sizes", nargs="+", type=int, default=[2, 3, 4], metavar="N", help="world sizes")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="variants by name or pattern")
     parser.add_argument("--rerun", action="store_true", help="run also what the csv has")

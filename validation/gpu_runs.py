@@ -62,12 +62,10 @@ class GpuStep:
 
     @property
     def error(self) -> float:
-        """The prediction over the measurement, minus 1."""
         return self.predicted / self.measured - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     parser.add_argument("folder", type=Path, help="the tables of a GPU suite")
 
 
@@ -119,7 +117,6 @@ def steps(folder: Path) -> list[GpuStep]:
 
 
 def rows_of(folder: Path) -> list[GpuRunRow]:
-    """The estimates that were written."""
     return read(folder / ESTIMATED, GpuRunRow)
 
 

@@ -102,7 +102,6 @@ class TableCell:
 
     @property
     def arguments(self) -> list[str]:
-        """The command line of the cell."""
         psi, shard = SIZES[self.size], 1 if self.strategy == BASELINE else self.ranks
         tile_bytes = max(10 * 2**20, int(4 * psi / shard / PIECES))
         changed = VARIANTS[self.strategy][self.variant] if self.variant else ()
@@ -116,7 +115,6 @@ class TableCell:
 
     @property
     def config(self) -> CellConfig:
-        """The cell, resolved."""
         return compose_cells(self.arguments)[0].config
 
 
@@ -230,12 +228,10 @@ def row_of(place: TableCell, found: Execution) -> CellRow:
 
 
 def place_of(row: CellRow | StatesRow) -> TableCell:
-    """Returns the place that a row is of."""
     return TableCell(row.size, row.ranks, row.strategy, row.variant)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cells with all of these: 7.5B, N=64, zero3 ...")
     parser.add_argument("--rerun", action="store_true", help="execute also what the csv has")
     parser.add_argument("--jobs", type=int, help="cells at once (default: one per core)")

@@ -1,10 +1,8 @@
 """Proofs of validation/: published figures and runs, table 1, ratios to peers, and the GPU suite."""
 
 import csv
-import io
 import json
 from collections import Counter
-from contextlib import chdir, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -237,23 +235,13 @@ SHORT_SUITE = ("--small", "--device", "cpu", "--minutes", "1000")
 """The minutes count from the start of this process."""
 
 
-def sections_of(out: Path) -> dict[str, Any]:
-    return dict(json.loads((out / "suite.json").read_text())["sections"])
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The suite in this process: one of its own would load torch twice again."""
-    out, printed = tmp_path_factory.mktemp("suite") / "the suite", io.StringIO()
-    with chdir(out.parent), redirect_stdout(printed):
-        assert main(["gpu-suite", *SHORT_SUITE, "--out", str(out)]) == 0
-    return out, printed.getvalue()
-
-
 @pytest.mark.thorough
-def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
-    out, printed = whole
-    sections = sections_of(out)
+def test_every_section_of_the_gpu_suite_has_its_answer(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Ours equal DDP to the bit; FSDP2 in bf16 does not, which shows that a difference is seen."""
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "the suite"
+    assert main(["gpu-suite", *SHORT_SUITE, "--out", str(out)]) == 0
+    printed, sections = capsys.readouterr().out, json.loads((out / "suite.json").read_text())["sections"]
     assert list(sections) == list(SECTIONS)
     for name, section in sections.items():
         assert {cell["status"] for cell in section["cells"]} == {"ok"}, name
@@ -264,12 +252,7 @@ def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
     titles = [line[3:] for line in (out / "summary.md").read_text().splitlines() if line.startswith("## ")]
     assert titles == [SECTIONS[name].title for name in SECTIONS]
 
-
-@pytest.mark.thorough
-def test_its_answers_are_right(whole: tuple[Path, str]) -> None:
-    """Ours equal DDP to the bit; FSDP2 in bf16 does not, which shows that a difference is seen."""
-    out, _ = whole
-    tables = {name: section["table"]["rows"] for name, section in sections_of(out).items()}
+    tables = {name: section["table"]["rows"] for name, section in sections.items()}
     equal = {row[0]: row[2] for row in tables["parity"]}
     assert all("to the bit" in words for name, words in equal.items() if name.startswith("zero"))
     assert next(words for name, words in equal.items() if name.startswith("fsdp2")).startswith("within ")
@@ -279,7 +262,7 @@ def test_its_answers_are_right(whole: tuple[Path, str]) -> None:
     memory = memory[memory.strategy == "zero3"]
     assert ((memory.states_bytes / memory.predicted_states_bytes - 1).abs() < 0.01).all()
     assert memory.step_s.isna().all()
-    speed = [cell["run_id"] for cell in sections_of(out)["speed"]["cells"]]
+    speed = [cell["run_id"] for cell in sections["speed"]["cells"]]
     timed = runs[runs.run_id.isin(speed)]
     assert list(timed.sort_values("started").strategy) == ["ddp", "zero3"] * 2, "two launches each, in turns"
     assert len(tables["peaks"]) == 2

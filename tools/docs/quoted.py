@@ -53,7 +53,6 @@ def excerpt(path: str, name: str) -> str:
 
 
 def _names_of(node: ast.AST) -> list[str]:
-    """Names that a statement defines."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

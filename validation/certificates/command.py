@@ -126,7 +126,6 @@ class Work:
 
     @property
     def loop(self) -> Loop:
-        """The loop."""
         return loops()[self.name]
 
 
@@ -138,7 +137,6 @@ def loops() -> dict[str, Loop]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     parser.add_argument("--only", action="append", metavar="PATTERN", help="names of loops; nothing is written")
     parser.add_argument("--seed", type=int, help="default: drawn")
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: %(default)s")
@@ -172,7 +170,6 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def counted(kind: str, rows: Sequence[CertificateOfLoop]) -> CertificateCount:
-    """Returns the summary of some runs."""
     number = Counter(row.named_by if row.kind == "named" else row.kind for row in rows)
     return CertificateCount(
         kind, len(rows), number["clean"], number["unusual"], number["different"] + number["accused"],

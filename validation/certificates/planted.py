@@ -39,12 +39,12 @@ from .honest import (
     with_buffer,
     without_biases,
 )
-from .loops import STEPS, Job, Plant, adamw, at_once, error, nothing, of, plant, row_of, sgd, train, usual
+from .loops import STEPS, Job, Plant, adamw, at_once, error, nothing, of, row_of, sgd, train, usual
 
 PLANTED: dict[str, Plant] = {}
 """Name -> loop."""
 
-planted = partial(row_of, PLANTED, plant)
+planted = partial(row_of, PLANTED, Plant)
 
 # Patterns of the rows that name a failure, then of the checks and subjects that must not be `same`.
 VALUES = r"reference: (losses|parameters|norms)"
@@ -86,37 +86,37 @@ def replace_head(job: Job) -> None:
 
 HEAD, FIRST = r"3\.(weight|bias)", r"0\.(weight|bias)"
 PLANTED |= {
-    "gradients set to none before the update": plant(
+    "gradients set to none before the update": Plant(
         usual(before=lambda _model, optimizer, _step: optimizer.zero_grad()), NO_GRADIENT, updates_of(0)
     ),
-    "head replaced after the optimizer was made": plant(
+    "head replaced after the optimizer was made": Plant(
         replace_head, named(HEAD, f"{OPTIMIZERS}|{NO_GRADIENT}"), updates_of(3)
     ),
-    "optimizer of a copy": plant(
+    "optimizer of a copy": Plant(
         usual(lambda model: adamw(copy.deepcopy(model))), f"{OPTIMIZERS}|{NO_GRADIENT}", updates_of(0)
     ),
-    "head in no optimizer": plant(usual(lambda model: adamw(model[:3])), named(HEAD, OPTIMIZERS), updates_of(3)),
-    "activation detached": plant(
+    "head in no optimizer": Plant(usual(lambda model: adamw(model[:3])), named(HEAD, OPTIMIZERS), updates_of(3)),
+    "activation detached": Plant(
         usual(change=lambda model: model[1].register_forward_hook(lambda _module, _inputs, output: output.detach())),
         named(FIRST, NO_GRADIENT), updates_of(0),
     ),
-    "adapters frozen by mistake": plant(
+    "adapters frozen by mistake": Plant(
         usual(trainable, Lora, change=lambda m: [p.requires_grad_(p is m.base.bias) for p in m.parameters()]),
         r"training of a, b", NEVER, "lora",
     ),
-    "base that trains": plant(
+    "base that trains": Plant(
         usual(adamw, Lora, change=lambda model: model.requires_grad_(True)), r"base.*(train|reference)",
         r"reference: parameters that|updates of .*base", "lora",
     ),
-    "weights untied": plant(
+    "weights untied": Plant(
         usual(make=partial(language_model, is_tied=False), loss=language), r"2\.weight.*(train|reference)|tied",
         NEVER, "tied",
     ),
-    "frozen parameters that change": plant(
+    "frozen parameters that change": Plant(
         usual(change=freeze, after=lambda model, *_: [p.mul_(0.9) for p in model[:3].parameters()]),
         r"(frozen|0\.(weight|bias)|requires? no gradient).*(chang|differ)", r"frozen", "frozen backbone",
     ),
-    "head frozen by mistake": plant(
+    "head frozen by mistake": Plant(
         usual(trainable, change=lambda model: model[3].requires_grad_(False)),
         r"3\..*(train|frozen|reference)|train.*3\.", NEVER,
     ),
@@ -133,7 +133,7 @@ def never_zeroed(model: Any) -> Any:
 
 
 PLANTED |= {
-    "update in each micro batch": plant(  # indented by one level too much
+    "update in each micro batch": Plant(  # indented by one level too much
         usual(
             micro=[1] * 4 * STEPS,
             batch=lambda job, number, _: job.batch(number // 4, 4)[number % 4 : number % 4 + 1],
@@ -141,7 +141,7 @@ PLANTED |= {
         ),
         MICRO, MICRO, accumulation=4,
     ),
-    "gradients never zeroed": plant(
+    "gradients never zeroed": Plant(
         usual(never_zeroed), r"stale|zeroed|accumulat|left|add up|reference: norms", NEVER, "sgd"
     ),
 }  # fmt: skip
@@ -175,38 +175,38 @@ def drawn_again(model: Any) -> None:
 
 
 PLANTED |= {
-    "loss not divided": plant(
+    "loss not divided": Plant(
         usual(sgd, micro=4, loss=lambda model, x: 4 * error(model, x)), VALUES, r"reference: (losses|norms)", "sgd"
     ),
-    "two updates of one gradient": plant(twice, AGAIN, updates_of(0)),
-    "learning rate of zero": plant(usual(of(optim.AdamW, lr=0.0)), f"{RATE}|no change|never changed", updates_of(0)),
-    "learning rate ten times too high": plant(usual(of(optim.AdamW, lr=0.1)), f"{RATE}|{VALUES}", RATE),
-    "schedule stepped in each micro-batch": plant(
+    "two updates of one gradient": Plant(twice, AGAIN, updates_of(0)),
+    "learning rate of zero": Plant(usual(of(optim.AdamW, lr=0.0)), f"{RATE}|no change|never changed", updates_of(0)),
+    "learning rate ten times too high": Plant(usual(of(optim.AdamW, lr=0.1)), f"{RATE}|{VALUES}", RATE),
+    "schedule stepped in each micro-batch": Plant(
         schedule_in_each_micro_batch, RATE, RATE, "learning rate that halves"
     ),
-    "another optimizer": plant(
+    "another optimizer": Plant(
         usual(of(optim.SGD, lr=1e-2)), r"class of the optimizer", r"update: class", optimizer="AdamW"
     ),
-    "adamw in place of muon": plant(
+    "adamw in place of muon": Plant(
         usual(adamw, wide), r"class of the optimizer", r"update: class", "muon", optimizer="Muon"
     ),
-    "decay of everything": plant(
+    "decay of everything": Plant(
         usual(of(optim.AdamW, lr=1e-2, weight_decay=0.1)), rf"{VALUES}|{RATE}|decay", r"decay", "groups"
     ),
-    "gradient of one layer negated": plant(
+    "gradient of one layer negated": Plant(
         usual(change=lambda model: model[3].weight.register_hook(torch.neg)), VALUES, NEVER
     ),
-    "another initialization": plant(usual(change=drawn_again), r"initial values", r"reference: initial"),
-    "other data": plant(
+    "another initialization": Plant(usual(change=drawn_again), r"initial values", r"reference: initial"),
+    "other data": Plant(
         usual(batch=lambda job, step, micro: job.batch(step + 77, micro)), r"reference: losses", r"reference: losses"
     ),
-    "dropout that should be off": plant(
+    "dropout that should be off": Plant(
         usual(
             change=lambda model: model[1].register_forward_hook(lambda _module, _inputs, output: half_dropped(output))
         ),
         VALUES, r"reference: losses",
     ),
-    "evaluation mode in training": plant(
+    "evaluation mode in training": Plant(
         usual(MOMENTUM, convolution, change=nn.Module.eval), rf"{VALUES}|buffer|eval", NEVER, "convolution"
     ),
 }  # fmt: skip
@@ -215,12 +215,12 @@ PLANTED |= {
 
 
 PLANTED |= {
-    "clipping in each micro batch": plant(
+    "clipping in each micro batch": Plant(
         usual(micro=4, delay=lambda model, _: after_backward(clip_grad_norm_, model.parameters(), 0.05)),
         NORM + r"|between the micro-batches", AFTER, "clipped", clip=0.05,
     ),
-    "clipping left out": plant(usual(), NORM, AFTER, "clipped", clip=0.05),
-    "clipping of each parameter": plant(
+    "clipping left out": Plant(usual(), NORM, AFTER, "clipped", clip=0.05),
+    "clipping of each parameter": Plant(
         usual(before=lambda model, *_: [clip_grad_norm_([p], 0.05) for p in model.parameters()]), NORM, AFTER,
         "clipped", clip=0.05,
     ),
@@ -257,7 +257,7 @@ def stubborn(job: Job) -> None:
     train(job, model, optimizer, scaler=scaler, loss=lambda model, x: error(model, x) * 1e38)
 
 
-PLANTED["masters that are not copied back"] = plant(
+PLANTED["masters that are not copied back"] = Plant(
     partial(masters, dtype=torch.float32, are_copied_back=False), r"no change of the model", updates_of(0)
 )
 
@@ -272,23 +272,23 @@ def option_without_effect(job: Job) -> None:
 
 MASTERS, MODULES = r"dtypes: (masters|moments|values).*bfloat16", r"dtypes: modules"
 PLANTED |= {
-    "loss that is not a number": plant(
+    "loss that is not a number": Plant(
         usual(loss=lambda model, x: (model(x) - 5).sqrt().mean()), FINITE, f"{updates_of(0)}|{FINITE}"
     ),
-    "one weight that is not a number": plant(
+    "one weight that is not a number": Plant(
         usual(change=lambda model: model[0].bias.register_hook(lambda g: g.index_fill(0, torch.tensor(3), math.nan))),
         FINITE, FINITE,
     ),
-    "updates that are skipped forever": plant(stubborn, f"scaling|skipped|{FINITE}", r"scaling"),
-    "masters in bf16": plant(usual(of(optim.AdamW, lr=1e-3), change=low_from), MASTERS, r"dtypes: masters"),
-    "some masters in bf16": plant(usual(change=partial(low_from, first=3)), MASTERS, r"dtypes: masters of (all|.*3\.)"),
-    "moments in bf16": plant(usual(low_moments), r"moments.*bfloat16", r"dtypes: moments", "sgd with momentum"),
-    "everything in bf16": plant(usual(change=nn.Module.bfloat16, loss=of_low), MASTERS, r"dtypes: masters"),
-    "autocast that does nothing": plant(usual(loss=autocast_disabled), MODULES, MODULES, computes="bfloat16"),
+    "updates that are skipped forever": Plant(stubborn, f"scaling|skipped|{FINITE}", r"scaling"),
+    "masters in bf16": Plant(usual(of(optim.AdamW, lr=1e-3), change=low_from), MASTERS, r"dtypes: masters"),
+    "some masters in bf16": Plant(usual(change=partial(low_from, first=3)), MASTERS, r"dtypes: masters of (all|.*3\.)"),
+    "moments in bf16": Plant(usual(low_moments), r"moments.*bfloat16", r"dtypes: moments", "sgd with momentum"),
+    "everything in bf16": Plant(usual(change=nn.Module.bfloat16, loss=of_low), MASTERS, r"dtypes: masters"),
+    "autocast that does nothing": Plant(usual(loss=autocast_disabled), MODULES, MODULES, computes="bfloat16"),
 }  # fmt: skip
 
 
-between = partial(plant, ranks=2)
+between = partial(Plant, ranks=2)
 planted_ranks = partial(row_of, PLANTED, between)
 
 DIVERGE = r"(values|parameters|checksum|bits).*(differ|not equal|other)|: 0 times|(not|never) reduced|not synchron"

@@ -265,7 +265,6 @@ def flops(one: Execution) -> Parts:
 
 
 def sum_of(parts: Callable[[Execution], Parts]) -> Callable[[Execution], float]:
-    """Returns a quantity as a size."""
     return lambda one: sum(parts(one).values())
 
 
@@ -388,7 +387,6 @@ def activation_bytes(shape: GptShape) -> int:
 
 
 def shape_of(config: CellConfig) -> GptShape:
-    """Returns the shape of a resolved cell with a GPT."""
     model, policy = config.model, activation_policy(config)
     assert isinstance(model, Gpt)
     return GptShape(

@@ -102,7 +102,6 @@ class RunPlan:
     open_keys: frozenset[str] = field(default_factory=frozenset)
 
     def changed(self, **changes: Any) -> RunPlan:
-        """Returns the plan with changed values at the top level of its config."""
         return replace(self, config=replace(self.config, **changes))
 
 
