@@ -169,9 +169,6 @@ def slope_of(row: PublishedFigure, smaller: Execution, larger: Execution) -> tup
     return sum(slopes.values()), rest
 
 
-# -- quantities of an executed cell, and the sizes that divide them --------------------------------
-
-
 HALF_BYTES = 2
 """Bytes of an element of parameters, which M of ZeRO-Offload and ZeRO++ counts in."""
 
