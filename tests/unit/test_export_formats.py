@@ -134,9 +134,8 @@ def test_numbers_have_units_and_intervals_and_failures_a_word() -> None:
 def test_what_runs_are_called_reaches_no_command_of_latex() -> None:
     rows = [replace(run("ddp", 2), model=HOSTILE, device_class="cpu\n\\input{/etc/passwd}")]
     text = to_latex(results_of(rows), "runs", "model,strategy,peak_bytes")
-    assert rows_of(text)[1][0] == (
-        r"50\%\_off \#1 \& \$x\textasciicircum 2\$ \{a\}\textbackslash b \textasciitilde [c] <i> $\psi$ $\times$ é"
-    )
+    first = r"50\%\_off \#1 \& \$x\textasciicircum 2\$ \{a\}\textbackslash b "
+    assert rows_of(text)[1][0] == first + r"\textasciitilde [c] <i>\textbackslash n$\psi$ × é"
     assert not any(line.startswith(r"\input") for line in text.splitlines())
 
 
