@@ -116,12 +116,8 @@ def _compare(setting: str, goal: Goal, ours: Any, peer: Any, launches: dict[str,
     for metric in METRICS:
         bound = goal.bound(psi) if metric == "step_s" and ours.world_size == GATED_RANKS else None
         both = [pair for pair in pairs if all(pd.notna(side[metric]) for side in pair)]
-        ratio, low, high, verdict = (
-            math.nan,
-            math.nan,
-            math.nan,
-            f"{ours.label} {ours.status}, {peer.label} {peer.status}",
-        )
+        ratio = low = high = math.nan
+        verdict = f"{ours.label} {ours.status}, {peer.label} {peer.status}"
         if both:
             effect = measure_effect(metric, [a[metric] for a, _ in both], [b[metric] for _, b in both], 0.0)
             ratio, low, high = effect.ratio, *(math.nan if v is None else v for v in (effect.low, effect.high))
@@ -192,7 +188,6 @@ def source(runs: pd.DataFrame, ratios: Sequence[Ratio]) -> str:
 
 
 def write_tables(results: Results, out: Path) -> None:
-    """Writes the ratios as ratios.parquet and ratios.md, and prints them."""
     ratios = ratios_of(results)
     pd.DataFrame(map(asdict, ratios)).to_parquet(out / "ratios.parquet", index=False)
     text = f"{table(ratios)}\n\n{source(latest(results.runs), ratios)}\n"

@@ -28,7 +28,6 @@ COMMANDS: dict[str, str] = dict(pd.read_csv(Path(__file__).with_suffix(".csv")).
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     parser.add_argument("--before", metavar="REV", help="a revision to measure beside this checkout")
     parser.add_argument("--keep", metavar="CODE", help="of the rows measured before, those of this code stay")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each command (default: %(default)s)")

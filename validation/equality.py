@@ -11,7 +11,6 @@ attempt   a launch of a cell's real world: gloo's threads may keep a buffer of a
 
     python -m validation fake-equality --rerun                 all of them, about an hour
     python -m validation fake-equality --only 'zero3*' --sizes 4 --rerun
-    python -m validation fake-equality --random 500            random cells instead, written to random.csv
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from zerobench.results.grid import Grid
 
 from .runner import run_fake, run_real
 from .store import Store
-from .variants import VARIANTS, random_cells
+from .variants import VARIANTS
 
 AT_ONCE = 20
 """Variants in one launch; the tables are written after each."""
@@ -46,10 +45,10 @@ FOLDER = Path("results/fake_equality")
 HEAD = """\
 # Fake execution beside real ranks
 
-Written by `make fake-equality%s`. A row of the table is a cell at all its world sizes, first and last rank; `rows off`
+Written by `make fake-equality`. A row of the table is a cell at all its world sizes, first and last rank; `rows off`
 counts rows of memory (tier, phase, category) and of traffic that differ in any byte. What the ledger does not see is in
 the allocator's total alone: buffers that gloo makes in its own threads (docs/explanation/fake-worlds.md). Each rank:
-`%s`.
+`equality.csv`.
 
 """
 
@@ -82,7 +81,6 @@ class Difference:
 
     @property
     def is_none(self) -> bool:
-        """True if not a byte differs."""
         return not self.memory_rows and not self.traffic_rows
 
 
@@ -183,26 +181,19 @@ def summary(rows: Sequence[Difference]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     parser.add_argument("--sizes", nargs="+", type=int, default=[2, 3, 4], metavar="N", help="world sizes")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="variants by name or pattern")
-    parser.add_argument("--random", type=int, metavar="CELLS", help="this many random cells instead of the variants")
     parser.add_argument("--rerun", action="store_true", help="run also what the csv has")
     parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="default: %(default)s")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Runs what is due and writes the tables. Returns 1 if a rank differs."""
-    kind = "random" if chosen.random else "equality"
-    store = Store(chosen.out / f"{kind}.csv", Difference, lambda row: (row.cell, row.world_size))
+    store = Store(chosen.out / "equality.csv", Difference, lambda row: (row.cell, row.world_size))
     names = [name for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in chosen.only)]
     if not names:
         raise ValueError(f"--only {' '.join(chosen.only)}: no variant has that name")
-    wanted = (
-        random_cells(chosen.random)
-        if chosen.random
-        else {(name, n): VARIANTS[name].config(n) for n in chosen.sizes for name in names if n in VARIANTS[name].sizes}
-    )
+    wanted = {(name, n): VARIANTS[name].config(n) for n in chosen.sizes for name in names if n in VARIANTS[name].sizes}
     due = [cell for cell in wanted if chosen.rerun or cell not in store.found]
     of_size = [[cell for cell in due if cell[1] == n] for n in chosen.sizes]
     batches = [cells[at : at + AT_ONCE] for cells in of_size for at in range(0, len(cells), AT_ONCE)]
@@ -210,8 +201,7 @@ def run(chosen: argparse.Namespace) -> int:
         for cells in batches:
             with tempfile.TemporaryDirectory() as folder:
                 store.put(hold({cell[0]: wanted[cell] for cell in cells}, Path(folder)))
-            given = f" EQUALITY='--random {chosen.random}'" if chosen.random else ""
-            (chosen.out / f"{kind}.md").write_text(HEAD % (given, f"{kind}.csv") + summary(store.rows))
+            (chosen.out / "equality.md").write_text(HEAD + summary(store.rows))
             advance()
     rows = [row for cell in wanted for row in store.found[cell]]
     different = [row for row in rows if not row.is_none]

@@ -22,7 +22,7 @@ from zerobench.config.schema import Measure
 from zerobench.host.terminal import stdout_console
 from zerobench.results.grid import Grid
 from zerobench.results.tables import load
-from zerobench.simulation.execute import CUDA, Execution, Limits
+from zerobench.simulation.execute import CUDA, Limits
 from zerobench.sizes import show_bytes
 
 from .runner import execute_cells
@@ -62,12 +62,10 @@ class GpuStep:
 
     @property
     def error(self) -> float:
-        """The prediction over the measurement, minus 1."""
         return self.predicted / self.measured - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     parser.add_argument("folder", type=Path, help="the tables of a GPU suite")
 
 
@@ -79,7 +77,15 @@ def run(chosen: argparse.Namespace) -> int:
     configs = [CellConfig.from_json(row["config"]) for row in rows_here]
     executions = execute_cells("simulated for a GPU", [(config, CUDA) for config in configs], limits=LIMITS)
     names = name_cells(configs)
-    rows = [_row(*one) for one in zip(names, rows_here, executions, strict=True)]
+    rows = []
+    for name, row, found in zip(names, rows_here, executions, strict=True):
+        if found.problem or found.memory is None:
+            raise ValueError(f"{name}: {found.problem or 'no memory of a GPU'}")
+        states, peak = (int(row[key]) if pd.notna(row[key]) else 0 for key in ("states_bytes", "peak_bytes"))
+        rows.append(GpuRunRow(
+            name, states, found.states_bytes, peak, found.peak_bytes, int(row["allocated_bytes"]),
+            found.memory.allocated_bytes, int(row["reserved_bytes"]), found.memory.reserved_by_default,
+        ))  # fmt: skip
     write(chosen.folder / ESTIMATED, GpuRunRow, rows)
     lines = [
         [row.cell, show_bytes(row.allocated), show_bytes(row.estimated_allocated),
@@ -119,7 +125,6 @@ def steps(folder: Path) -> list[GpuStep]:
 
 
 def rows_of(folder: Path) -> list[GpuRunRow]:
-    """The estimates that were written."""
     return read(folder / ESTIMATED, GpuRunRow)
 
 
@@ -131,14 +136,3 @@ def _with_memory(runs: pd.DataFrame) -> list[dict[Any, Any]]:
         config = replace(CellConfig.from_json(row["config"]), measure=Measure())
         found.setdefault(config.cell_id, row)
     return list(found.values())
-
-
-def _row(name: str, row: dict[Any, Any], found: Execution) -> GpuRunRow:
-    if found.problem or found.memory is None:
-        raise ValueError(f"{name}: {found.problem or 'no memory of a GPU'}")
-    measured = {key: int(row[key]) if pd.notna(row[key]) else 0 for key in ("states_bytes", "peak_bytes")}
-    return GpuRunRow(
-        name, measured["states_bytes"], found.states_bytes,
-        measured["peak_bytes"], found.peak_bytes, int(row["allocated_bytes"]), found.memory.allocated_bytes,
-        int(row["reserved_bytes"]), found.memory.reserved_by_default,
-    )  # fmt: skip

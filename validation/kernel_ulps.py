@@ -38,7 +38,6 @@ class UlpsRow:
 
 
 def run(_: argparse.Namespace) -> int:
-    """Compares both optimizers, and writes the rows."""
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     store = Store(OUT, UlpsRow, lambda row: row.optimizer)
     store.put([_row("Adam", weight_decay=0.0), _row("AdamW", weight_decay=0.1)])

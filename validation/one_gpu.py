@@ -75,7 +75,6 @@ Rates = dict[str, float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     parser.add_argument("folder", type=Path, help="the tables of a GPU suite")
 
 
@@ -134,7 +133,6 @@ def _name(config: CellConfig) -> str:
 
 
 def schedules(configs: Sequence[CellConfig]) -> list[StepSchedule]:
-    """Returns the simulated steps of cells."""
     cells = [reduced(config) for config in configs]
     executed = iter(execute_all([config for cell in cells for config in cell.configs], CUDA, operators=True))
     return [schedule_of(cell, [next(executed) for _ in cell.configs]) for cell in cells]
@@ -233,7 +231,6 @@ def _host_s(parts: pd.DataFrame, rates: Rates) -> pd.Series:
 
 
 def _with_step(rows: pd.DataFrame, cluster: str) -> pd.DataFrame:
-    """Returns rows with the step, the slower of `device` and `host`, and its interval."""
     wide, step = _interval(cluster), rows[["device", "host"]].max(axis=1)
     return rows.assign(predicted=step, low=step * wide.low, high=step * wide.high)
 

@@ -13,13 +13,14 @@ import pandas as pd
 import torch
 
 from zerobench.config.cell import CellConfig
-from zerobench.host.terminal import progress_bar
 from zerobench.ranks import fork_server
 from zerobench.records import EventRow
 from zerobench.records.long_rows import COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT
 from zerobench.results.provenance import source_of
-from zerobench.simulation.execute import Execution, Target, execute_all
+from zerobench.simulation.execute import Execution, Target
 from zerobench.simulation.prediction import LIMITS, Reduced, StepSchedule
+
+from .runner import execute_cells
 
 KINDS = (COMPUTE, LAUNCH, MOVE, ORDER, PHASE, WAIT)
 
@@ -53,16 +54,9 @@ class Schedules:
         due = {key: one for key, one in wanted.items() if not self._path(key).is_file()}
         if TRANSFORMERS not in fork_server.PRELOAD and any(config.huggingface for config, _ in due.values()):
             fork_server.PRELOAD.insert(-1, TRANSFORMERS)  # once, and not in each cell's process
-        with progress_bar(what, len(due), "cells") as advance:
-            for target in dict.fromkeys(target for _, target in due.values()):
-                configs = {key: config for key, (config, its) in due.items() if its == target}
-
-                def take(number: int, news: object, keys: Sequence[str] = tuple(configs)) -> None:
-                    if isinstance(news, Execution):
-                        self._keep(keys[number], news)
-                        advance()
-
-                execute_all(list(configs.values()), target, self._jobs, take, LIMITS, True)
+        keys = list(due)
+        take = lambda number, found: self._keep(keys[number], found)  # noqa: E731
+        execute_cells(what, list(due.values()), self._jobs, LIMITS, take, operators=True)
 
     def of(self, cell: Reduced, target: Target) -> StepSchedule:
         """Returns the schedule of a cell that was simulated."""

@@ -41,7 +41,6 @@ class Store(Generic[Row]):
 
     @property
     def rows(self) -> list[Row]:
-        """All rows, in the order of the file."""
         cells = sorted(self.found, key=lambda cell: self.order.get(cell, len(self.order)))
         return [row for cell in cells for row in self.found[cell]]
 

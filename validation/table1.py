@@ -26,6 +26,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
 from zerobench.predict.estimate import training_shapes
@@ -58,23 +60,8 @@ STAGES = {"zero1": "P_os", "zero2": "P_os+g", "zero3": "P_os+g+p"}
 BASELINE = "ddp"
 """The strategy of figure 1's first bar."""
 
-_PRINTED = {
-    "7.5B": {
-        "zero1": ("120", "52.5", "35.6", "31.4", "30.4", "30.1"),
-        "zero2": ("120", "41.3", "21.6", "16.6", "15.4", "15.1"),
-        "zero3": ("120", "30", "7.5", "1.88", "0.47", "0.12"),
-    },
-    "128B": {
-        "zero1": ("2048", "896", "608", "536", "518", "513"),
-        "zero2": ("2048", "704", "368", "284", "263", "257"),
-        "zero3": ("2048", "512", "128", "32", "8", "2"),
-    },
-    "1T": {
-        "zero1": ("16000", "7000", "4750", "4187", "4046", "4011"),
-        "zero2": ("16000", "5500", "2875", "2218", "2054", "2013"),
-        "zero3": ("16000", "4000", "1000", "250", "62.5", "15.6"),
-    },
-}
+_PRINTED = pd.read_csv(Path(__file__).with_suffix(".csv"), dtype=str, index_col=["size", "strategy"])
+"""Printed gigabytes by size and stage, over the ranks."""
 
 _FIGURE_1 = "120"
 """Figure 1's baseline, 7.5B on 64 ranks."""
@@ -115,7 +102,6 @@ class TableCell:
 
     @property
     def arguments(self) -> list[str]:
-        """The command line of the cell."""
         psi, shard = SIZES[self.size], 1 if self.strategy == BASELINE else self.ranks
         tile_bytes = max(10 * 2**20, int(4 * psi / shard / PIECES))
         changed = VARIANTS[self.strategy][self.variant] if self.variant else ()
@@ -129,7 +115,6 @@ class TableCell:
 
     @property
     def config(self) -> CellConfig:
-        """The cell, resolved."""
         return compose_cells(self.arguments)[0].config
 
 
@@ -145,7 +130,7 @@ def printed(size: str, ranks: int, strategy: str) -> str:
     """Returns what table 1 prints, or figure 1 for the baseline; empty if the paper has no such cell."""
     if strategy == BASELINE:
         return _FIGURE_1 if (size, ranks) == ("7.5B", 64) else ""
-    return _PRINTED[size][strategy][RANKS.index(ranks)] if ranks in RANKS else ""
+    return str(_PRINTED.at[(size, strategy), str(ranks)]) if ranks in RANKS else ""
 
 
 def how_printed(text: str, gigabytes: float) -> str:
@@ -243,12 +228,10 @@ def row_of(place: TableCell, found: Execution) -> CellRow:
 
 
 def place_of(row: CellRow | StatesRow) -> TableCell:
-    """Returns the place that a row is of."""
     return TableCell(row.size, row.ranks, row.strategy, row.variant)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cells with all of these: 7.5B, N=64, zero3 ...")
     parser.add_argument("--rerun", action="store_true", help="execute also what the csv has")
     parser.add_argument("--jobs", type=int, help="cells at once (default: one per core)")

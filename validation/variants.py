@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import tests.distributed.variants  # registers models of users, which MODELS then has
@@ -11,13 +10,8 @@ from zerobench.config import schema, schema_memory, schema_training
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 
-__all__ = ["VARIANTS", "Cells", "Variant", "random_cells"]
-
 assert "half_frozen" in MODELS, tests.distributed.variants.__name__
 MODELS["transformers"] = schema.HuggingfaceModel()
-
-Cells = dict[tuple[str, int], CellConfig]
-"""(name, world size) -> a cell."""
 
 STEADY = Measure(steps=1, warmup=2, passes="accounted")
 ALL_SIZES = (2, 3, 4)
@@ -156,29 +150,3 @@ VARIANTS: dict[str, Variant] = {
     "ddp large vocabulary": Variant("ddp", "words", micro_batch=2),
 }
 """Name -> cell. What a name does not say is fp32, AdamW, a GPT of three layers."""
-
-
-def random_cells(count: int) -> Cells:
-    """Returns random cells, the same in each call: two eager variants of a strategy combined, with random sizes."""
-    draw, cells = random.Random(0), Cells()
-    eager = {name: one for name, one in VARIANTS.items() if "compile" not in one.more}
-    strategies = sorted({one.strategy for one in eager.values()})
-    while len(cells) < count:
-        strategy = draw.choice(strategies)
-        names = draw.choices([name for name, one in eager.items() if one.strategy == strategy], k=2)
-        first, second = (eager[name] for name in names)
-        sizes: dict[str, Any] = {"layers": draw.randint(1, 4), "hidden": 4 * draw.randint(2, 20)}
-        sizes["vocabulary"] = draw.randint(256, 2000)
-        MODELS["random"] = schema.Gpt(heads=draw.choice((1, 2, 4)), tied=draw.random() < 0.5, **sizes)
-        options: dict[str, Any] = {
-            "accumulation": draw.randint(1, 3), "clip": draw.choice((None, 1.0)), "micro_batch": draw.randint(1, 2),
-            "sequence": 8 * draw.randint(1, 4), "bucket_bytes": draw.choice((4096, 65536, 1 << 20)),
-        }  # fmt: skip
-        chosen = " ".join(f"{name}={value}" for name, value in options.items())
-        options["strategy"] = first.more.get("strategy", {}) | second.more.get("strategy", {})
-        model, n = draw.choice((first.model, second.model, "random", "random")), draw.choice(ALL_SIZES)
-        one = cell(strategy, n, model, measure=STEADY, **{**first.more, **second.more, **options})
-        if n in first.sizes and n in second.sizes and not one.problems:
-            words = " ".join(f"{name}={value}" for name, value in sizes.items()) if model == "random" else model
-            cells[f"{len(cells)}: {' + '.join(dict.fromkeys(names))}: {words} {chosen}", n] = one.config
-    return cells

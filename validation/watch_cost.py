@@ -44,12 +44,10 @@ class WatchCostRow:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     parser.add_argument("--rounds", type=int, default=8, help="runs of each loop (default: %(default)s)")
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Measures all loops, and writes their rows."""
     watch = partial(zerobench.watch, steps=STEPS)
     loops: dict[str, Any] = {"plain": lambda *_: nullcontext(), "watched": watch}
     loops["verified"] = partial(watch, verify=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.cells import cell
-from zerobench.config.schema import Measure, Search
+from zerobench.config.schema import Measure
 from zerobench.rank_record import RankRecord
 from zerobench.records import CATEGORIES, MemoryRow, RunRow, StepRow, TrafficRow
 from zerobench.results import tables
@@ -144,22 +144,3 @@ def test_one_pass_alone_has_what_it_measures(tmp_path) -> None:
     assert timed.predicted_states_bytes == accounted.predicted_states_bytes
     assert set(tables.load(tmp_path / accounted.run_id).steps["mode"]) == {"accounted"}
     assert list(summarize(tables.load(tmp_path).runs)["passes_agree"].isna()) == [True, True]
-
-
-SEARCH = {"batch": 8, "search": Search(memory_limit="1 GiB")}
-
-
-@pytest.mark.parametrize(
-    ("measure", "more", "message"),
-    [
-        ({"passes": "none"}, {}, "measure.passes=none: use one of both, both_once, timed, accounted"),
-        ({"passes": "accounted", "trace": True}, {}, "measure.trace=true: a trace needs measured times"),
-        ({"passes": "timed", "snapshot": True}, {}, "a snapshot belongs to the accounted pass"),
-        ({"trace": True}, {"backend": "simulated"}, "measure.trace=true: of a simulated world nothing is sent"),
-        ({"passes": "timed"}, {"backend": "simulated"}, "backend=simulated has no times; use accounted"),
-        ({"passes": "both_once"}, SEARCH, "search.memory_limit: a search weighs bytes and times; measure.passes=both_"),
-    ],
-)
-def test_passes_that_lack_what_is_asked_of_them_are_refused(measure: dict, more: dict, message: str) -> None:
-    (problem,) = cell("zero2", 2, measure=Measure(3, 2, **measure), **more).problems
-    assert message in problem

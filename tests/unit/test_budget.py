@@ -19,15 +19,7 @@ from zerobench.budgets.budget_file import (
     record_cell,
     write_budget,
 )
-from zerobench.budgets.judge import (
-    RECORDED,
-    Finding,
-    Limit,
-    judge_cell,
-    parse_limit,
-    recorded,
-    show_limit,
-)
+from zerobench.budgets.judge import RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
 from zerobench.budgets.reports import check_body, write_junit
 from zerobench.commands import budget
 from zerobench.commands.budget import exit_code

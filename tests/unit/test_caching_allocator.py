@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zerobench.fake import caching_allocator
-from zerobench.fake.caching_allocator import CachingAllocator, MemoryBlock
+from zerobench.fake.caching_allocator import CAUSES, CachingAllocator, MemoryBlock
 
 MIB = 2**20
 SIZES = {
@@ -132,7 +132,11 @@ def test_of_any_sequence_blocks_lie_apart_within_what_is_reserved(expandable: bo
             living.append((size, memory.allocate(size, draw.randrange(2))))
         if draw.random() < 0.01:
             memory.empty_cache()
-        assert memory.allocated == sum(block.size for _, block in living)
+        causes = memory.causes(0)
+        assert list(causes) == list(CAUSES)
+        assert min(causes.values()) >= 0
+        assert sum(causes.values()) == memory.reserved
+        assert causes["requested"] + causes["rounding"] == memory.allocated == sum(block.size for _, block in living)
         assert memory.allocated <= memory.reserved <= memory.peak_reserved
     ends = sorted((block.address, block.address + block.size) for _, block in living)
     assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(ends))

@@ -73,11 +73,6 @@ def test_a_model_that_reads_values_is_told_so_in_a_sentence(monkeypatch, way: st
     assert not dist.is_initialized(), "what went wrong leaves nothing behind"
 
 
-def test_fake_tensors_of_a_real_world_are_refused() -> None:
-    words = "tensors=fake: ranks of a real world send values; use backend=simulated"
-    assert cell("zero1", 2, tensors="fake").problems == (words,)
-
-
 @pytest.mark.slow
 def test_a_fake_world_counts_the_bytes_of_files_and_makes_none(tmp_path: Path) -> None:
     one = cell("zero2", 2, "mlp", offload=NvmeOffloadConfig(path=str(tmp_path), block_bytes=2**30))
@@ -247,40 +242,11 @@ def test_bytes_are_equal_with_and_without_shortcuts(words: str, tmp_path: Path, 
     assert _rows_of(words.split()) == quick
 
 
-LOADED = """
-import sys, torch
-def known(value):
-    return value
-held, config = torch._dynamo, torch._dynamo.config
-assert held.allow_in_graph(known) is known
-{words}
-assert is_loaded() and sys.modules["torch._dynamo"] is torch._dynamo is not held
-assert all(getattr(module, "__spec__", 1) for name, module in sys.modules.items() if name.startswith("torch._dynamo"))
-assert torch._dynamo.exc is sys.modules["torch._dynamo.exc"] and held.exc is torch._dynamo.exc
-assert torch._dynamo.config is config is held.config and torch._inductor.config
-assert held.disable is torch._dynamo.disable and torch._dynamo.trace_rules.is_callable_allowed(known)
-assert torch.compile(known, backend="eager")(torch.ones(1)) == 1
-"""
-
-
 def assert_runs(words: str) -> None:
     """Asserts that code ends well in a process in which the compiler has a stand-in."""
     begin = "from zerobench.fake.compiler import is_loaded, stand_in\nstand_in()\n"
     done = subprocess.run([sys.executable, "-c", begin + words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "words",
-    [
-        "import torch._inductor.config",
-        "from torch._dynamo.exc import Unsupported",
-        "torch.fx.experimental.proxy_tensor.make_fx(known, tracing_mode='symbolic')(torch.ones(3))",
-    ],
-)
-def test_any_other_name_loads_the_compiler_once(words: str) -> None:
-    assert_runs(LOADED.format(words=words))
 
 
 def test_the_names_that_are_stood_in_for_are_where_they_were() -> None:

@@ -5,9 +5,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
-from torch import nn
-from torch.nn import functional as F
 
 from tests.cells import cell
 from zerobench.commands.show import table_of_formulas, traffic_lines
@@ -258,23 +255,6 @@ def test_what_is_recomputed_counts_for_the_hardware_only() -> None:
     assert again.model == plain.model == plain.hardware
     tokens, head, last = 4 * 32, 2 * 48 * 256, 2 * 4 * 48**2  # a block's last product need not be computed again
     assert again.hardware - plain.model == pytest.approx(plain.model / 3 - tokens * (head + 3 * last), rel=1e-3)
-
-
-class Experts(nn.Module):
-    """Two experts, each a matrix for half of the tokens."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.embedding, self.experts = nn.Embedding(vocabulary, 16), nn.Parameter(torch.zeros(2, 16, 8))
-
-    def forward(self, tokens, targets):
-        x = self.embedding(tokens).flatten(0, 1).bfloat16()
-        ends = torch.empty(2, dtype=torch.int32, device=x.device)
-        return F.grouped_mm(x, self.experts.bfloat16(), offs=ends).float().sum()
-
-
-def experts(vocabulary: int = 256) -> nn.Module:
-    return Experts(vocabulary)
 
 
 def test_shares_of_the_peak_of_a_whole_gpu_and_none_of_a_slice() -> None:

@@ -52,11 +52,7 @@ def row(status: str = "ok", repeat: int = 0) -> str:
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch,
-    cells: list[Cell],
-    end: End,
-    exits: int | None = None,
-    **settings: Any,
+    monkeypatch: pytest.MonkeyPatch, cells: list[Cell], end: End, exits: int | None = None, **settings: Any
 ) -> tuple[JobSweep, list[str]]:
     """Runs the cells through a launcher whose jobs end so. Returns the sweep, and the strategy of each job.
 

@@ -12,7 +12,7 @@ from torch import nn
 from tests.cells import MODELS, cell
 from tests.zoo import gpt
 from zerobench import models
-from zerobench.config.schema import Gpt, GptMoe, Huggingface, HuggingfaceModel
+from zerobench.config.schema import Gpt, HuggingfaceModel
 from zerobench.fake import world_of_tensors
 from zerobench.models import gpt_moe, huggingface, linears
 from zerobench.models.chunks import LossHead
@@ -115,35 +115,7 @@ def test_transformers_losses_in_parts_are_those_of_the_whole(architecture: str) 
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
 
 
-TINY = {"layers": 1, "hidden": 12, "heads": 2}
 SHAPE = {"layers": 2, "hidden": 16, "heads": 2, "experts": 4, "top_k": 2, "expert_hidden": 24}
-HUGGINGFACE = HuggingfaceModel(loss_chunks=4)
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "message"),
-    [
-        (Gpt(**TINY, loss_chunks=33), {}, "model.loss_chunks=33: a sequence of 32 tokens has no more parts"),
-        (Gpt(**TINY, mlp_chunks=0), {}, "model.mlp_chunks=0: must be at least 1"),
-        (Gpt(**TINY, mlp_chunks=2, tiles=3), {}, "model.mlp_chunks=2: with model.tiles=3 each tile would be gathered"),
-        (HUGGINGFACE, {"architecture": "gemma2"}, "model.loss_chunks=4: gemma2 may scale or cap what its head makes"),
-        (HUGGINGFACE, {"loss": "kept"}, "model.loss_chunks=4: the parts have a loss of their own"),
-        (HuggingfaceModel(mlp_chunks=2), {"architecture": "opt"}, "model.mlp_chunks=2: the MLP of opt's blocks"),
-        (Gpt(**TINY, lora=13), {}, "model.lora=13: an adapter's rank is at most the width"),
-        (Gpt(**TINY, lora=-1), {}, "model.lora=-1: must be at least 0"),
-        (HuggingfaceModel(lora=129), {}, "model.lora=129: an adapter's rank is at most the width, huggingface.hid"),
-        (GptMoe(**SHAPE | {"top_k": 5}), {}, "model.top_k=5: a token passes through 1 to model.experts=4 experts"),
-        (GptMoe(**SHAPE, routing="even"), {}, "model.routing=even: use learned, balanced, skewed"),
-        (GptMoe(**SHAPE | {"expert_hidden": 20}), {}, "model.expert_hidden=20: a grouped product takes multiples of"),
-    ],
-)
-def test_what_does_not_compose_has_one_error_message(
-    monkeypatch: pytest.MonkeyPatch, model: Any, shape: dict[str, Any], message: str
-) -> None:
-    monkeypatch.setitem(MODELS, "bad", model)
-    problems = cell("zero3", 2, "bad", **({"huggingface": Huggingface(**shape)} if shape else {})).problems
-    assert len(problems) == 1
-    assert message in problems[0]
 
 
 @pytest.mark.parametrize("tiles", [1, 2])

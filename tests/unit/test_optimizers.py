@@ -10,9 +10,7 @@ from torch import nn, optim
 import zerobench
 from tests import zoo
 from tests.cells import cell
-from zerobench.config import schema_memory
-from zerobench.config.schema_memory import CpuOffload, NvmeOffloadConfig, Qwz
-from zerobench.config.schema_training import Adamw8bit, AdamwBf16, Muon
+from zerobench.config.schema_training import Muon
 from zerobench.predict.build import shapes_of
 from zerobench.theory import layout as theory
 from zerobench.theory.shapes import OptimizerShape, owners_of
@@ -129,24 +127,6 @@ def test_the_states_are_a_momentum_and_those_of_adamw() -> None:
     assert size == expected == 8 * sum(numels) - 4 * owned + 4 * (len(numels) - 3), "4 bytes a matrix's element less"
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "words"),
-    [
-        ("fsdp2", {}, "optimizer=muon: strategy=fsdp2 cuts its matrices, which Muon needs whole; use one of ddp, zer"),
-        ("zero_redundancy", {}, "optimizer=muon: strategy=zero_redundancy cuts"),
-        ("zero2", {"node_size": 2}, "node_size=2: Muon's matrices are owned whole by one rank each"),
-        ("zero3", {"shard_group": 2}, "shard_group=2: Muon's"),
-        ("zero3", {"zeropp": Qwz(), "node_size": None}, "zeropp=qwz: Muon's"),
-        ("zero2", {"offload": CpuOffload(fraction=0.5)}, "offload.fraction=0.5: Muon's"),
-        ("zero2", {"offload": NvmeOffloadConfig()}, "offload=nvme: Muon's"),
-        ("zero2", {"optimizer": Muon(adjust_lr="mine")}, "optimizer.adjust_lr=mine: use original or match_rms_adamw"),
-    ],
-)
-def test_what_owned_matrices_do_not_go_with_is_refused_in_one_message(name: str, more: Any, words: str) -> None:
-    problems = [*cell(name, 4, **{"optimizer": Muon()} | more).problems]
-    assert [one.startswith(words) for one in problems] == [True], problems
-
-
 def test_an_optimizer_that_is_neither_elementwise_nor_owned_is_refused() -> None:
     model = Tiny()
     with pytest.raises(ValueError, match=r"Adafactor cannot be sharded: .* give each of its groups owned=True, or"):
@@ -228,24 +208,6 @@ def test_states_keep_their_dtypes_in_a_state_dict(kind: type[Any]) -> None:
         assert second.state[parameter][key].dtype == dtype
         assert torch.equal(second.state[parameter][key], first.state[parameter][key])
     assert set(MOMENTS) < kind.dtypes.keys() or kind is AdamWBf16
-
-
-@pytest.mark.parametrize(
-    ("strategy", "more", "words"),
-    [
-        ("fsdp2", {"optimizer": Adamw8bit()}, "strategy=fsdp2 has no rule to cut its states; use strategy=ddp, zero1,"),
-        ("zero_redundancy", {"optimizer": AdamwBf16()}, "strategy=zero_redundancy has no rule"),
-        (
-            "zero2",
-            {"optimizer": Adamw8bit(), "offload": schema_memory.NvmeOffloadConfig()},
-            "optimizer=adamw8bit: offload=nvme has files only for states of a parameter's size",
-        ),
-    ],
-)
-def test_what_cannot_keep_such_states_is_an_error_message(strategy: str, more: dict[str, Any], words: str) -> None:
-    problems = cell(strategy, 2, **more).problems
-    assert len(problems) == 1, problems
-    assert words in problems[0]
 
 
 def test_the_engine_refuses_files_and_the_optimizer_wrong_options(tmp_path: Path) -> None:

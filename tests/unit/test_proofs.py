@@ -1,10 +1,8 @@
 """Proofs of validation/: published figures and runs, table 1, ratios to peers, and the GPU suite."""
 
 import csv
-import io
 import json
 from collections import Counter
-from contextlib import chdir, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,7 @@ import pandas as pd
 import pytest
 
 import zerobench as package
-from analysis import compare
 from tests.cells import MODELS, cell
-from tests.made_up import results_of, run
 from validation import predicted_runs, table1
 from validation.__main__ import main
 from validation.gpu_suite import SECTIONS
@@ -182,42 +178,6 @@ def test_the_committed_rows_are_the_papers_cells_and_their_parts_add_up() -> Non
         assert row.resident_bytes < 4 * 2**30
 
 
-def launches(strategy: str, steps: list[float], ranks: int = 2, minute: int = 0, **more):
-    rows = [run(strategy, ranks, repeat=n, step=step, **more) for n, step in enumerate(steps)]
-    for n, row in enumerate(rows):
-        row.started = f"2026-01-01T10:{10 * n + minute:02}:00+00:00"
-    return rows
-
-
-def peaks(size: int) -> dict[str, int]:
-    """By the allocator, in both passes; the ledger's own says nothing here."""
-    return {"allocator_peak_bytes": size, "timed_allocator_peak_bytes": size + 100, "peak_bytes": 1}
-
-
-def example() -> list:
-    return [
-        *launches("zero3", [0.07, 0.08, 0.09], minute=1, **peaks(100), loopback_bytes=600),
-        *launches("fsdp2", [0.10, 0.10, 0.10], **peaks(200), loopback_bytes=800),
-        *launches("ddp", [0.05, 0.06, 0.07], minute=2, **peaks(400), loopback_bytes=400),
-        run("deepspeed_zero3", 2, "invalid", repeat=0),
-    ]
-
-
-@pytest.mark.slow
-def test_a_ratio_is_that_of_paired_launches_with_its_interval() -> None:
-    found = {(one.peer, one.metric): one for one in compare.ratios_of(results_of(example())) if one.pairs}
-    step = found["fsdp2", "step_s"]
-    assert step.ratio == pytest.approx((0.7 * 0.8 * 0.9) ** (1 / 3))
-    assert step.low < 0.75 < 0.85 < step.high
-    assert (step.pairs, step.interleaved, step.goal) == (3, True, 0.80)
-    assert step.verdict == "met, within noise"
-    assert found["fsdp2", "allocator_peak_bytes"].ratio == 0.5
-    assert found["fsdp2", "timed_allocator_peak_bytes"].ratio == pytest.approx(2 / 3)
-    assert found["fsdp2", "loopback_bytes"].ratio == 0.75
-    assert found["fsdp2", "allocator_peak_bytes"].verdict == ""
-    assert pd.isna(found["ddp", "step_s"].goal)
-
-
 SHAPES = {
     "kept": schemas.Gpt(layers=6, hidden=96, heads=4, vocabulary=500),
     "offloaded": schemas.Gpt(layers=5, hidden=96, heads=4),
@@ -275,23 +235,13 @@ SHORT_SUITE = ("--small", "--device", "cpu", "--minutes", "1000")
 """The minutes count from the start of this process."""
 
 
-def sections_of(out: Path) -> dict[str, Any]:
-    return dict(json.loads((out / "suite.json").read_text())["sections"])
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The suite in this process: one of its own would load torch twice again."""
-    out, printed = tmp_path_factory.mktemp("suite") / "the suite", io.StringIO()
-    with chdir(out.parent), redirect_stdout(printed):
-        assert main(["gpu-suite", *SHORT_SUITE, "--out", str(out)]) == 0
-    return out, printed.getvalue()
-
-
 @pytest.mark.thorough
-def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
-    out, printed = whole
-    sections = sections_of(out)
+def test_every_section_of_the_gpu_suite_has_its_answer(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Ours equal DDP to the bit; FSDP2 in bf16 does not, which shows that a difference is seen."""
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "the suite"
+    assert main(["gpu-suite", *SHORT_SUITE, "--out", str(out)]) == 0
+    printed, sections = capsys.readouterr().out, json.loads((out / "suite.json").read_text())["sections"]
     assert list(sections) == list(SECTIONS)
     for name, section in sections.items():
         assert {cell["status"] for cell in section["cells"]} == {"ok"}, name
@@ -302,28 +252,21 @@ def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
     titles = [line[3:] for line in (out / "summary.md").read_text().splitlines() if line.startswith("## ")]
     assert titles == [SECTIONS[name].title for name in SECTIONS]
 
-
-@pytest.mark.thorough
-def test_its_answers_are_right(whole: tuple[Path, str]) -> None:
-    """Ours equal DDP to the bit; FSDP2 in bf16 does not, which shows that a difference is seen."""
-    out, _ = whole
-    tables = {name: section["table"]["rows"] for name, section in sections_of(out).items()}
+    tables = {name: section["table"]["rows"] for name, section in sections.items()}
     equal = {row[0]: row[2] for row in tables["parity"]}
     assert all("to the bit" in words for name, words in equal.items() if name.startswith("zero"))
-    assert equal["fsdp2 bf16"].startswith("within ")
+    assert next(words for name, words in equal.items() if name.startswith("fsdp2")).startswith("within ")
     runs = package.load(out).runs
     memory = runs[runs.backend == "simulated"]
     assert set(memory.world_size) == {8, 64}
     memory = memory[memory.strategy == "zero3"]
     assert ((memory.states_bytes / memory.predicted_states_bytes - 1).abs() < 0.01).all()
     assert memory.step_s.isna().all()
-    speed = [cell["run_id"] for cell in sections_of(out)["speed"]["cells"]]
+    speed = [cell["run_id"] for cell in sections["speed"]["cells"]]
     timed = runs[runs.run_id.isin(speed)]
     assert list(timed.sort_values("started").strategy) == ["ddp", "zero3"] * 2, "two launches each, in turns"
     assert len(tables["peaks"]) == 2
     assert all(row[1] == row[2] != NONE for row in tables["peaks"]), "peaks are estimated to the byte"
-    assert {row[0] for row in tables["profile"]} == {"257", "320"}
-    assert [row[1] for row in tables["profile"] if row[3] != NONE].count("busy") == 2
     kept = {row[0]: (float(row[1]), int(row[2])) for row in tables["tiers"] if row[2] != NONE}
     assert [paper for _, paper in kept.values()] == [16, 2]
     assert all(paper <= mine < paper + 1 for mine, paper in kept.values()), kept

@@ -96,23 +96,3 @@ def test_running_out_of_memory_is_not_fitting_and_crashes_are_told(tmp_path) -> 
     assert (found.status, found.checkpointing) == ("found", False)
     (found,) = run_searches([search_cell("zero2", "1 GiB", tmp_path)], MadeUp("crash"))
     assert (found.status, found.reason) == ("nothing_fits", "crash: made up")
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"search": SearchConfig(memory_limit="9 furlongs"), "batch": 4}, "'9 furlongs' is no size"),
-        ({"search": SearchConfig(memory_limit="9 MiB")}, "give batch"),
-        (
-            {"search": SearchConfig(memory_limit="9 MiB"), "batch": 4, "accumulation": 2},
-            "the search chooses micro_batch and accumulation",
-        ),
-        (
-            {"search": SearchConfig(memory_limit="9 MiB", checkpointing=[]), "batch": 4},
-            "at least one of false and true",
-        ),
-        ({"batch": 6, "accumulation": 2}, "world_size=2 times accumulation=2 must divide it"),
-    ],
-)
-def test_searches_that_make_no_sense(more: dict[str, Any], words: str) -> None:
-    assert words in " ".join(cell("zero2", 2, **more).problems)

@@ -10,13 +10,7 @@ import pytest
 from tests.cells import sound
 from zerobench import cli
 from zerobench.config import compose
-from zerobench.host.signals import (
-    HANG_UP,
-    INTERRUPT,
-    TERMINATE,
-    interrupt_on,
-    raise_if_interrupted,
-)
+from zerobench.host.signals import HANG_UP, INTERRUPT, TERMINATE, interrupt_on, raise_if_interrupted
 from zerobench.ranks import over_cluster
 from zerobench.sweep import cell
 

@@ -69,7 +69,6 @@ class Chromium:
         self.driver.get(page.resolve().as_uri())
 
     def resize(self, screen: Screen) -> None:
-        """Shows the page on another screen."""
         size = {"width": screen.width, "height": screen.height, "deviceScaleFactor": 1, "mobile": screen.touch}
         features = [
             {"name": "prefers-color-scheme", "value": "dark" if screen.dark else "light"},

@@ -5,7 +5,6 @@ A function is named as its block. It returns rows for the block's template in bl
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from tools.docs.recorded import COMPARED, REFERENCE, RESULTS, beside, cells, load, recorded
-from tools.docs.render import MiB, render
+from tools.docs.render import MiB, paragraph, render
 from zerobench.budgets.budget_file import read_budget
 from zerobench.config.schema_training import OPTIMIZERS
 from zerobench.plots.panels import cell_rows
@@ -179,12 +178,8 @@ def gradient_dtype() -> str:
     results, both = load(REFERENCE / "gradient_dtype"), cells(REFERENCE / "gradient_dtype")
     curves = {cell.config.precision.gradient_dtype: mean_losses(results, cell).astype("float64") for cell in both}
     low, high = (curves[dtype].iloc[-10:].mean() for dtype in ("bf16", "fp32"))
-    text = (
-        f"{both[0].model}, {both[0].accumulation} micro-batches a step, {len(curves['fp32'])} steps: the mean of the"
-        f" last 10 losses is {low:.4f} with gradients in bf16 and {high:.4f} in fp32 ({low - high:+.4f}); the largest"
-        f" difference in a step is {(curves['bf16'] - curves['fp32']).abs().max():.4f}."
-    )
-    return textwrap.fill(text, 130)
+    largest = (curves["bf16"] - curves["fp32"]).abs().max()
+    return paragraph("gradient_dtype", cell=both[0], steps=len(curves["fp32"]), low=low, high=high, largest=largest)
 
 
 def outside_ledger() -> str:
@@ -197,8 +192,7 @@ def outside_ledger() -> str:
         if "bf16" in name.split()
     ]
     outside, peak, name, file = max(shares, key=lambda share: share[0] / share[1])
-    words = f"{outside:,} B of {show_bytes(peak)}, {outside / peak:.1%} (`{name}` in `results/budgets/{file}`)"
-    return textwrap.fill(f"Of the {len(shares)} budgets in bf16 the largest share is {words}.", 130)
+    return paragraph("outside_ledger", number=len(shares), outside=outside, peak=peak, name=name, file=file)
 
 
 def nodes() -> Iterator[Any]:

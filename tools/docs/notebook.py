@@ -31,7 +31,6 @@ TIMEOUT_S = 300
 
 
 def main() -> int:
-    """Writes the page and its figures."""
     import torch
 
     notebook, day = executed(read(NOTEBOOK)), datetime.now(UTC).date().isoformat()
@@ -44,7 +43,6 @@ def main() -> int:
 
 
 def read(path: Path) -> Any:
-    """Reads a notebook of format 4."""
     import nbformat
 
     return nbformat.read(path, as_version=4)

@@ -6,7 +6,6 @@ A function is named as its block. It returns rows for the block's template in bl
 from __future__ import annotations
 
 import json
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +18,7 @@ import pandas as pd
 
 from tools.docs.measured import volume
 from tools.docs.recorded import RESULTS, beside
-from tools.docs.render import render, table
+from tools.docs.render import paragraph, render, table
 from validation import predicted_runs as runs
 from validation.gpu_runs import GpuRunRow, rows_of, steps
 from validation.one_gpu import NEXT, refitted
@@ -269,15 +268,8 @@ def gpu_summary() -> str:
     states, _, allocated, reserved = gpu_memory()
     missed = [abs(step.error) for step in predicted if not step.low <= step.measured <= step.high]
     others = f"; the others were {min(missed):.0%} to {max(missed):.0%} off" if missed else ""
-    words = (
-        f"**One GPU so far.** On one {about['device_class']} (torch {about['torch']}) states took the bytes that are"
-        f" simulated without a GPU in {states.equal} of {len(states.errors)} cells, most of them one rank of a"
-        f" simulated world. The peaks of torch's allocator in {len(allocated.errors)} cells are"
-        f" {median(allocated.errors):.2%} off the simulated ones in the median, {max(allocated.errors):.1%} at most;"
-        f" the bytes that it reserves are up to {max(reserved.errors):.0%} off. Of {len(predicted)} steps that were"
-        f" predicted beforehand, {len(predicted) - len(missed)} took a time within their 90% intervals{others}."
-    )
-    return textwrap.fill(words, 130)
+    return paragraph("gpu_summary", about=about, states=states, allocated=allocated, reserved=reserved,
+                     predicted=predicted, missed=missed, others=others)  # fmt: skip
 
 
 QUANTITIES = {
@@ -317,17 +309,7 @@ def gpu_rates() -> str:
               ((same, "predicted"), (same, "left_out"), (ours, "left_out"), (model, "left_out"))]  # fmt: skip
     off = abs(model["left_out"] / model["measured"] - 1).groupby(model["cell"].str.split().str[1])
     by_model = ", ".join(f"{name} {one.min():.0%} to {one.max():.0%}" for name, one in off)
-    words = (
-        f"Seven rates: kernels that compute little take {rates['launch_us']:.1f} µs each, and reach"
-        f" {rates['memory_efficiency']:.0%} of the memory's peak, other streams' included; matrix products take"
-        f" {rates['products']:.2f} times the table's time, and {rates['unaligned']:.1f} times if a side is no multiple"
-        f" of 8; the host takes {rates['operator_us']:.0f} µs for an operator, {rates['order_us']:.0f} µs for an event"
-        f" or a wait between streams, and {rates['loop_us'] / 1000:.1f} ms for the rest of a step. With them {inside}"
-        f" of {len(same)} steps are inside their intervals; the median error is {errors[0]:.1%}. Fitted without the"
-        f" cell itself it is {errors[1]:.1%}, without all zero stages {errors[2]:.1%}, without the model"
-        f" {errors[3]:.1%} ({by_model})."
-    )
-    return textwrap.fill(words, 130)
+    return paragraph("gpu_rates", **rates, inside=inside, same=same, errors=errors, by_model=by_model)
 
 
 def gpu_refitted() -> Iterator[Any]:

@@ -53,7 +53,6 @@ def excerpt(path: str, name: str) -> str:
 
 
 def _names_of(node: ast.AST) -> list[str]:
-    """Names that a statement defines."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -71,14 +70,8 @@ def fenced(path: str, name: str) -> str:
 
 def output(name: str) -> str:
     """The block `output NAME`: a command and what it printed, as `make questions` recorded them."""
-    command, said = read_output(name)
-    return f"```bash\n{command}\n```\n\n```text\n{said}\n```"
-
-
-def read_output(name: str) -> tuple[str, str]:
-    """Returns a command and its recorded output."""
-    first, _, said = (RECORDED / f"{name}.txt").read_text().partition("\n")
-    return first.removeprefix("$ "), said.strip("\n")
+    command, _, printed = (RECORDED / f"{name}.txt").read_text().partition("\n")
+    return "```bash\n{}\n```\n\n```text\n{}\n```".format(command.removeprefix("$ "), printed.strip("\n"))
 
 
 # -- entries of the API ----------------------------------------------------------------------------

@@ -19,31 +19,21 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import yaml
 
 from zerobench.commands.export import export
 from zerobench.results import tables
 from zerobench.results.summary import summarize
-from zerobench.sizes import show_bytes
-from zerobench.zero.options import Options
 
 HERE = Path(__file__).resolve().parents[2]
 RESULTS = HERE / "results"
 REFERENCE = RESULTS / "reference/cpu"
 COMPARED = RESULTS / "compare/cpu"
-
-SAME_BYTES = ("overlap_gather",)
-"""Options that move time and no byte: a table of other defaults is still right about memory and volume."""
-
-SEARCHES = ("memory_cap",)
-"""Experiments that search: their dry run has no predictions."""
 
 load = cache(tables.load)
 """The tables of a folder, not to be changed: many blocks are made of the same runs."""
@@ -78,45 +68,12 @@ def beside(rows: Iterable[Any], key: Callable[[Any], Any], name: Callable[[Any],
     return list(wide.values())
 
 
-# -- date and defaults -----------------------------------------------------------------------------
-
-
 def recorded(experiment: str) -> str:
-    """Says when and by which commit the tables of an experiment were recorded, and which defaults are others today."""
+    """Says when and by which commit the tables of an experiment were recorded."""
     runs = load(REFERENCE / experiment).runs
     when = " to ".join(sorted({str(runs["started"].min())[:10], str(runs["started"].max())[:10]}))
     commits = ", ".join(sorted({f"`{commit[:7]}`" for commit in runs["commit"]}))
-    chosen = (HERE / f"conf/experiment/{experiment}.yaml").read_text() + " ".join(runs["command"])
-    others = other_defaults(runs, chosen)
-    if not others:
-        return f"Recorded on {when} (commit {commits})."
-    told = ", ".join(
-        f"`strategy.{key}` was {_shown(key, then)} (now {_shown(key, now)})" for key, (then, now) in others.items()
-    )
-    find = "` finds them" if experiment in SEARCHES else " --dry-run` predicts them"
-    what = f"Recorded on {when} by earlier code (commit {commits}), with other defaults: {told}."
-    return f"{what} Today's states and peaks differ: `zerobench experiment={experiment}{find}."
-
-
-def other_defaults(runs: pd.DataFrame, chosen: str) -> dict[str, tuple[Any, Any]]:
-    """Returns option -> its value in these runs and today's default, where they differ and `chosen`, the text of the
-    command and of the experiment, does not name the option.
-    """
-    today = {option.name: option.default for option in fields(Options)}
-    changed: dict[str, tuple[Any, Any]] = {}
-    for text in runs["config"]:
-        section = json.loads(text)["strategy"]
-        if section.get("mode") != "own":  # a peer, or our engine by the table of another system's defaults
-            continue
-        for key in set(section) & set(today) - set(changed) - set(SAME_BYTES):
-            if section[key] != today[key] and key not in chosen:
-                changed[key] = section[key], today[key]
-    return dict(sorted(changed.items()))
-
-
-def _shown(key: str, value: Any) -> str:
-    sized = key.endswith("_bytes") and isinstance(value, int)
-    return show_bytes(value) if sized else f"`{str(value).lower()}`"
+    return f"Recorded on {when} (commit {commits})."
 
 
 # -- the code that recorded them -------------------------------------------------------------------

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 import string
+import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,6 +81,11 @@ def render(name: str, rows: Iterable[Any]) -> str:
         is_row = line.startswith("|") and bool(lines) and lines[-1].startswith("| -")
         lines += [_Template().vformat(line, (), _Columns(row)) for row in (rows if is_row else rows[:1])]
     return "\n".join(lines)
+
+
+def paragraph(template: str, /, **values: Any) -> str:
+    """Returns a template, filled in from values, as lines of a page."""
+    return textwrap.fill(render(template, [SimpleNamespace(**values)]), 130)
 
 
 @cache

@@ -73,7 +73,6 @@ def relink(link: re.Match[str], folder: PurePosixPath, target: Path, linked: lis
 
 
 def in_site(path: str) -> str:
-    """The path in the site of a file of the repository."""
     suffix = PurePosixPath(path).suffix
     if path.startswith("docs/"):
         return path.removeprefix("docs/")

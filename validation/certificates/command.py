@@ -7,9 +7,7 @@ call. Nothing is timed, and a busy machine changes no row. Exit code 1: an hones
 or a row about a planted failure says `same`.
 
     python -m validation certificates                         all loops, to results/certificates
-    python -m validation certificates --only "*lora*"         these loops, on standard output; by name, or by a
-                                                              line of the list, such as "planted 2 *"
-    python -m validation certificates --list                  names alone
+    python -m validation certificates --only "*lora*"         these loops, on standard output
 """
 
 from __future__ import annotations
@@ -128,7 +126,6 @@ class Work:
 
     @property
     def loop(self) -> Loop:
-        """The loop."""
         return loops()[self.name]
 
 
@@ -140,18 +137,13 @@ def loops() -> dict[str, Loop]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     parser.add_argument("--only", action="append", metavar="PATTERN", help="names of loops; nothing is written")
     parser.add_argument("--seed", type=int, help="default: drawn")
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: %(default)s")
-    parser.add_argument("--list", action="store_true", help="print the names of all loops")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Runs all loops, writes the tables and prints the summary."""
-    if chosen.list:
-        print(*(_listed(name, loop) for name, loop in loops().items()), sep="\n")
-        return 0
     seed = secrets.randbelow(10_000) if chosen.seed is None else chosen.seed
     rows = run_all(chosen.only or ["*"], seed)
     for row in rows:
@@ -178,7 +170,6 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def counted(kind: str, rows: Sequence[CertificateOfLoop]) -> CertificateCount:
-    """Returns the summary of some runs."""
     number = Counter(row.named_by if row.kind == "named" else row.kind for row in rows)
     return CertificateCount(
         kind, len(rows), number["clean"], number["unusual"], number["different"] + number["accused"],
@@ -190,9 +181,7 @@ def counted(kind: str, rows: Sequence[CertificateOfLoop]) -> CertificateCount:
 def run_all(patterns: Sequence[str], seed: int) -> list[CertificateOfLoop]:
     """Runs the loops whose names match a pattern, with and without references, and returns their rows."""
     named = {
-        name: loop.reference
-        for name, loop in loops().items()
-        if any(fnmatch(name, pattern) or fnmatch(_listed(name, loop), pattern) for pattern in patterns)
+        name: loop.reference for name, loop in loops().items() if any(fnmatch(name, pattern) for pattern in patterns)
     }
     wanted = [Work(name, reference) for name, its in named.items() for reference in dict.fromkeys(("", its))]
     work = list(dict.fromkeys([*(Work(name) for name in sorted({*named.values()} - {""})), *wanted]))
@@ -252,7 +241,3 @@ def run_one(
             dist.destroy_process_group()
         gc.collect()
     return judged(work.name, ranks, work.reference, job.certificate.rows if job.certificate else [], seed, plant)
-
-
-def _listed(name: str, loop: Loop) -> str:
-    return f"{'planted' if isinstance(loop, Plant) else 'honest'} {loop.ranks} {name}"

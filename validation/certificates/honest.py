@@ -41,7 +41,6 @@ from .loops import (
     at_once,
     autocast,
     error,
-    loop,
     nothing,
     of,
     row_of,
@@ -53,7 +52,7 @@ from .loops import (
 HONEST: dict[str, Loop] = {}
 """Name -> loop."""
 
-honest = partial(row_of, HONEST, loop)
+honest = partial(row_of, HONEST, Loop)
 
 # -- optimizers and their calls ----------------------------------------------------------------------------------
 
@@ -98,21 +97,21 @@ MUON = of(optim.Muon, lr=1e-2)
 both_kinds = partial(halves, first=partial(optim.Muon, lr=1e-2), second=partial(optim.AdamW, lr=1e-2))
 
 HONEST |= {
-    "plain": loop(usual(), accumulation=1),
-    "plain again": loop(usual(), "plain"),
-    "without biases": loop(usual(of(optim.AdamW, lr=3e-4), without_biases)),
-    "large": loop(usual(of(optim.AdamW, lr=1e-3), large, loss=lambda model, x: model(x).square().mean())),
-    "with a buffer": loop(usual(make=with_buffer)),
-    "fused": loop(usual(of(optim.AdamW, lr=1e-2, fused=True)), "plain"),
-    "four micro-batches": loop(usual(micro=4), "plain", accumulation=4),
-    "sgd": loop(usual(sgd)),
-    "sgd, micro-batches": loop(usual(sgd, micro=2), "sgd"),
-    "sgd with momentum": loop(usual(of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True))),
-    "adafactor": loop(usual(of(optim.Adafactor, lr=1e-2))),
-    "rprop": loop(usual(of(optim.Rprop, lr=1e-3))),
-    "muon": loop(usual(MUON, wide)),
-    "muon, micro-batches": loop(usual(MUON, wide, micro=4), "muon", accumulation=4, optimizer="Muon"),
-    "muon beside adamw": loop(usual(both_kinds), optimizer={"2.weight": "AdamW", "*.weight": "Muon", "*": "AdamW"}),
+    "plain": Loop(usual(), accumulation=1),
+    "plain again": Loop(usual(), "plain"),
+    "without biases": Loop(usual(of(optim.AdamW, lr=3e-4), without_biases)),
+    "large": Loop(usual(of(optim.AdamW, lr=1e-3), large, loss=lambda model, x: model(x).square().mean())),
+    "with a buffer": Loop(usual(make=with_buffer)),
+    "fused": Loop(usual(of(optim.AdamW, lr=1e-2, fused=True)), "plain"),
+    "four micro-batches": Loop(usual(micro=4), "plain", accumulation=4),
+    "sgd": Loop(usual(sgd)),
+    "sgd, micro-batches": Loop(usual(sgd, micro=2), "sgd"),
+    "sgd with momentum": Loop(usual(of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True))),
+    "adafactor": Loop(usual(of(optim.Adafactor, lr=1e-2))),
+    "rprop": Loop(usual(of(optim.Rprop, lr=1e-3))),
+    "muon": Loop(usual(MUON, wide)),
+    "muon, micro-batches": Loop(usual(MUON, wide, micro=4), "muon", accumulation=4, optimizer="Muon"),
+    "muon beside adamw": Loop(usual(both_kinds), optimizer={"2.weight": "AdamW", "*.weight": "Muon", "*": "AdamW"}),
 }
 
 
@@ -132,9 +131,9 @@ def by_closure(job: Job, kind: Callable[[Any], Any] = adamw, returns_loss: bool 
 
 
 HONEST |= {
-    "closure that returns a loss": loop(partial(by_closure, returns_loss=True), "plain", accumulation=1),
-    "closure": loop(by_closure, "plain"),
-    "lbfgs": loop(partial(by_closure, kind=of(optim.LBFGS, max_iter=4))),
+    "closure that returns a loss": Loop(partial(by_closure, returns_loss=True), "plain", accumulation=1),
+    "closure": Loop(by_closure, "plain"),
+    "lbfgs": Loop(partial(by_closure, kind=of(optim.LBFGS, max_iter=4))),
 }
 
 
@@ -179,15 +178,15 @@ def evaluated(model: Any, _optimizer: Any, step: int) -> None:
 
 
 HONEST |= {
-    "warm-up from zero": loop(partial(scheduled, schedule=rates(lambda step: step / 3))),
-    "long warm-up": loop(partial(scheduled, schedule=rates(lambda step: (step + 1) / 10_000), lr=3e-4)),
-    "learning rate that halves": loop(partial(scheduled, schedule=rates(lambda step: 0.5**step))),
-    "groups": loop(usual(groups)),
-    "clipped": loop(usual(clip=0.05), clip=0.05),
-    "never clipped": loop(usual(clip=50.0), "plain", clip=50.0),
-    "epochs of six micro-batches": loop(usual(micro=(4, 2, 4, 2, 4)), accumulation=4),
-    "evaluated": loop(usual(after=evaluated), "plain"),
-    "gradients zeroed in place": loop(usual(after=lambda model, *_: model.zero_grad(set_to_none=False)), "plain"),
+    "warm-up from zero": Loop(partial(scheduled, schedule=rates(lambda step: step / 3))),
+    "long warm-up": Loop(partial(scheduled, schedule=rates(lambda step: (step + 1) / 10_000), lr=3e-4)),
+    "learning rate that halves": Loop(partial(scheduled, schedule=rates(lambda step: 0.5**step))),
+    "groups": Loop(usual(groups)),
+    "clipped": Loop(usual(clip=0.05), clip=0.05),
+    "never clipped": Loop(usual(clip=50.0), "plain", clip=50.0),
+    "epochs of six micro-batches": Loop(usual(micro=(4, 2, 4, 2, 4)), accumulation=4),
+    "evaluated": Loop(usual(after=evaluated), "plain"),
+    "gradients zeroed in place": Loop(usual(after=lambda model, *_: model.zero_grad(set_to_none=False)), "plain"),
 }
 
 
@@ -264,6 +263,10 @@ convolution = of_layers(
 """BatchNorm comes after a bias, whose gradients are of rounding alone."""
 
 
+def freeze(model: Any) -> None:
+    model[:3].requires_grad_(False)
+
+
 def probe(model: Any) -> None:
     """Runs the backbone without gradients; its parameters still ask for them."""
 
@@ -277,27 +280,26 @@ def probe(model: Any) -> None:
 
 MOMENTUM = of(optim.SGD, lr=0.05, momentum=0.9)
 HONEST |= {
-    "lora": loop(usual(trainable, Lora)),
-    "lora, all parameters in the optimizer": loop(usual(adamw, Lora), "lora"),
-    "lora on a bf16 base": loop(usual(trainable, LOW_LORA)),
-    "frozen backbone": loop(usual(change=lambda model: model[:3].requires_grad_(False) and None)),
-    "linear probe": loop(usual(lambda model: adamw(model[3]), change=probe)),
-    "biases alone": loop(usual(change=lambda m: [p.requires_grad_(p.dim() == 1) for p in m.parameters()])),
-    "tied": loop(usual(make=language_model, loss=language)),
-    "sparse embedding": loop(
+    "lora": Loop(usual(trainable, Lora)),
+    "lora, all parameters in the optimizer": Loop(usual(adamw, Lora), "lora"),
+    "lora on a bf16 base": Loop(usual(trainable, LOW_LORA)),
+    "frozen backbone": Loop(usual(change=freeze)),
+    "linear probe": Loop(usual(lambda model: adamw(model[3]), change=probe)),
+    "biases alone": Loop(usual(change=lambda m: [p.requires_grad_(p.dim() == 1) for p in m.parameters()])),
+    "tied": Loop(usual(make=language_model, loss=language)),
+    "sparse embedding": Loop(
         usual(
-            lambda m: [of(optim.SparseAdam, lr=1e-2)(m[0]), adamw(m[1:])],
-            partial(language_model, sparse=True),
+            lambda m: [of(optim.SparseAdam, lr=1e-2)(m[0]), adamw(m[1:])], partial(language_model, sparse=True),
             loss=language,
         )
     ),
-    "an expert that is never used": loop(usual(make=Experts)),
-    "batch normalization": loop(usual(make=normalized)),
-    "frozen statistics": loop(usual(make=normalized, change=lambda model: model[1].eval())),
-    "convolution": loop(usual(MOMENTUM, convolution)),
-    "convolution in a warm-up": loop(usual(of(optim.SGD, lr=2e-5, momentum=0.9), convolution)),
-    "dropout": loop(usual(change=lambda model: model.insert(2, nn.Dropout(0.5)))),
-}
+    "an expert that is never used": Loop(usual(make=Experts)),
+    "batch normalization": Loop(usual(make=normalized)),
+    "frozen statistics": Loop(usual(make=normalized, change=lambda model: model[1].eval())),
+    "convolution": Loop(usual(MOMENTUM, convolution)),
+    "convolution in a warm-up": Loop(usual(of(optim.SGD, lr=2e-5, momentum=0.9), convolution)),
+    "dropout": Loop(usual(change=lambda model: model.insert(2, nn.Dropout(0.5)))),
+}  # fmt: skip
 
 
 # -- copies of a model, several losses, several models ---------------------------------------------------------------
@@ -372,13 +374,13 @@ def gan(job: Job, critics: int, watches: str) -> None:
 ADAM = of(optim.Adam, lr=1e-3)
 online = partial(usual, lambda model: ADAM(model.online), Target, loss=lambda model, x: model(x))
 HONEST |= {
-    "dqn": loop(online()),
-    "target that follows": loop(online(after=follow)),
-    "td3": loop(td3),
-    "gan, its critic watched": loop(partial(gan, critics=1, watches="critic"), accumulation=1),
-    "gan, its generator watched": loop(partial(gan, critics=1, watches="generator")),
-    "wgan, five critic steps": loop(partial(gan, critics=5, watches="generator")),
-    "teacher beside": loop(
+    "dqn": Loop(online()),
+    "target that follows": Loop(online(after=follow)),
+    "td3": Loop(td3),
+    "gan, its critic watched": Loop(partial(gan, critics=1, watches="critic"), accumulation=1),
+    "gan, its generator watched": Loop(partial(gan, critics=1, watches="generator")),
+    "wgan, five critic steps": Loop(partial(gan, critics=5, watches="generator")),
+    "teacher beside": Loop(
         usual(loss=lambda model, x: error(model, x) + 0 * error(Job(1).net().requires_grad_(False), x)), "plain"
     ),
 }
@@ -390,29 +392,24 @@ def average_of_weights(job: Job) -> None:
     train(job, model, adamw(model), after=lambda *_: average.update_parameters(model))
 
 
-@honest(accumulation=1)
-def two_losses(job: Job) -> None:
-    """One forward, and a backward for each of two losses."""
-    optimizer = adamw(model := job.net())
-    with job.watch(model, optimizer):
-        for step in range(STEPS):
-            y = model(*job.batch(step))
-            y[:, 0].square().mean().backward(retain_graph=True)
-            y[:, 1:].square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+def two(model: Any, x: torch.Tensor) -> Any:
+    """Runs the backward of a first loss, and returns the second: one forward for both."""
+    y = model(x)
+    y[:, 0].square().mean().backward(retain_graph=True)
+    return y[:, 1:].square().mean()
 
+
+HONEST["two losses"] = Loop(usual(loss=two), accumulation=1)
 
 # -- precision -------------------------------------------------------------------------------------------------------
 
 
-def masters(job: Job) -> None:
-    """Updates fp32 copies of bf16 parameters."""
-    model = job.net()
-    model.bfloat16()
+def masters(job: Job, dtype: torch.dtype = torch.bfloat16, are_copied_back: bool = True) -> None:
+    """Updates fp32 copies of the parameters."""
+    model = job.net().to(dtype)
     forward = model.forward
-    model.forward = lambda x: forward(x.bfloat16())
-    copies = [p.detach().float().requires_grad_() for p in model.parameters()]
+    model.forward = lambda x: forward(x.to(dtype))
+    copies = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
 
     def hand_over(*_: Any) -> None:
         for master, parameter in zip(copies, model.parameters(), strict=True):
@@ -422,7 +419,8 @@ def masters(job: Job) -> None:
         for master, parameter in zip(copies, model.parameters(), strict=True):
             parameter.data.copy_(master)
 
-    train(job, model, optim.AdamW(copies, lr=1e-2), before=hand_over, after=round_down)
+    after = round_down if are_copied_back else nothing
+    train(job, model, optim.AdamW(copies, lr=1e-2), before=hand_over, after=after)
 
 
 class StochasticRounding(optim.Optimizer):
@@ -445,13 +443,13 @@ def of_low(model: Any, x: torch.Tensor) -> Any:
 half = partial(usual, loss=partial(autocast, dtype=torch.float16))
 low = partial(usual, change=nn.Module.bfloat16, loss=of_low)
 HONEST |= {
-    "autocast": loop(usual(loss=autocast), "plain", computes="bfloat16", masters="float32"),
-    "scaler": loop(half(scale=256.0), "plain"),
-    "scaler with clipping": loop(half(scale=256.0, clip=0.05), "clipped", clip=0.05),
-    "scaler that calibrates": loop(half(scale=2.0**32)),
-    "scaler that skips two updates": loop(half(scale=2.0**19), "plain"),
-    "masters": loop(masters, "plain", masters="float32", computes="bfloat16"),
-    "stochastic rounding": loop(low(of(StochasticRounding))),
+    "autocast": Loop(usual(loss=autocast), "plain", computes="bfloat16", masters="float32"),
+    "scaler": Loop(half(scale=256.0), "plain"),
+    "scaler with clipping": Loop(half(scale=256.0, clip=0.05), "clipped", clip=0.05),
+    "scaler that calibrates": Loop(half(scale=2.0**32)),
+    "scaler that skips two updates": Loop(half(scale=2.0**19), "plain"),
+    "masters": Loop(masters, "plain", masters="float32", computes="bfloat16"),
+    "stochastic rounding": Loop(low(of(StochasticRounding))),
 }
 
 # -- libraries and compilers -----------------------------------------------------------------------------------------
@@ -530,21 +528,21 @@ def accelerated(job: Job, micro: int) -> None:
 
 
 HONEST |= {
-    "checkpoint": loop(usual(change=recompute), "plain", accumulation=1),
-    "reentrant checkpoint": loop(usual(change=partial(recompute, reentrant=True)), "plain", accumulation=1),
-    "compiled model": loop(compiled, "plain"),
-    "compiled step": loop(partial(compiled, of_step=True), "plain"),
-    **{name: loop(partial(ours, strategy=name), "plain") for name in ("zero1", "zero2", "zero3")},
-    "trainer": loop(trainer),
-    "trainer that accumulates": loop(partial(trainer, gradient_accumulation_steps=2), accumulation=2, clip=1.0),
-    "trainer with adafactor": loop(partial(trainer, optim="adafactor", learning_rate=1e-3)),
-    "trainer in bf16": loop(partial(trainer, bf16=True, warmup_steps=3)),
-    "accelerate": loop(partial(accelerated, micro=1), "plain"),
-    "accelerate that accumulates": loop(partial(accelerated, micro=2), "plain", accumulation=2),
+    "checkpoint": Loop(usual(change=recompute), "plain", accumulation=1),
+    "reentrant checkpoint": Loop(usual(change=partial(recompute, reentrant=True)), "plain", accumulation=1),
+    "compiled model": Loop(compiled, "plain"),
+    "compiled step": Loop(partial(compiled, of_step=True), "plain"),
+    **{name: Loop(partial(ours, strategy=name), "plain") for name in ("zero1", "zero2", "zero3")},
+    "trainer": Loop(trainer),
+    "trainer that accumulates": Loop(partial(trainer, gradient_accumulation_steps=2), accumulation=2, clip=1.0),
+    "trainer with adafactor": Loop(partial(trainer, optim="adafactor", learning_rate=1e-3)),
+    "trainer in bf16": Loop(partial(trainer, bf16=True, warmup_steps=3)),
+    "accelerate": Loop(partial(accelerated, micro=1), "plain"),
+    "accelerate that accumulates": Loop(partial(accelerated, micro=2), "plain", accumulation=2),
 }
 
 
-two_ranks = partial(loop, ranks=2)
+two_ranks = partial(Loop, ranks=2)
 honest_ranks = partial(row_of, HONEST, two_ranks)
 
 # -- DDP -------------------------------------------------------------------------------------------------------------
@@ -680,9 +678,7 @@ HONEST |= {
     "fsdp2 in bf16": two_ranks(
         usual(wrap=partial(shard, policy=MIXED)), "plain", computes="bfloat16", masters="float32"
     ),
-    "fsdp2 of a frozen backbone": two_ranks(
-        fsdp2(change=lambda model: model[:3].requires_grad_(False) and None), "frozen backbone"
-    ),
+    "fsdp2 of a frozen backbone": two_ranks(fsdp2(change=freeze), "frozen backbone"),
     **{f"ours, {name}": two_ranks(partial(ours, strategy=name), "plain") for name in ("zero1", "zero2", "zero3")},
     "ours, zero3, in bf16": two_ranks(partial(ours, strategy="zero3", change=nn.Module.bfloat16, loss=of_low), "plain"),
     **{
@@ -706,8 +702,7 @@ def split(model: Any) -> Any:
 HONEST |= {
     "tensor parallel": two_ranks(
         usual(
-            make=of_layers(linear(WIDTH, 32), nn.Tanh, linear(32, OUT), linear(OUT, OUT)),
-            wrap=split,
+            make=of_layers(linear(WIDTH, 32), nn.Tanh, linear(32, OUT), linear(OUT, OUT)), wrap=split,
             batch=lambda job, step, _: [job.draw(step, 16, WIDTH)],
         )
     ),
@@ -717,4 +712,4 @@ HONEST |= {
             before=lambda model, *_: average_gradients(model[0]),
         )
     ),
-}
+}  # fmt: skip

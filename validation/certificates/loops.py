@@ -53,38 +53,25 @@ class Job:
         return nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.LayerNorm(32), nn.Linear(32, OUT))
 
 
-@dataclass(frozen=True)
 class Loop:
     """An honest loop. `reference`: the honest loop of one process that does the same training; `expected`: the fields
     of ExpectedTraining that its user declares.
     """
 
-    function: Callable[[Job], Any]
-    ranks: int = 1
-    reference: str = ""
-    expected: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(self, function: Callable[[Job], Any], reference: str = "", ranks: int = 1, **expected: Any) -> None:
+        self.function, self.reference, self.ranks, self.expected = function, reference, ranks, expected
 
 
-@dataclass(frozen=True)
 class Plant(Loop):
     """A loop with one failure. `causes`: a pattern of the rows that name it; `about`: a pattern of the checks and
     subjects that must not be `same`.
     """
 
-    causes: str = ""
-    about: str = ""
-
-
-def loop(function: Callable[[Job], Any], reference: str = "", ranks: int = 1, **expected: Any) -> Loop:
-    """Returns an honest loop; the arguments by name are what its user declares."""
-    return Loop(function, ranks, reference, expected)
-
-
-def plant(
-    function: Callable[[Job], Any], causes: str, about: str, reference: str = "plain", ranks: int = 1, **expected: Any
-) -> Plant:
-    """Returns a planted failure; the arguments by name are what its user declares."""
-    return Plant(function, ranks, reference, expected, causes, about)
+    def __init__(
+        self, function: Callable[[Job], Any], causes: str, about: str, reference: str = "plain", **more: Any
+    ) -> None:
+        super().__init__(function, reference, **more)
+        self.causes, self.about = causes, about
 
 
 def row_of(table: dict[str, Any], make: Callable[..., Loop], *about: Any, **how: Any) -> Callable[[Any], Any]:
@@ -98,7 +85,6 @@ def row_of(table: dict[str, Any], make: Callable[..., Loop], *about: Any, **how:
 
 
 def of(kind: Callable[..., Any], **options: Any) -> Callable[[nn.Module], Any]:
-    """Returns a function that makes an optimizer of a model's parameters."""
     return lambda model: kind(model.parameters(), **options)
 
 
@@ -107,7 +93,6 @@ sgd = of(optim.SGD, lr=0.1)
 
 
 def error(model: Any, x: torch.Tensor) -> Any:
-    """Returns the loss of most loops."""
     return (model(x).float() - x[:, :OUT]).square().mean()
 
 

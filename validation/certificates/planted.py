@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,9 +25,11 @@ from .honest import (
     average_gradients,
     convolution,
     ddp,
+    freeze,
     fsdp2,
     language,
     language_model,
+    masters,
     of_low,
     ours,
     rates,
@@ -37,12 +39,12 @@ from .honest import (
     with_buffer,
     without_biases,
 )
-from .loops import STEPS, Job, Plant, adamw, at_once, error, nothing, of, plant, row_of, sgd, train, usual
+from .loops import STEPS, Job, Plant, adamw, at_once, error, nothing, of, row_of, sgd, train, usual
 
 PLANTED: dict[str, Plant] = {}
 """Name -> loop."""
 
-planted = partial(row_of, PLANTED, plant)
+planted = partial(row_of, PLANTED, Plant)
 
 # Patterns of the rows that name a failure, then of the checks and subjects that must not be `same`.
 VALUES = r"reference: (losses|parameters|norms)"
@@ -54,6 +56,13 @@ RATE = r"learning rate|\blr\b|schedul"
 OPTIMIZERS = r"in no optimizer"
 NEVER = r"(?!)"
 AFTER = r"norm: after"
+
+
+@contextmanager
+def after_backward(act: Callable[..., Any], *arguments: Any) -> Iterator[None]:
+    """Acts after the backward of a micro-batch."""
+    yield
+    act(*arguments)
 
 
 def updates_of(*names: int | str) -> str:
@@ -77,80 +86,65 @@ def replace_head(job: Job) -> None:
 
 HEAD, FIRST = r"3\.(weight|bias)", r"0\.(weight|bias)"
 PLANTED |= {
-    "gradients set to none before the update": plant(
+    "gradients set to none before the update": Plant(
         usual(before=lambda _model, optimizer, _step: optimizer.zero_grad()), NO_GRADIENT, updates_of(0)
     ),
-    "head replaced after the optimizer was made": plant(
+    "head replaced after the optimizer was made": Plant(
         replace_head, named(HEAD, f"{OPTIMIZERS}|{NO_GRADIENT}"), updates_of(3)
     ),
-    "optimizer of a copy": plant(
+    "optimizer of a copy": Plant(
         usual(lambda model: adamw(copy.deepcopy(model))), f"{OPTIMIZERS}|{NO_GRADIENT}", updates_of(0)
     ),
-    "head in no optimizer": plant(usual(lambda model: adamw(model[:3])), named(HEAD, OPTIMIZERS), updates_of(3)),
-    "activation detached": plant(
+    "head in no optimizer": Plant(usual(lambda model: adamw(model[:3])), named(HEAD, OPTIMIZERS), updates_of(3)),
+    "activation detached": Plant(
         usual(change=lambda model: model[1].register_forward_hook(lambda _module, _inputs, output: output.detach())),
-        named(FIRST, NO_GRADIENT),
-        updates_of(0),
+        named(FIRST, NO_GRADIENT), updates_of(0),
     ),
-    "adapters frozen by mistake": plant(
+    "adapters frozen by mistake": Plant(
         usual(trainable, Lora, change=lambda m: [p.requires_grad_(p is m.base.bias) for p in m.parameters()]),
-        r"training of a, b",
-        NEVER,
-        "lora",
+        r"training of a, b", NEVER, "lora",
     ),
-    "base that trains": plant(
-        usual(adamw, Lora, change=lambda model: model.requires_grad_(True)),
-        r"base.*(train|reference)",
-        r"reference: parameters that|updates of .*base",
-        "lora",
+    "base that trains": Plant(
+        usual(adamw, Lora, change=lambda model: model.requires_grad_(True)), r"base.*(train|reference)",
+        r"reference: parameters that|updates of .*base", "lora",
     ),
-    "weights untied": plant(
-        usual(make=partial(language_model, is_tied=False), loss=language),
-        r"2\.weight.*(train|reference)|tied",
-        NEVER,
-        "tied",
+    "weights untied": Plant(
+        usual(make=partial(language_model, is_tied=False), loss=language), r"2\.weight.*(train|reference)|tied",
+        NEVER, "tied",
     ),
-    "frozen parameters that change": plant(
-        usual(
-            change=lambda model: model[:3].requires_grad_(False),
-            after=lambda model, *_: [p.mul_(0.9) for p in model[:3].parameters()],
-        ),
-        r"(frozen|0\.(weight|bias)|requires? no gradient).*(chang|differ)",
-        r"frozen",
-        "frozen backbone",
+    "frozen parameters that change": Plant(
+        usual(change=freeze, after=lambda model, *_: [p.mul_(0.9) for p in model[:3].parameters()]),
+        r"(frozen|0\.(weight|bias)|requires? no gradient).*(chang|differ)", r"frozen", "frozen backbone",
     ),
-    "head frozen by mistake": plant(
+    "head frozen by mistake": Plant(
         usual(trainable, change=lambda model: model[3].requires_grad_(False)),
-        r"3\..*(train|frozen|reference)|train.*3\.",
-        NEVER,
+        r"3\..*(train|frozen|reference)|train.*3\.", NEVER,
     ),
-}
+}  # fmt: skip
 
 # -- accumulation and updates ----------------------------------------------------------------------------------------
 
 
+def never_zeroed(model: Any) -> Any:
+    """Returns an optimizer under which all gradients since the beginning add up."""
+    optimizer = sgd(model)
+    optimizer.zero_grad = nothing
+    return optimizer
+
+
 PLANTED |= {
-    "update in each micro batch": plant(  # indented by one level too much
+    "update in each micro batch": Plant(  # indented by one level too much
         usual(
             micro=[1] * 4 * STEPS,
             batch=lambda job, number, _: job.batch(number // 4, 4)[number % 4 : number % 4 + 1],
             loss=lambda model, x: error(model, x) / 4,
         ),
-        MICRO,
-        MICRO,
-        accumulation=4,
+        MICRO, MICRO, accumulation=4,
     ),
-}
-
-
-@planted(r"stale|zeroed|accumulat|left|add up|reference: norms", NEVER, "sgd")
-def gradients_never_zeroed(job: Job) -> None:
-    """All gradients since the beginning add up."""
-    optimizer = sgd(model := job.net())
-    with job.watch(model, optimizer):
-        for step in range(STEPS):
-            error(model, *job.batch(step)).backward()
-            optimizer.step()
+    "gradients never zeroed": Plant(
+        usual(never_zeroed), r"stale|zeroed|accumulat|left|add up|reference: norms", NEVER, "sgd"
+    ),
+}  # fmt: skip
 
 
 def twice(job: Job) -> None:
@@ -168,13 +162,7 @@ def twice(job: Job) -> None:
 def schedule_in_each_micro_batch(job: Job) -> None:
     optimizer = adamw(model := job.net())
     schedule = rates(lambda step: 0.5**step)(optimizer)
-    with job.watch(model, optimizer):
-        for step in range(STEPS):
-            for x in job.batch(step, 4):
-                (error(model, x) / 4).backward()
-                schedule.step()
-            optimizer.step()
-            optimizer.zero_grad()
+    train(job, model, optimizer, micro=4, delay=lambda *_: after_backward(schedule.step))
 
 
 AGAIN = r"same gradient|micro-batches.*\b0\b"
@@ -187,66 +175,56 @@ def drawn_again(model: Any) -> None:
 
 
 PLANTED |= {
-    "loss not divided": plant(
+    "loss not divided": Plant(
         usual(sgd, micro=4, loss=lambda model, x: 4 * error(model, x)), VALUES, r"reference: (losses|norms)", "sgd"
     ),
-    "two updates of one gradient": plant(twice, AGAIN, updates_of(0)),
-    "learning rate of zero": plant(usual(of(optim.AdamW, lr=0.0)), f"{RATE}|no change|never changed", updates_of(0)),
-    "learning rate ten times too high": plant(usual(of(optim.AdamW, lr=0.1)), f"{RATE}|{VALUES}", RATE),
-    "schedule stepped in each micro-batch": plant(
+    "two updates of one gradient": Plant(twice, AGAIN, updates_of(0)),
+    "learning rate of zero": Plant(usual(of(optim.AdamW, lr=0.0)), f"{RATE}|no change|never changed", updates_of(0)),
+    "learning rate ten times too high": Plant(usual(of(optim.AdamW, lr=0.1)), f"{RATE}|{VALUES}", RATE),
+    "schedule stepped in each micro-batch": Plant(
         schedule_in_each_micro_batch, RATE, RATE, "learning rate that halves"
     ),
-    "another optimizer": plant(
+    "another optimizer": Plant(
         usual(of(optim.SGD, lr=1e-2)), r"class of the optimizer", r"update: class", optimizer="AdamW"
     ),
-    "adamw in place of muon": plant(
+    "adamw in place of muon": Plant(
         usual(adamw, wide), r"class of the optimizer", r"update: class", "muon", optimizer="Muon"
     ),
-    "decay of everything": plant(
+    "decay of everything": Plant(
         usual(of(optim.AdamW, lr=1e-2, weight_decay=0.1)), rf"{VALUES}|{RATE}|decay", r"decay", "groups"
     ),
-    "gradient of one layer negated": plant(
+    "gradient of one layer negated": Plant(
         usual(change=lambda model: model[3].weight.register_hook(torch.neg)), VALUES, NEVER
     ),
-    "another initialization": plant(usual(change=drawn_again), r"initial values", r"reference: initial"),
-    "other data": plant(
+    "another initialization": Plant(usual(change=drawn_again), r"initial values", r"reference: initial"),
+    "other data": Plant(
         usual(batch=lambda job, step, micro: job.batch(step + 77, micro)), r"reference: losses", r"reference: losses"
     ),
-    "dropout that should be off": plant(
+    "dropout that should be off": Plant(
         usual(
             change=lambda model: model[1].register_forward_hook(lambda _module, _inputs, output: half_dropped(output))
         ),
-        VALUES,
-        r"reference: losses",
+        VALUES, r"reference: losses",
     ),
-    "evaluation mode in training": plant(
+    "evaluation mode in training": Plant(
         usual(MOMENTUM, convolution, change=nn.Module.eval), rf"{VALUES}|buffer|eval", NEVER, "convolution"
     ),
-}
+}  # fmt: skip
 
 # -- clipping --------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def clipped(model: Any, _: bool) -> Iterator[None]:
-    """Clips the running sum after the backward of a micro-batch."""
-    yield
-    clip_grad_norm_(model.parameters(), 0.05)
-
-
 PLANTED |= {
-    "clipping in each micro batch": plant(
-        usual(micro=4, delay=clipped), NORM + r"|between the micro-batches", AFTER, "clipped", clip=0.05
+    "clipping in each micro batch": Plant(
+        usual(micro=4, delay=lambda model, _: after_backward(clip_grad_norm_, model.parameters(), 0.05)),
+        NORM + r"|between the micro-batches", AFTER, "clipped", clip=0.05,
     ),
-    "clipping left out": plant(usual(), NORM, AFTER, "clipped", clip=0.05),
-    "clipping of each parameter": plant(
-        usual(before=lambda model, *_: [clip_grad_norm_([p], 0.05) for p in model.parameters()]),
-        NORM,
-        AFTER,
-        "clipped",
-        clip=0.05,
+    "clipping left out": Plant(usual(), NORM, AFTER, "clipped", clip=0.05),
+    "clipping of each parameter": Plant(
+        usual(before=lambda model, *_: [clip_grad_norm_([p], 0.05) for p in model.parameters()]), NORM, AFTER,
+        "clipped", clip=0.05,
     ),
-}
+}  # fmt: skip
 
 # -- numbers ---------------------------------------------------------------------------------------------------------
 
@@ -279,17 +257,9 @@ def stubborn(job: Job) -> None:
     train(job, model, optimizer, scaler=scaler, loss=lambda model, x: error(model, x) * 1e38)
 
 
-@planted(r"no change of the model", updates_of(0))
-def masters_that_are_not_copied_back(job: Job) -> None:
-    """fp32 copies are updated, and the model keeps its initial values."""
-    model = job.net()
-    copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
-
-    def hand_over(*_: Any) -> None:
-        for master, parameter in zip(copies, model.parameters(), strict=True):
-            master.grad, parameter.grad = parameter.grad, None
-
-    train(job, model, optim.AdamW(copies, lr=1e-2), before=hand_over)
+PLANTED["masters that are not copied back"] = Plant(
+    partial(masters, dtype=torch.float32, are_copied_back=False), r"no change of the model", updates_of(0)
+)
 
 
 @planted(r"this option changed nothing", r"knob")
@@ -302,24 +272,23 @@ def option_without_effect(job: Job) -> None:
 
 MASTERS, MODULES = r"dtypes: (masters|moments|values).*bfloat16", r"dtypes: modules"
 PLANTED |= {
-    "loss that is not a number": plant(
+    "loss that is not a number": Plant(
         usual(loss=lambda model, x: (model(x) - 5).sqrt().mean()), FINITE, f"{updates_of(0)}|{FINITE}"
     ),
-    "one weight that is not a number": plant(
+    "one weight that is not a number": Plant(
         usual(change=lambda model: model[0].bias.register_hook(lambda g: g.index_fill(0, torch.tensor(3), math.nan))),
-        FINITE,
-        FINITE,
+        FINITE, FINITE,
     ),
-    "updates that are skipped forever": plant(stubborn, f"scaling|skipped|{FINITE}", r"scaling"),
-    "masters in bf16": plant(usual(of(optim.AdamW, lr=1e-3), change=low_from), MASTERS, r"dtypes: masters"),
-    "some masters in bf16": plant(usual(change=partial(low_from, first=3)), MASTERS, r"dtypes: masters of (all|.*3\.)"),
-    "moments in bf16": plant(usual(low_moments), r"moments.*bfloat16", r"dtypes: moments", "sgd with momentum"),
-    "everything in bf16": plant(usual(change=nn.Module.bfloat16, loss=of_low), MASTERS, r"dtypes: masters"),
-    "autocast that does nothing": plant(usual(loss=autocast_disabled), MODULES, MODULES, computes="bfloat16"),
-}
+    "updates that are skipped forever": Plant(stubborn, f"scaling|skipped|{FINITE}", r"scaling"),
+    "masters in bf16": Plant(usual(of(optim.AdamW, lr=1e-3), change=low_from), MASTERS, r"dtypes: masters"),
+    "some masters in bf16": Plant(usual(change=partial(low_from, first=3)), MASTERS, r"dtypes: masters of (all|.*3\.)"),
+    "moments in bf16": Plant(usual(low_moments), r"moments.*bfloat16", r"dtypes: moments", "sgd with momentum"),
+    "everything in bf16": Plant(usual(change=nn.Module.bfloat16, loss=of_low), MASTERS, r"dtypes: masters"),
+    "autocast that does nothing": Plant(usual(loss=autocast_disabled), MODULES, MODULES, computes="bfloat16"),
+}  # fmt: skip
 
 
-between = partial(plant, ranks=2)
+between = partial(Plant, ranks=2)
 planted_ranks = partial(row_of, PLANTED, between)
 
 DIVERGE = r"(values|parameters|checksum|bits).*(differ|not equal|other)|: 0 times|(not|never) reduced|not synchron"
@@ -345,11 +314,7 @@ def zeroed_on_one(model: Any, _optimizer: Any, step: int, at: int | None = None)
         model.zero_grad(set_to_none=at is not None)
 
 
-@planted_ranks(WRAPPER, COPIES)
-def wrapper_that_is_not_called(job: Job) -> None:
-    """The loop calls ddp.module."""
-    model = DDP(job.net())
-    train(job, model, adamw(model), loss=lambda model, x: error(model.module, x))
+PLANTED["wrapper that is not called"] = between(ddp(loss=lambda model, x: error(model.module, x)), WRAPPER, COPIES)
 
 
 @planted_ranks(WRAPPER, COPIES)
@@ -369,9 +334,7 @@ def schedule_of_one_rank(job: Job) -> None:
 
 PLANTED |= {
     "ddp that never synchronizes": between(
-        ddp(of(optim.AdamW, lr=3e-4), without_biases, delay=lambda model, _: model.no_sync()),
-        DIVERGE,
-        COPIES,
+        ddp(of(optim.AdamW, lr=3e-4), without_biases, delay=lambda model, _: model.no_sync()), DIVERGE, COPIES,
         "without biases",
     ),
     "ddp that reduces the first micro-batch": between(
@@ -380,8 +343,7 @@ PLANTED |= {
     "head added after wrapping": between(usual(wrap=head_added), f"{DIVERGE}|{HEAD}", COPIES + r" of (all|.*3\.)"),
     "parameter that ddp ignores by mistake": between(
         ddp(change=lambda model: DDP._set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])),
-        f"{DIVERGE}|{FIRST}",
-        COPIES + r" of (all|.*0\.weight)",
+        f"{DIVERGE}|{FIRST}", COPIES + r" of (all|.*0\.weight)",
     ),
     "gradients of one rank zeroed": between(ddp(before=zeroed_on_one), DIVERGE, COPIES),
     "update of one rank skipped": between(ddp(before=partial(zeroed_on_one, at=2)), DIVERGE, COPIES),
@@ -390,26 +352,21 @@ PLANTED |= {
     ),
     "clipping on one rank": between(
         ddp(before=lambda model, *_: dist.get_rank() or clip_grad_norm_(model.parameters(), 0.05)),
-        f"{DIVERGE}|norm: ",
-        COPIES,
-        "clipped",
+        f"{DIVERGE}|norm: ", COPIES, "clipped",
     ),
     "reduction by hand that is missing": between(usual(), f"{DIVERGE}|and the reduction", COPIES),
     "reduction by hand of all but the head": between(
         usual(before=lambda model, *_: average_gradients(model[:3])), f"{DIVERGE}|{HEAD}", COPIES + r" of (all|.*3\.)"
     ),
     "seeds of ranks that differ": between(
-        usual(make=lambda job: Job(job.seed + 1 + job.rank).net(), before=average_gradients),
-        f"{DIVERGE}|initial",
+        usual(make=lambda job: Job(job.seed + 1 + job.rank).net(), before=average_gradients), f"{DIVERGE}|initial",
         COPIES,
     ),
     "buffer of each rank": between(
-        usual(make=lambda job: with_buffer(job, job.rank), before=average_gradients),
-        r"buffer",
-        r"buffer",
+        usual(make=lambda job: with_buffer(job, job.rank), before=average_gradients), r"buffer", r"buffer",
         "with a buffer",
     ),
-}
+}  # fmt: skip
 
 # -- reductions and clipping -----------------------------------------------------------------------------------------
 
@@ -430,16 +387,14 @@ def by_local_norm(model: Any, *_: Any) -> None:
 PLANTED |= {
     "sum over the ranks": between(ddp(sgd, prepare=sum_hook), FACTOR, r"reference: (norms|parameters after)", "sgd"),
     "gradients averaged twice": between(
-        ddp(sgd, before=lambda model, *_: [p.grad.mul_(0.5) for p in model.parameters()]),
-        FACTOR,
-        r"reference: parameters after",
-        "sgd",
+        ddp(sgd, before=lambda model, *_: [p.grad.mul_(0.5) for p in model.parameters()]), FACTOR,
+        r"reference: parameters after", "sgd",
     ),
     "gradients reduced twice": between(ddp(sgd, before=average_gradients), REDUCED, REDUCED, "sgd", reductions=1),
     "accumulation without no_sync": between(ddp(micro=2, delay=at_once), REDUCED, REDUCED, reductions=1),
     "fsdp2 that reduces each micro-batch": between(fsdp2(micro=2, delay=at_once), REDUCED, REDUCED, reductions=1),
     "clipping of local norms": between(fsdp2(before=by_local_norm), r"norm: ", AFTER, "clipped", clip=0.05),
-}
+}  # fmt: skip
 
 # -- data, dtypes, parts ---------------------------------------------------------------------------------------------
 
@@ -470,13 +425,11 @@ PLANTED |= {
         fsdp2(), r"dtypes: all_gather", r"dtypes: all_gather", wire={"all_gather": "bfloat16"}
     ),
     "fsdp2 that reduces in bf16": between(
-        usual(wrap=partial(shard, policy=IN_BF16)),
-        r"dtypes: reduce_scatter",
-        r"dtypes: reduce_scatter",
+        usual(wrap=partial(shard, policy=IN_BF16)), r"dtypes: reduce_scatter", r"dtypes: reduce_scatter",
         wire={"reduce_scatter": "float32"},
     ),
     "states that are not partitioned": between(ddp(), r"partition: copies", r"partition: copies", copies=1),
     "batch of one rank that is not finite": between(
         ddp(loss=lambda model, x: error(model, x / (1.0 - dist.get_rank()))), FINITE, FINITE
     ),
-}
+}  # fmt: skip

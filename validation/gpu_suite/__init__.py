@@ -8,11 +8,11 @@ cells.py     the sections that are cells of the harness
 
 from __future__ import annotations
 
-from .cells import MEMORY, PARITY, PEAKS, PROFILE, SPEED, TIERS
+from .cells import MEMORY, PARITY, PEAKS, SPEED, TIERS
 from .engine import ENGINE
 from .suite import SuiteSection
 from .update import OPERATIONS, UPDATE
 
 SECTIONS: dict[str, SuiteSection] = {
-    one.name: one for one in (OPERATIONS, UPDATE, ENGINE, PROFILE, PEAKS, SPEED, MEMORY, TIERS, PARITY)
+    section.name: section for section in (OPERATIONS, UPDATE, ENGINE, PEAKS, SPEED, MEMORY, TIERS, PARITY)
 }

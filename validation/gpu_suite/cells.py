@@ -1,26 +1,19 @@
-"""Sections of the GPU suite that are cells of the harness: speed, memory, parity, peaks, a profile, tiers."""
+"""Sections of the GPU suite that are cells of the harness: speed, memory, parity, peaks, tiers."""
 
 from __future__ import annotations
 
-import pickle
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
-from zerobench.config.cell import CellConfig
-from zerobench.config.schema_memory import CpuOffload
-from zerobench.probes.snapshot import written
-from zerobench.probes.traced_pass import FOLDER, STEP, length, read_trace, spans
 from zerobench.records import RunRow
 from zerobench.results.frames import frame_of, show_figure
 from zerobench.results.summary import summarize
 from zerobench.sections import known
 from zerobench.simulation.execute import CPU, CUDA, Execution
-from zerobench.sizes import show_bytes
 from zerobench.strategies import reference
 from zerobench.sweep.parity import DIFFERS, UNCHECKED
 
@@ -43,10 +36,8 @@ Columns = Sequence[tuple[str, Callable[[Any], str]]]
 def sizes(**names: str) -> Columns:
     """Returns columns of bytes: heading by name in a RunRow, less `_bytes`."""
 
-    def text_of(name: str) -> Callable[[Any], str]:
-        return lambda row: show_figure(row.get(f"{name}_bytes"), "bytes")
-
-    return [(heading.replace("_", " "), text_of(name)) for heading, name in names.items()]
+    show = lambda name, row: show_figure(row.get(f"{name}_bytes"), "bytes")  # noqa: E731
+    return [(heading.replace("_", " "), partial(show, name)) for heading, name in names.items()]
 
 
 def milliseconds(heading: str, name: str) -> tuple[str, Callable[[Any], str]]:
@@ -55,12 +46,11 @@ def milliseconds(heading: str, name: str) -> tuple[str, Callable[[Any], str]]:
 
 
 def table_of(
-    done: Sequence[SuiteLaunch], columns: Columns, notes: Sequence[str] = (),
-    name: Callable[[SuiteLaunch], str] = lambda one: one.name, first: str = "cell",
-) -> SuiteTable:  # fmt: skip
+    done: Sequence[SuiteLaunch], columns: Columns, notes: Sequence[str] = (), first: str = "cell"
+) -> SuiteTable:
     """Returns a row per launch; `first`: the heading of its names."""
-    show = lambda one: [[name(one), *(text(known(one.row) | {"cell": one.cell}) for _, text in columns)]]  # noqa: E731
-    return SuiteTable([first, *(heading for heading, _ in columns)], rows_of(done, show, name), [*notes])
+    show = lambda one: [[one.name, *(text(known(one.row) | {"cell": one.cell}) for _, text in columns)]]  # noqa: E731
+    return SuiteTable([first, *(heading for heading, _ in columns)], rows_of(done, show), [*notes])
 
 
 # -- parity --------------------------------------------------------------------------------------------------
@@ -130,17 +120,16 @@ SPEED_COLUMNS: Columns = (
 
 def speed_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
     """Returns a row per cell, of all its launches together: its steps by phase, and memory."""
-    cells: dict[str, dict[Any, Any]] = {}
-    for name in dict.fromkeys(one.name for one in done):
-        if launches := [one.row for one in done if one.name == name and one.is_ok and one.row is not None]:
+    cells: dict[str, dict[Any, Any]] = {launch.name: {"failed": launch.message} for launch in reversed(done)}
+    for name in (names := list(dict.fromkeys(launch.name for launch in done))):
+        if launches := [launch.row for launch in done if launch.name == name and launch.is_ok and launch.row]:
             cells[name] = summarize(frame_of(launches, RunRow)).to_dict("records")[0]
-    ddp = {cell["model"]: cell["step_s"] for cell in cells.values() if cell["strategy"] == DDP}
-    failed = {one.name: one.message for one in reversed(done) if one.name not in cells}
-    rows = []
-    for name in dict.fromkeys(one.name for one in done):
-        cell = cells.get(name, {})
-        columns = {**cell, "ddp_s": ddp.get(cell.get("model"))}
-        rows.append([name, *([text(columns) for _, text in SPEED_COLUMNS] if cell else [failed[name]])])
+    ddp = {cell["model"]: cell["step_s"] for cell in cells.values() if cell.get("strategy") == DDP}
+    rows = [
+        [name, cell["failed"]] if "failed" in (cell := cells[name])
+        else [name, *(text({**cell, "ddp_s": ddp.get(cell["model"])}) for _, text in SPEED_COLUMNS)]
+        for name in names
+    ]  # fmt: skip
     notes = ["bf16, N = 1; the loss of the last step tells whether they train the same"]
     if not setup.small:
         notes.append("50257 words, as in GPT-2, are no multiple of 8: the head's products run below what a GPU can do")
@@ -178,20 +167,11 @@ MEMORY_COLUMNS: Columns = (
 )
 
 
-def _memory_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
-    """The paper's formula (ZeRO, arXiv 1910.02054, figure 1) is, in fp32 with Adam, in bytes per parameter: DDP 16,
-    P_os 4 + 12/N, P_os+g 2 + 14/N, P_os+g+p 16/N.
-    """
-    notes = ["peak: the ledger's; states: parameters, gradients, masters, optimizer and what is being sent, at most"]
-    notes += ["outside: what the allocator has at its peak beyond the ledger: kernels, libraries, rounding"]
-    for one in done:
-        config, row = one.cell, one.row
-        # ZeRO, section 3.2, on GPT-2 1.5B's activations at 32 sequences of 1K tokens
-        if one.is_ok and row and config.model_name == "gpt2_1_5b" and config.strategy.name == DDP:
-            measured = f"{row['max_activations_bytes'] * 32 / config.micro_batch / 1e9:.0f} GB by this run"
-            notes.append(f"GPT-2 1.5B's activations, at 32 sequences: {measured}, about 60 GB in the paper")
-    return table_of(done, MEMORY_COLUMNS, notes)
-
+MEMORY_NOTES = (
+    "peak: the ledger's; states: parameters, gradients, masters, optimizer and what is being sent, at most",
+    "paper: figure 1 of ZeRO (arXiv 1910.02054), in bytes a parameter: 16, 4 + 12/N, 2 + 14/N, 16/N",
+    "outside: what the allocator has at its peak beyond the ledger: kernels, libraries, rounding",
+)
 
 MEMORY = SuiteSection(
     name="memory",
@@ -207,16 +187,14 @@ MEMORY = SuiteSection(
         )
     ),
     small=(f"{ONE_OF_N} strategy=zero3 world_size=8,64 {SMALL_GPT} model.checkpointing=true",),
-    table=_memory_table,
+    table=lambda _, done: table_of(done, MEMORY_COLUMNS, MEMORY_NOTES),
     answers=("ok", "oom"),
 )
 
 # -- peaks ---------------------------------------------------------------------------------------------------
 
-PEAKS_ALONE = f"measure.passes=accounted measure.snapshot=true measure.repeats=1 {COUNTED}"
-PEAK_HEADER = [
-    "cell", "peak", "estimated", "allocated", "estimated", "reserved", "estimated", "beside free memory reserved for",
-]  # fmt: skip
+PEAKS_ALONE = f"measure.passes=accounted measure.repeats=1 {COUNTED}"
+PEAK_HEADER = ["cell", "peak", "estimated", "allocated", "estimated", "reserved", "estimated"]
 
 
 def _peak_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
@@ -235,94 +213,20 @@ def _peak_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
                 estimated[1:] = execution.memory.allocated_bytes, execution.memory.reserved_by_default
         pairs = zip([row[f"{name}_bytes"] for name in ("peak", "allocated", "reserved")], estimated, strict=True)
         both = [show_figure(nbytes, "bytes") for pair in pairs for nbytes in pair]
-        return [[launch.name, *both, _reserved_for(setup, setup.folder("peaks") / row["run_id"])]]
+        return [[launch.name, *both]]
 
     return SuiteTable(PEAK_HEADER, rows_of(done, show))
-
-
-def _reserved_for(setup: SuiteSetup, folder: Path) -> str:
-    if setup.device == "cpu" or not written(folder):
-        return NONE
-    with Path(folder, written(folder)[0]).open("rb") as file:
-        traces = [trace for trace in pickle.load(file)["device_traces"] if trace]  # written by this suite
-    grown = fragmentation(traces[0] if traces else [])
-    return ", ".join(f"{category} {show_bytes(nbytes)}" for category, nbytes in grown.most_common(3)) or "nothing"
-
-
-def fragmentation(trace: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Returns category -> bytes of segments that were requested while as much was reserved and free. In the allocator's
-    trace the entry of a segment is followed by that of the allocation.
-    """
-    grown, reserved, used, requested = Counter[str](), 0, 0, 0
-    for entry in trace:
-        action, nbytes = entry["action"], entry.get("size", 0)
-        if action == "segment_alloc":
-            requested = nbytes if reserved - used >= nbytes else 0
-            reserved += nbytes
-        elif action == "segment_free":
-            reserved -= nbytes
-        elif action == "alloc":
-            grown[entry.get("category", "unknown")] += requested
-            used, requested = used + nbytes, 0
-        elif action == "free_completed":
-            used -= nbytes
-    return +grown
 
 
 PEAKS = SuiteSection(
     name="peaks",
     title="Peaks and reserved memory at N = 1",
-    asks="Are peaks and reserved memory as estimated without a GPU, and what is more memory reserved for?",
+    asks="Are peaks and reserved memory as estimated without a GPU?",
     about_s=37,
     sweeps=tuple(f"{words} {PEAKS_ALONE}" for words in SPEED.sweeps),
     small=tuple(f"{words} {PEAKS_ALONE}" for words in SPEED.small),
     table=_peak_table,
     answers=("ok", "oom"),
-)
-
-# -- profile -------------------------------------------------------------------------------------------------
-
-TRACED = f"strategy=ddp {ON_ONE_RANK} measure.passes=timed measure.trace=true measure.warmup=3 measure.steps=3"
-LISTED, WIDTH = 8, 80
-"""Kernels that are listed, those that take longest, and letters of a kernel's name."""
-
-
-def _profile_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
-    vocabulary = lambda launch: str(getattr(launch.cell.model, "vocabulary", NONE))  # noqa: E731
-
-    def show(launch: SuiteLaunch) -> list[list[str]]:
-        row = known(launch.row)
-        trace = read_trace(setup.folder("profile") / row["run_id"] / FOLDER / "rank0.json.gz")
-        lines = [["the step, without a profiler", f"{1e3 * row['step_s']:.2f}", NONE]]
-        lines += kernels(trace, "kernel" if setup.device == "cuda" else "cpu_op")
-        return [[vocabulary(launch), *line] for line in lines]
-
-    header = ["words", "kernel", "ms a step", "launches a step"]
-    notes = ["words: of the vocabulary; busy: at least one kernel runs"]
-    return SuiteTable(header, rows_of(done, show, vocabulary), notes)
-
-
-def kernels(trace: Sequence[Mapping[str, Any]], category: str) -> list[list[str]]:
-    """Returns a line with the time in which the device is busy, and one for each kernel that takes long."""
-    whole = [event for event in trace if event.get("ph") == "X"]
-    steps = sum(event["name"] == STEP and event["cat"] == "user_annotation" for event in whole)
-    ran = [event for event in whole if event.get("cat") == category]
-    times, launches = Counter[str](), Counter(event["name"] for event in ran)
-    for event in ran:
-        times[event["name"]] += event["dur"]
-    lines = [("busy", length(spans(ran)), launches.total())]
-    lines += [(name, time, launches[name]) for name, time in times.most_common(LISTED)]
-    return [[name[:WIDTH], f"{time / 1e3 / steps:.2f}", f"{number / steps:.0f}"] for name, time, number in lines]
-
-
-PROFILE = SuiteSection(
-    name="profile",
-    title="Profile of the 124M model",
-    asks="Which kernels take the time of a step, and what do 50,257 words cost beside 50,304?",
-    about_s=14,
-    sweeps=(f"{TRACED} model=gpt2_124m sequence=1024 micro_batch=8 model.vocabulary=50257,50304",),
-    small=(f"{TRACED} {SMALL_GPT} model.vocabulary=257,320",),
-    table=_profile_table,
 )
 
 # -- tiers ---------------------------------------------------------------------------------------------------
@@ -339,19 +243,9 @@ def _tiers(*how: str, shape: str = "model=gpt2_124m sequence=1024 micro_batch=4"
     return [f"{same} {words}" for words in how]
 
 
-def _states_away(config: CellConfig) -> tuple[bool, bool]:
-    offload = config.offload
-    return (offload.optimizer, offload.gradients) if isinstance(offload, CpuOffload) else (False, False)
-
-
-def _tier_name(one: SuiteLaunch) -> str:
-    config = one.cell
-    if any(away := _states_away(config)):
-        names = [name for name, is_away in zip(("optimizer", "gradients"), away, strict=True) if is_away]
-        return f"offload=cpu: {' and '.join(names)}"
-    words = [axis.label for axis in (config.offload, config.activation) if axis.label]
-    recomputed = config.model.checkpoints and not config.activation.label
-    return " ".join([*words, *["activation=checkpoint"] * bool(recomputed)]) or "nothing leaves"
+def _paper(row: Any) -> str:
+    offload = row["cell"].offload
+    return str(PAPER[getattr(offload, "optimizer", False), getattr(offload, "gradients", False)])
 
 
 def _if_accounted(show: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -360,7 +254,7 @@ def _if_accounted(show: Callable[[Any], str]) -> Callable[[Any], str]:
 
 TIER_COLUMNS: Columns = (
     ("kept", _if_accounted(lambda row: f"{sum(row[f'max_{name}_bytes'] or 0 for name in KEPT) / row['psi']:.2f}")),
-    ("paper", _if_accounted(lambda row: str(PAPER[_states_away(row["cell"])]))),
+    ("paper", _if_accounted(_paper)),
     milliseconds("step ms", "step"),
     *sizes(allocated="allocated", host="host_peak", pinned="pinned", idle="fragmentation", free="largest_free_block"),
     ("retries", lambda row: show_figure(row.get("alloc_retries"), "")),
@@ -368,13 +262,11 @@ TIER_COLUMNS: Columns = (
 
 
 def _tier_table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
-    notes = [
-        "kept: bytes a parameter on the device, each category's most, without what is on its way; paper: its table"
-    ]
-    notes.append("idle: reserved - allocated; free: the largest free block")
+    notes = ["kept: bytes a parameter on the device, each category's most, less what is on its way; paper: its table"]
+    notes += ["idle: reserved - allocated; free: the largest free block"]
     if setup.device == "cpu":
         notes.append("on a CPU there is one memory, told apart by labels, and no allocator to ask")
-    return table_of(done, TIER_COLUMNS, notes, _tier_name, "what")
+    return table_of(done, TIER_COLUMNS, notes, "what")
 
 
 TIMED, ACCOUNTED = "measure.passes=timed", "measure.passes=accounted measure.steps=2"

@@ -5,21 +5,12 @@ They need pytest. Without a GPU they skip themselves.
 
 from __future__ import annotations
 
-import platform
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import torch
-
-from zerobench.host.environment import nccl_version
-from zerobench.probes.energy import name_of
-from zerobench.results.provenance import versions
-from zerobench.sizes import show_bytes
 
 from .suite import SuiteLaunch, SuiteSection, SuiteSetup, SuiteTable, SuiteTask, rows_of
 
@@ -30,13 +21,10 @@ FILES, SMALL_FILES = ("engine", "tiers", "runs", "files"), ("files",)
 
 LIMIT_S = 90.0
 
-FIELDS = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,temperature.gpu"
-"""Fields that nvidia-smi is asked for."""
-
 
 def run_tests(name: str, tell: Callable[[Any], None]) -> dict[str, Any]:
-    """Runs a file of tests/gpu. Returns how many tests ended how, those that failed, and facts on the device. Raises
-    RuntimeError with pytest's last line if it ran none.
+    """Runs a file of tests/gpu. Returns how many tests ended how, and those that failed. Raises RuntimeError with
+    pytest's last line if it ran none.
     """
     command = [sys.executable, "-m", "pytest", f"tests/gpu/test_{name}.py", "-q", "-rfE", "-o", "addopts="]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
@@ -44,14 +32,7 @@ def run_tests(name: str, tell: Callable[[Any], None]) -> dict[str, Any]:
     counts = {how: int(number) for number, how in re.findall(r"(\d+) (passed|failed|errors?|skipped)", lines[-1])}
     if not counts:
         raise RuntimeError(lines[-1])
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    result: dict[str, Any] = {"counts": counts, "failed": failed}
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        nccl = ".".join(map(str, nccl_version() or ())) or "unknown"
-        memory = f"{show_bytes(total)}, {show_bytes(free)} of it free"
-        result["facts"] = f"{torch.cuda.get_device_name()}, {memory}; CUDA {torch.version.cuda}, NCCL {nccl}"
-    return result
+    return {"counts": counts, "failed": [line for line in lines if line.startswith(("FAILED", "ERROR"))]}
 
 
 def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
@@ -59,15 +40,8 @@ def _table(setup: SuiteSetup, done: list[SuiteLaunch]) -> SuiteTable:
         counts = ", ".join(f"{number} {how}" for how, number in one.result["counts"].items())
         return [[one.name, counts, f"{one.seconds:.1f}"]]
 
-    packages = versions(("torch", "zerobench", "hydra-core", "transformers"))
-    notes = [", ".join([f"Python {platform.python_version()}", *(f"{name} {of}" for name, of in packages.items())])]
-    notes += list(dict.fromkeys(one.result["facts"] for one in done if one.is_ok and "facts" in one.result))
-    if setup.device == "cuda" and shutil.which("nvidia-smi"):
-        command = ["nvidia-smi", f"--id={name_of(0)}", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
-        state = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-        notes += [f"nvidia-smi, {FIELDS}: {state.stdout.strip()}"] if state.returncode == 0 else []
     failed = [f"{one.name}: {line}" for one in done if one.is_ok for line in one.result["failed"]]
-    return SuiteTable(["tests", "passed", "s"], rows_of(done, show), notes, failed)
+    return SuiteTable(["tests", "passed", "s"], rows_of(done, show), differs=failed)
 
 
 ENGINE = SuiteSection(

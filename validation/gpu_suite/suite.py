@@ -55,7 +55,6 @@ class SuiteSetup:
     small: bool
 
     def folder(self, section: str) -> Path:
-        """Returns the folder of a section's runs."""
         return self.out / "runs" / section
 
 
@@ -89,12 +88,10 @@ class SuiteLaunch:
 
     @property
     def is_ok(self) -> bool:
-        """True if it has a usable result."""
         return self.status == "ok"
 
     @property
     def message(self) -> str:
-        """The status, with the reason if there is one."""
         return f"{self.status}: {self.reason}" if self.reason else self.status
 
 
@@ -136,12 +133,9 @@ class SuiteSection:
         return [cell.changed(results_dir=str(setup.folder(self.name))) for cell in cells]
 
 
-def rows_of(
-    done: Sequence[SuiteLaunch], show: Callable[[SuiteLaunch], list[list[str]]],
-    name: Callable[[SuiteLaunch], str] = lambda launch: launch.name,
-) -> list[list[str]]:  # fmt: skip
+def rows_of(done: Sequence[SuiteLaunch], show: Callable[[SuiteLaunch], list[list[str]]]) -> list[list[str]]:
     """Returns the rows that `show` makes of each launch that is ok; of another one its name and status."""
-    return [row for launch in done for row in (show(launch) if launch.is_ok else [[name(launch), launch.message]])]
+    return [row for launch in done for row in (show(launch) if launch.is_ok else [[launch.name, launch.message]])]
 
 
 # -- the run -------------------------------------------------------------------------------------------------
@@ -160,7 +154,7 @@ class GpuSuite:
         self.done: dict[str, list[SuiteLaunch]] = {}
         self.differs: list[str] = []
         self.stopped = False
-        where = machine(setup.device, "gloo")
+        where = machine(setup.device, "nccl" if setup.device == "cuda" else "gloo")
         self.about = {
             "code": source_hash("gpt"), "torch": where["versions"]["torch"], "device_class": where["device_class"],
             "small": setup.small, "began": datetime.now(UTC).isoformat(timespec="seconds"), "machine": where,
@@ -196,7 +190,6 @@ class GpuSuite:
 
     @property
     def is_late(self) -> bool:
-        """True if nothing more must be started."""
         return self.left_s < LEAST_S
 
     def _run_tasks(self, section: SuiteSection, tasks: list[SuiteTask]) -> None:
@@ -279,7 +272,6 @@ class GpuSuite:
         return table
 
     def markdown(self, names: Sequence[str]) -> str:
-        """Formats the short table of some sections, one part each."""
         where = self.about["machine"]
         lines = [
             f"# The GPU suite\n\n{self.about['device_class']}; {where['processor']}, {where['cores']} cores;"

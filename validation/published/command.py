@@ -15,12 +15,13 @@ ZeRO's table 1, cell by cell: python -m validation table1.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from zerobench.config.keys import nearest
 from zerobench.results.grid import Grid
@@ -56,7 +57,6 @@ COLUMNS: dict[str, Callable[[Reproduced], Any]] = {
 
 
 def record_of(one: Reproduced) -> dict[str, Any]:
-    """A row of the table, by column."""
     return {name: value(one) for name, value in COLUMNS.items()}
 
 
@@ -70,7 +70,6 @@ HEADER = ("where", "quantity", "unit", "formula", "simulated", "in flight", "pri
 
 
 def cells_of(one: Reproduced) -> list[str]:
-    """The columns of HEADER, as texts."""
     row = one.row
     formula = _number(row.formula)
     named = formula if formula in row.equation else f"{row.equation} = {formula}"
@@ -104,7 +103,6 @@ def _number(value: float) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     parser.add_argument("--only", metavar="SOURCE", help=f"of these, comma-separated: {', '.join(SOURCES)}")
     parser.add_argument("--list", action="store_true", help="formulas and printed values alone; nothing is executed")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=f"for the tables (default: {FOLDER}, of all of it)")
@@ -128,10 +126,6 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def write(found: Sequence[Reproduced], folder: Path) -> None:
-    """Writes all columns as a csv file, and the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "published.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(COLUMNS), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(record_of(one) for one in found)
+    pd.DataFrame(map(record_of, found), dtype=object).to_csv(folder / "published.csv", index=False)
     (folder / "published.md").write_text(as_markdown(found))

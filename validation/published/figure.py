@@ -169,9 +169,6 @@ def slope_of(row: PublishedFigure, smaller: Execution, larger: Execution) -> tup
     return sum(slopes.values()), rest
 
 
-# -- quantities of an executed cell, and the sizes that divide them --------------------------------
-
-
 HALF_BYTES = 2
 """Bytes of an element of parameters, which M of ZeRO-Offload and ZeRO++ counts in."""
 
@@ -265,7 +262,6 @@ def flops(one: Execution) -> Parts:
 
 
 def sum_of(parts: Callable[[Execution], Parts]) -> Callable[[Execution], float]:
-    """Returns a quantity as a size."""
     return lambda one: sum(parts(one).values())
 
 
@@ -388,7 +384,6 @@ def activation_bytes(shape: GptShape) -> int:
 
 
 def shape_of(config: CellConfig) -> GptShape:
-    """Returns the shape of a resolved cell with a GPT."""
     model, policy = config.model, activation_policy(config)
     assert isinstance(model, Gpt)
     return GptShape(

@@ -104,7 +104,6 @@ class RunPlan:
     open_keys: frozenset[str] = field(default_factory=frozenset)
 
     def changed(self, **changes: Any) -> RunPlan:
-        """Returns the plan with changed values at the top level of its config."""
         return replace(self, config=replace(self.config, **changes))
 
 
@@ -247,21 +246,15 @@ def _precision(run: PublishedRun, strategy: str, notes: Notes) -> Any:
         notes["dtype"] = "bf16 in place of fp16, which has the same size"
     if name == "fp32":
         return PRECISIONS[name]()
-    if not casts:
-        return PRECISIONS[name](gradient_dtype=_gradient_dtype(printed, strategy, notes))
-    if "fp32 reduce" not in printed:
-        notes["wire"] = "gradients reduced in fp32"
-    return PRECISIONS[name](wire_dtype="fp32")
-
-
-def _gradient_dtype(printed: str, strategy: str, notes: Notes) -> str | None:
-    """Returns the dtype in which gradients are accumulated; None: the default of the strategy."""
-    if "fp32 accumulation" not in printed:
-        return None
-    if spec_of(strategy).composes.gradient_dtypes:
-        return "fp32"
-    notes["gradients"] = f"gradients accumulated in the model's dtype, as {strategy} does here, and not in fp32"
-    return None
+    if casts:
+        if "fp32 reduce" not in printed:
+            notes["wire"] = "gradients reduced in fp32"
+        return PRECISIONS[name](wire_dtype="fp32")
+    if "fp32 accumulation" in printed:
+        if spec_of(strategy).composes.gradient_dtypes:
+            return PRECISIONS[name](gradient_dtype="fp32")
+        notes["gradients"] = f"gradients accumulated in the model's dtype, as {strategy} does here, and not in fp32"
+    return PRECISIONS[name]()
 
 
 def _activation(run: PublishedRun, notes: Notes) -> Any:

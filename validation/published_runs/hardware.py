@@ -48,8 +48,10 @@ class RunHardware:
 
 def hardware_of(run: PublishedRun) -> RunHardware:
     """Returns the hardware of a run. Raises NotGivenError, with the reason, if it is not described."""
-    name, assumed = _cluster(run), list[str]()
-    cluster = hardware.cluster(name)
+    sized = (name for begin, size, name in CLUSTERS if run.gpu.startswith(begin) and size in (0, run.gpu_mem_gib))
+    if (name := next(sized, None)) is None:
+        raise NotGivenError(f"gpu={run.gpu or 'not given'}: no device of that name is described")
+    cluster, assumed = hardware.cluster(name), list[str]()
     device = hardware.device(cluster.device)
     if special := SPECIAL.search(run.gpu):
         raise NotGivenError(f"gpu={run.gpu}: the rates of this part ({special[0]}) are not published")
@@ -58,7 +60,10 @@ def hardware_of(run: PublishedRun) -> RunHardware:
         assumed.append(f"{per_node} GPUs per node")
     cluster = replace(cluster, devices_per_node=per_node)
     spans = (run.gpus or 1) > per_node
-    bus = _bus(run.notes)
+    # bandwidths that a job measured over all its ranks
+    probed = re.search(r"probe: ((?:[A-Z]{2} [\d.]+ ?)+)GB/s over all ranks", run.notes)
+    pairs = re.findall(r"([A-Z]{2}) ([\d.]+)", probed[1]) if probed else []
+    bus = {BUS[kind]: float(rate) for kind, rate in pairs if kind in BUS}
     if spans and not bus:
         if found := re.search(r"([\d.]+) (?:Gb/s|Gbit/s|Gbps) per (node|GPU)", run.interconnect):
             cluster = replace(cluster, node_gbit_s=float(found[1]) * (per_node if found[2] == "GPU" else 1))
@@ -66,17 +71,3 @@ def hardware_of(run: PublishedRun) -> RunHardware:
             assumed.append(f"{cluster.node_gbit_s:g} Gbit/s per node")
     declared = DECLARED.get((run.system, run.strategy), PLAIN)
     return RunHardware(GpuCosts(device, cluster, bus), declared, spans, tuple(assumed))
-
-
-def _cluster(run: PublishedRun) -> str:
-    for begin, size, name in CLUSTERS:
-        if run.gpu.startswith(begin) and (not size or run.gpu_mem_gib == size):
-            return name
-    raise NotGivenError(f"gpu={run.gpu or 'not given'}: no device of that name is described")
-
-
-def _bus(notes: str) -> dict[str, float]:
-    """Returns the bandwidths that a job measured over all its ranks, from its row's notes."""
-    found = re.search(r"probe: ((?:[A-Z]{2} [\d.]+ ?)+)GB/s over all ranks", notes)
-    pairs = re.findall(r"([A-Z]{2}) ([\d.]+)", found[1]) if found else []
-    return {BUS[name]: float(rate) for name, rate in pairs if name in BUS}

@@ -162,7 +162,6 @@ class PeakRow:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
     words = "the published runs, a row each, in the columns of docs/reference/validated.md (default: %(default)s)"
     parser.add_argument("--runs", type=Path, default=RUNS, metavar="CSV", help=words)
     parser.add_argument("--out", type=Path, default=ERRORS, metavar="CSV", help="for the errors (default: %(default)s)")
@@ -203,7 +202,6 @@ class ExecutedCells:
         execute_cells(what, [(plan.config, plan.target) for plan in due.values()], self._jobs, Limits(), take)
 
     def of(self, plan: RunPlan) -> ExecutedSizes | None:
-        """Returns the sizes of a plan; None if its execution failed."""
         rows = self._store.found.get(key_of(plan))
         return rows[0] if rows else None
 
