@@ -15,8 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
-
 from ..fake.as_gpu import DEFAULT, EXPANDABLE, Allocations, DeviceMemory
 from ..fake.caching_allocator import by_cause
 from ..fake.observers import Growth, IntervalMark
@@ -71,6 +69,8 @@ def show_snapshots(paths: Sequence[Path]) -> None:
     """Prints the reserved bytes of snapshots, and the lines that filled their devices. Raises OSError, or ValueError
     for any other file.
     """
+    import pandas as pd  # which no estimate needs
+
     memories, lines = dict[str, DeviceMemory](), dict[str, Counter[str]]()
     for path in paths:
         try:
