@@ -1,4 +1,4 @@
-"""Plain technical English: none of the patterns that a native reader reads twice, and torch's spelling.
+"""Plain technical English: none of the patterns that a native reader reads twice.
 
 Every finding is a line `file:line: word: text`, so that a failure reads as a list of what to mend.
 """
@@ -55,19 +55,6 @@ IN_PACKAGE: dict[str, str] = {
 
 BLOCK = re.compile(r"<!-- ([^:\n]+): written by.*?<!-- end of \1 -->", re.DOTALL)
 
-BRITISH = re.compile(
-    r"("
-    r"(synchron|material|quant|initial|optim|normal|serial|recogn|organ|util|minim|maxim|summar|parallel|vector|random"
-    r"|special|general|categor|standard|custom|final|prior|visual|discret|capital|orthogonal|util)is(e[drs]?|ing|ation|able)s?"
-    r"|behaviour|colour|favour|flavour|honour|neighbour|grey|(label|cancel|model|travel|signal|level|total)l(ed|ing)"
-    r"|catalogue|centre|licence|judgement|acknowledgement|analyse[ds]?|whilst|learnt"
-    r")(?![a-z])",
-    re.IGNORECASE,
-)
-
-BRITISH_ON_PURPOSE = "initialisers"
-"""A method of users' models."""
-
 
 @pytest.mark.slow
 def test_no_pattern_that_is_read_twice() -> None:
@@ -92,17 +79,6 @@ def patterns(name: str, source: str, wrong: dict[str, str]) -> list[str]:
         for pattern, instead in wrong.items()
         if re.search(pattern, line)
     ]
-
-
-@pytest.mark.slow
-def test_spelling_is_that_of_torch() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in _tracked()
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if BRITISH.search(line) and BRITISH_ON_PURPOSE not in line and path != Path(__file__)
-    ]
-    assert not found, "\n".join(found)
 
 
 def _tracked() -> list[Path]:

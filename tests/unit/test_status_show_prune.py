@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -15,9 +17,9 @@ import zerobench
 from tests.cells import cell
 from zerobench import cli
 from zerobench.commands.folder_contents import look
-from zerobench.host.temporary import lease_path
+from zerobench.host.temporary import is_claimed, lease_path
 from zerobench.records import ALLOCATOR, CATEGORIES, SCHEMA_VERSION, MemoryRow, RunRow, TensorRow, TrafficRow
-from zerobench.results.folders import claim_folder, write_run
+from zerobench.results.folders import PARTIAL, claim_folder, write_run
 from zerobench.results.printed_table import print_failures, print_results
 from zerobench.results.tables import collect, load
 from zerobench.sweep.cell import new_row
@@ -367,3 +369,21 @@ def test_prune_refuses_collections_and_single_runs(tmp_path: Path, capsys) -> No
     assert prune(tmp_path / "nowhere") == 2
     assert (tmp_path / "collection/runs.parquet").is_file()
     assert run.is_dir()
+
+
+def test_a_dead_owner_on_this_machine_is_known_at_once(tmp_path: Path) -> None:
+    claiming = f"""
+import sys
+from pathlib import Path
+from zerobench.host.temporary import claim
+aside = claim(Path({str(tmp_path)!r}), {PARTIAL!r}, "zero1")
+print(aside.path, flush=True)
+sys.stdin.read()"""
+    with subprocess.Popen(
+        [sys.executable, "-c", claiming], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as one:
+        seen = Path(one.stdout.readline().strip())
+        assert is_claimed(seen)
+        one.kill()
+        one.wait()
+        assert not is_claimed(seen)
