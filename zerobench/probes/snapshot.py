@@ -317,3 +317,8 @@ def write(folder: Path | None, rank: int, taken: dict[str, Any] | None) -> None:
     with incomplete.open("wb") as file:
         pickle.dump(taken, file, protocol=PROTOCOL)
     incomplete.replace(target)
+
+
+def written(folder: Path) -> list[str]:
+    """Returns the snapshots in a run's folder, as relative paths."""
+    return sorted(f"{FOLDER}/{path.name}" for path in (folder / FOLDER).glob("rank*.pickle"))
