@@ -1,6 +1,7 @@
 """How long commands take to answer, before and after a change: medians of interleaved runs, ratios to `import torch`.
 
-Each round runs every command of answer_times.csv once with the package of each revision, in its checkout. A cell
+Each round runs every command of answer_times.csv once with the package of each revision, in its checkout, each after an
+`import torch`: the clock of a machine drifts, and the median of all of these is the unit. A cell
 costs a fourth of what "run, 5 cells" takes beyond "run, 1 cell". `first`: the median until a command's first line, on
 standard output or standard error. Measure on an idle machine.
 """
@@ -39,8 +40,9 @@ def run(chosen: argparse.Namespace) -> int:
         codes = {full_hash(ROOT, "HEAD")[:8]: ROOT}
         if chosen.before:
             codes[full_hash(ROOT, chosen.before)[:8]] = stack.enter_context(worktree(ROOT, chosen.before))
-        work = [("import torch", "", ["-c", "import torch"])]
-        work += [(what, code, ["-m", *COMMANDS[what].split()]) for what in COMMANDS for code in codes]
+        unit = ("import torch", "", ["-c", "import torch"])
+        commands = [(what, code, ["-m", *COMMANDS[what].split()]) for what in COMMANDS for code in codes]
+        work = [run for command in commands for run in (unit, command)]
         seconds: list[tuple[str, str, float, float]] = []
         with progress_bar("answer times", chosen.rounds * len(work), "runs") as advance:
             for _ in range(chosen.rounds):
