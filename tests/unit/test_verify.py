@@ -219,14 +219,14 @@ def test_bf16_beside_an_fp32_transformer_gets_no_accusation(seed: int) -> None:
 
 
 PLANTED = (
-    "masters in bf16", "some masters in bf16", "moments in bf16", "adamw in place of muon", "optimizer of a copy",
+    "masters that are not copied back", "masters in bf16", "some masters in bf16", "moments in bf16", "adamw in place of muon", "optimizer of a copy",
     "head replaced after the optimizer was made", "update in each micro batch", "clipping left out", "loss not divided",
     "activation detached",
 )  # fmt: skip
 """Loops of validation/certificates, which says by which rows each is named."""
 
 
-@pytest.mark.shown(7)
+@pytest.mark.shown(8)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_failure_is_named(name: str, corpus: Path) -> None:
     """By as many rows as when the corpus was recorded, and as surely: alone, and beside the loop that was meant."""
