@@ -219,9 +219,9 @@ def test_bf16_beside_an_fp32_transformer_gets_no_accusation(seed: int) -> None:
 
 
 PLANTED = (
-    "masters that are not copied back", "masters in bf16", "some masters in bf16", "moments in bf16", "adamw in place of muon", "optimizer of a copy",
-    "head replaced after the optimizer was made", "update in each micro batch", "clipping left out", "loss not divided",
-    "activation detached",
+    "masters that are not copied back", "masters in bf16", "some masters in bf16", "moments in bf16",
+    "adamw in place of muon", "optimizer of a copy", "head replaced after the optimizer was made",
+    "update in each micro batch", "clipping left out", "loss not divided", "activation detached",
 )  # fmt: skip
 """Loops of validation/certificates, which says by which rows each is named."""
 
