@@ -12,7 +12,7 @@ from torch import nn
 import zerobench
 from tests.distributed.streams import ModeledCuda
 from tests.ranks import run_ranks
-from zerobench.zero.comm import backends, gloo, hierarchical
+from zerobench.zero.comm import backends, base, gloo, hierarchical
 from zerobench.zero.comm.base import Comm, Handle
 from zerobench.zero.comm.hierarchical import connect
 from zerobench.zero.comm.out_of_step import hang_watch
@@ -87,14 +87,14 @@ def agreement_of_hosts(rank: int, n: int) -> None:
     assert world is not None
     with (
         mock.patch.dict(hierarchical.KINDS, {("gloo", "cpu"): lambda group: backends.NcclComm(group, ModeledCuda())}),
-        mock.patch.object(backends, "backend_for", lambda device, group: "gloo" if group is not world else ""),
+        mock.patch.object(base, "backend_for", lambda device, group: "gloo" if group is not world else ""),
     ):
         comm, other = (hierarchical.connect_groups(None, torch.device("cpu"), None, None) for _ in range(2))
         assert comm.flags_device == other.flags_device == torch.device("cpu")
         assert len(hierarchical._cpu_groups) == 1
         assert {world, hierarchical._cpu_groups[world]} <= {*hang_watch(world).groups}
         for tree_from in (n, n + 1):
-            with mock.patch.object(backends, "TREE_FROM", tree_from):
+            with mock.patch.object(base, "TREE_FROM", tree_from):
                 flags = torch.tensor([rank, -rank, 7], dtype=torch.int32)
                 comm.maximum(flags)
                 assert flags.tolist() == [n - 1, 0, 7]

@@ -48,8 +48,8 @@ from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 
 from .. import labels
 from ..bucket import Slots
-from ..comm.backends import CommStream, Threads
-from ..comm.base import Handle, Waitable
+from ..comm.backends import CommStream
+from ..comm.base import Handle, Threads, Waitable
 from ..modules.wrapping import tensors_that_require_grad
 
 if TYPE_CHECKING:

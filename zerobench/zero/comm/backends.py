@@ -1,4 +1,4 @@
-"""Process groups as backends of comm/base.py: NCCL, gloo for tensors on a GPU, and what they share with comm/gloo.py.
+"""The collectives of comm/base.py on each backend: NCCL, and gloo for tensors on a GPU. gloo on the CPU: comm/gloo.py.
 
 [Note: communication streams]
 Each kind of collective (gathers, reductions) has a CUDA stream, so that it overlaps with compute. Its three steps::
@@ -25,31 +25,14 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import Comm, Handle, Into, Sizes, Waitable, backend_for, slice_of
+from .base import Collective, GroupComm, Handle, Into, Sizes, Waitable, slice_of
 
 # torch 2.13 renames these two; 2.11 knows the old names only.
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-TREE_FROM = 16
-"""Ranks from which on flags are gathered on rank 0 and sent from there: gloo's all-reduce is a ring, 2 (N - 1) messages
-that wait for one another, and its broadcast a tree.
-"""
-
 HIGH = -1
 """Stream priority: compute waits for collectives, so their few kernels start as soon as the GPU has room for them."""
-
-Collective = Callable[..., Any]
-"""A callable that takes `async_op`, as the collectives of torch.distributed do."""
-
-
-class Threads:
-    """A process group whose own threads transfer the bytes, as in gloo: no stream is needed."""
-
-    def launch(self, collective: Collective) -> Waitable:
-        """Starts `collective`."""
-        work: Waitable = collective(async_op=True)
-        return work
 
 
 class CommStream:
@@ -82,65 +65,6 @@ class StreamWork:
 
     def __del__(self) -> None:
         self.wait()
-
-
-class GroupComm(Comm):
-    """The part of a backend that is common to all process groups."""
-
-    exchange_into: Callable[..., Any] = staticmethod(dist.all_to_all_single)
-    group: dist.ProcessGroup
-    cpu_group: dist.ProcessGroup
-    """The process group for flags on the host: `group`, if it has a CPU backend, or another one of the same ranks."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = self.cpu_group = group
-        self.rank = dist.get_rank(group)
-        self.size = self.averaged_ranks = dist.get_world_size(group)
-        self._reductions: Threads | CommStream = Threads()
-        self._gathers: Threads | CommStream = Threads()
-        self._sent: torch.Tensor | None = None
-        """The last control values, kept so that they are freed at the same point in every run and peaks repeat:
-        gloo's thread releases its reference only a moment after it reports completion."""
-        if backend_for("cpu", group):
-            self.flags_device = torch.device("cpu")
-
-    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
-        with labels.collective("all_reduce", unit) as operation:
-            work = self._reductions.launch(partial(dist.all_reduce, full, group=self.group))
-        return Handle([work], operation=operation)
-
-    def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
-        with labels.collective(name, unit) as operation:
-            works = self._exchange(to, here, unit)
-        return Handle(works, operation=operation)
-
-    def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
-        return [self._reductions.launch(partial(self.exchange_into, here, to, group=self.group))]
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        dense = tensor.contiguous()  # gloo sends the memory, whatever the strides say
-        with labels.collective("control", labels.BUFFERS):
-            dist.broadcast(dense, group_src=0, group=self.group)
-        if dense is not tensor:
-            tensor.copy_(dense)
-
-    def maximum(self, flags: torch.Tensor) -> None:
-        group = self.group if flags.is_cuda else self.cpu_group
-        with labels.collective("control"):
-            if self.size >= TREE_FROM and backend_for(flags.device.type, group) == "gloo":
-                rows = flags.new_empty(self.size, *flags.shape)
-                dist.gather(flags, list(rows) if self.rank == 0 else None, group_dst=0, group=group)
-                if self.rank == 0:
-                    torch.amax(rows, 0, out=flags)
-                dist.broadcast(flags, group_src=0, group=group)
-            else:
-                dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
-        self._sent = flags
-
-    def sum(self, values: torch.Tensor) -> None:
-        with labels.collective("control"):
-            dist.all_reduce(values, group=self.group)
-        self._sent = values
 
 
 def reduce_to_owners(

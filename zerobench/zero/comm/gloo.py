@@ -37,8 +37,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .backends import GroupComm
-from .base import Handle, Into, Sizes, Waitable, rank_slices
+from .base import GroupComm, Handle, Into, Sizes, Waitable, rank_slices
 
 GATHER_PIECE_BYTES = 16 * 2**20
 """Large, because gathers need no memory besides their buffer, and each message costs a wake-up of both ranks."""

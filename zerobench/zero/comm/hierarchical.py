@@ -36,8 +36,8 @@ import torch
 import torch.distributed as dist
 
 from . import simulated
-from .backends import GroupComm, NcclComm, StagedComm
-from .base import FAKE, Comm, Handle, Into, Sizes, WrappedComm, backend_for, slice_of
+from .backends import NcclComm, StagedComm
+from .base import FAKE, Comm, GroupComm, Handle, Into, Sizes, WrappedComm, backend_for, slice_of
 from .gloo import GlooComm
 from .out_of_step import hang_watch, watched
 

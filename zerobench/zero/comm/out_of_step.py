@@ -31,7 +31,6 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -342,29 +341,39 @@ class WatchedComm(WrappedComm):
         self.watch, self._peers = watch, peers
         self._among = "" if len(peers) == watch.size else f" among {named(peers)}"
 
+    # a launch can block too, not only its wait
+
     def reduce_scatter(self, full: torch.Tensor, unit: str = "", into: Into = None, sizes: Sizes = None) -> Handle:
-        return self._launch("reduction", unit, full, partial(self._below.reduce_scatter, full, unit, into, sizes))
+        with self._wait("reduction", unit, full) as wait:
+            handle = self._below.reduce_scatter(full, unit, into, sizes)
+        handle.watch = wait
+        return handle
 
     def all_gather(self, full: torch.Tensor, unit: str = "", sizes: Sizes = None) -> Handle:
-        return self._launch("gather", unit, full, partial(self._below.all_gather, full, unit, sizes))
+        with self._wait("gather", unit, full) as wait:
+            handle = self._below.all_gather(full, unit, sizes)
+        handle.watch = wait
+        return handle
 
     def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
-        return self._launch("reduction", unit, full, partial(self._below.all_reduce, full, unit))
+        with self._wait("reduction", unit, full) as wait:
+            handle = self._below.all_reduce(full, unit)
+        handle.watch = wait
+        return handle
 
     def all_to_all(self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "") -> Handle:
-        return self._launch("exchange", unit, to, partial(self._below.all_to_all, to, here, name, unit))
+        with self._wait("exchange", unit, to) as wait:
+            handle = self._below.all_to_all(to, here, name, unit)
+        handle.watch = wait
+        return handle
 
-    def _launch(self, kind: str, unit: str, sent: torch.Tensor, launch: Callable[[], Handle]) -> Handle:
-        wait = Wait(
+    def _wait(self, kind: str, unit: str, sent: torch.Tensor) -> Wait:
+        return Wait(
             self.watch,
             f"{kind} of {unit}{self._among}, {sent.nbytes} bytes",
             lambda number: f"{kind} {number} of {unit}{self.watch.parameters(unit)}{self._among}",
             self._peers,
         )
-        with wait:  # a launch can block too, not only its wait
-            handle = launch()
-        handle.watch = wait
-        return handle
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         with self._wait_for("broadcast"):

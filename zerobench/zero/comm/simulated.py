@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .backends import GroupComm, NcclComm
-from .base import Handle, Into, Sizes, Waitable, rank_slices, slice_of
+from .backends import NcclComm
+from .base import GroupComm, Handle, Into, Sizes, Waitable, rank_slices, slice_of
 from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, GlooComm
 
 TAG = 7000
