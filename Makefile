@@ -181,7 +181,8 @@ record-%: setup
 # All tables that other code than today's recorded, in order of prominence, then pages and figures. A call that was stopped
 # goes on: a table is signed at its end, and finished cells of the same code are taken as they are.
 results: setup
-	$(RUN) -m tools.docs.recorded targets | while read -r target; do $(MAKE) $$target < /dev/null || exit $$?; done
+	targets=$$($(RUN) -m tools.docs.recorded targets) || exit $$?; \
+	echo "$$targets" | while read -r target; do test -z "$$target" || $(MAKE) $$target < /dev/null || exit $$?; done
 	$(MAKE) report notebook plots
 
 # Other sizes: make compare COMPARE=compare COMPARE_TO=/tmp/tried OVERRIDES="model=gpt_tiny measure=quick"

@@ -188,6 +188,7 @@ def source(runs: pd.DataFrame, ratios: Sequence[Ratio]) -> str:
 
 
 def write_tables(results: Results, out: Path) -> None:
+    """Writes the ratios as parquet and, with their sources, as Markdown, which it prints."""
     ratios = ratios_of(results)
     pd.DataFrame(map(asdict, ratios)).to_parquet(out / "ratios.parquet", index=False)
     text = f"{table(ratios)}\n\n{source(latest(results.runs), ratios)}\n"

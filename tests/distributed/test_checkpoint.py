@@ -224,7 +224,7 @@ def export(rank: int, n: int, folder: str, kinds: list[tuple[str, str]]) -> None
 
 @on_ranks(2)
 def test_masters_and_loss_scale(rank: int, n: int, tmp_path: Path) -> None:
-    """Of fp16, saved under one stage and cut into other segments under another; and into fp32."""
+    """Masters of fp16 are saved under one stage, and loaded into other segments of another and into fp32."""
     half = {"dtype": torch.float16, "loss_scaling": LossScaling(initial=512.0, interval=2)}
     first = fresh("tied", "adamw", "zero2", tile_bytes=1024, **half)
     steps(first, range(3))

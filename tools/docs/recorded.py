@@ -147,13 +147,13 @@ def list_older() -> None:
         print(f"recorded by older code, so that today's figures may differ: {', '.join(tables)}")
 
 
+def list_targets() -> None:
+    """Prints the make targets that record older tables again, a line each."""
+    print(*dict.fromkeys(older().values()), sep="\n")
+
+
 def sign(to: str) -> None:
-    """Writes today's digest for a table that was recorded now, or prints the targets of older tables. Raises KeyError
-    if RECORDED has no such table.
-    """
-    if to == "targets":
-        print(*dict.fromkeys(older().values()), sep="\n")
-        return
+    """Writes today's digest for a table that was recorded now. Raises KeyError if RECORDED has no such table."""
     table = str(Path(to).resolve().relative_to(RESULTS))
     signed = yaml.safe_load(CODE.read_text()) | {table: today()[table][1]}
     CODE.write_text(yaml.safe_dump(signed))
@@ -183,4 +183,7 @@ def record(runs: str, to: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit((list_older, sign, record)[len(sys.argv) - 1](*sys.argv[1:]))
+    arguments = sys.argv[1:]
+    if arguments == ["targets"]:
+        sys.exit(list_targets())
+    sys.exit((list_older, sign, record)[len(arguments)](*arguments))

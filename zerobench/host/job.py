@@ -6,7 +6,7 @@ Membership     the infos of some ranks, which determine their placement on machi
 JobContext     this process within the job: the job, its store, its heartbeat. Only rank 0 reads the membership
 lost           said of a rank whose process has left, or whose heartbeat has stopped; permanent, whatever comes later.
                Every later cell that needs the rank is a crash; the same command in a new job runs it
-Launcher       another launcher than torchrun, whose variables are translated into torch's:
+JobLauncher    another launcher than torchrun, whose variables are translated into torch's:
 
     launcher    rank                    address of rank 0                           port
     srun        SLURM_PROCID            SLURM's address of the step's first node    by job and step
@@ -56,7 +56,7 @@ def ask(*command: str) -> str:
 
 
 @dataclass(frozen=True)
-class Launcher:
+class JobLauncher:
     """Environment variables in which a launcher passes a process its place; `job`: variables that identify the job."""
 
     name: str
@@ -103,11 +103,11 @@ def of_open_mpi(environment: Mapping[str, str], ask: Ask) -> str:
 
 
 LAUNCHERS = (
-    Launcher(
+    JobLauncher(
         "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURMD_NODENAME",
         ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"), of_slurm,
     ),
-    Launcher(
+    JobLauncher(
         "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_HOSTNAME",
         ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"), of_open_mpi,
     ),
