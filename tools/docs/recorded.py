@@ -185,5 +185,6 @@ def record(runs: str, to: str) -> int:
 if __name__ == "__main__":
     arguments = sys.argv[1:]
     if arguments == ["targets"]:
-        sys.exit(list_targets())
-    sys.exit((list_older, sign, record)[len(arguments)](*arguments))
+        list_targets()
+    else:
+        sys.exit((list_older, sign, record)[len(arguments)](*arguments))
