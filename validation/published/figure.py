@@ -13,20 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from zerobench.config.cell import CellConfig
-from zerobench.config.combinations import activation_policy
 from zerobench.config.compose import compose_cells
-from zerobench.config.schema import Gpt
 from zerobench.predict.flops import step_flops
-from zerobench.records import STATES
-from zerobench.sections import known
 from zerobench.simulation.execute import CPU, Execution, Target
 from zerobench.theory.closed_forms import between_nodes_formula, floor_bytes, volume_formula
 from zerobench.theory.groups import GroupShape
 from zerobench.theory.shapes import NOWHERE, OptimizerShape, ParameterShape, PrecisionShape, Schedule, TierShape
 from zerobench.theory.strategy import DDP, MEGATRON, ZERO1, ZERO2, ZERO3, StrategyShape
 
-from ..runner import Work, execute_cells
+from ..runner import execute_cells
 
 Parts = dict[str, float]
 """Bytes, elements or FLOPs by what they are of; a quantity is their sum."""
@@ -128,14 +123,11 @@ class Reproduced:
         return "; ".join(part for part in ("no", words, self.row.note) if part)
 
 
-def reproduce(
-    rows: Sequence[tuple[str, PublishedFigure]], execute: Callable[[Sequence[Work]], Sequence[Execution]] | None = None
-) -> list[Reproduced]:
+def reproduce(rows: Sequence[tuple[str, PublishedFigure]]) -> list[Reproduced]:
     """Executes all cells of (source, row) pairs, each once, and returns the rows with their values, in order."""
     cells = list(dict.fromkeys((row.target, words) for _, row in rows for words in row.cells))
     work = [(compose_cells(words.split(), target=target.kind)[0].config, target) for target, words in cells]
-    found = execute(work) if execute else execute_cells("published", work)
-    executed = dict(zip(cells, found, strict=True))
+    executed = dict(zip(cells, execute_cells("published", work), strict=True))
     return [_reproduced(source, row, executed) for source, row in rows]
 
 
@@ -197,8 +189,7 @@ def per_size(*names: str) -> Callable[[Execution], float]:
 
 def states(one: Execution) -> Parts:
     """Bytes of the states on the device, at the instant where their sum is largest."""
-    rows = [row for row in one.result.memory if row.phase == "step" and row.tier == "device"]
-    return {row.category: float(row.at_states_peak_bytes or 0) for row in rows if row.category in STATES}
+    return {category: float(size) for category, size in one.at_most_states.items()}
 
 
 def most_of(category: str) -> Callable[[Execution], Parts]:
@@ -303,91 +294,3 @@ def crossing_per_element(ranks: int, node_size: int, **zeropp: int | bool | None
     schedule = Schedule.sequential(_model(2))
     value = between_nodes_formula(StrategyShape(ZERO3), schedule, groups, MIXED).value
     return value / PSI * ranks / (ranks // node_size - 1) / 2
-
-
-def layer_of_gpt(heads: int, hidden: int, recomputed: bool = False) -> float:
-    """Returns the bytes of a layer of our GPT in half precision that forward keeps, over sbh."""
-    shape = GptShape(1, hidden, heads, 1, 128, 1, 2, recomputed)
-    return 2.0 if recomputed else layer_bytes(shape) / (shape.tokens * hidden)
-
-
-# -- bytes of a GPT's activations ------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GptShape:
-    """A GPT and its batch. `micro_batch`: sequences on a rank in one forward; `element_bytes`: of the model's dtype.
-    `offload`: what layers keep waits in host memory, storages of `least_bytes` and more.
-
-    Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 4. With s tokens, b sequences, h
-    hidden, a heads, L layers, V vocabulary, and e bytes an element (the paper's 2)::
-
-        a layer, in the paper        sbh (34 + 5as/h)       equation 1, e = 2, with dropout and a materialized softmax
-        less two dropout masks       - 2sbh                 our GPT has none
-        less 5as/h                                          a fused attention kernel keeps 4asb bytes in its place
-        so, in e bytes an element    16 e sbh + 4asb
-
-        recomputed                   e sbh a layer; and while backward is in a layer that one as above, with the
-                                     gradients inside its MLP, 4 e sbh                                  section 5
-        in host memory               what is offloaded, of all layers but the last: storages of `least_bytes` and
-                                     more, 16 e sbh a layer; recomputed e sbh
-        offloaded, on the device     the last layer and, while backward is in it, the one before; 5 e sbh of gradients
-        where backward begins        2 e sbh for the last norm and the head, and 12 sbV: the logits' logarithms in fp32
-                                     and two gradients of them at once (section 4.3 counts the first)
-    """
-
-    layers: int
-    hidden: int
-    heads: int
-    vocabulary: int
-    sequence: int
-    micro_batch: int
-    element_bytes: int
-    checkpointing: bool
-    offload: bool = False
-    least_bytes: int = 64 * 1024
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one forward on one rank."""
-        return self.sequence * self.micro_batch
-
-
-def layer_bytes(shape: GptShape) -> int:
-    """Bytes that forward keeps of one layer for the backward."""
-    return sum(_storages(shape))
-
-
-def _storages(shape: GptShape) -> list[int]:
-    """Bytes of each storage that a layer keeps: inputs and outputs of two norms, the output of attention, its three
-    inputs in one, its log-sum-exp in fp32, and the activation function's input and output.
-    """
-    stream = shape.element_bytes * shape.tokens * shape.hidden
-    return [*[stream] * 5, 3 * stream, 4 * shape.heads * shape.tokens, 4 * stream, 4 * stream]
-
-
-def activation_bytes(shape: GptShape) -> int:
-    """Returns the largest sum of activations and of their gradients on the device: where backward begins, or while it
-    is in a layer that is recomputed, or in the last one while the one before comes back.
-    """
-    stream, layer = shape.element_bytes * shape.tokens * shape.hidden, layer_bytes(shape)
-    kept = _storages(shape)[:1] if shape.checkpointing else _storages(shape)
-    moved = sum(size for size in kept if size >= shape.least_bytes) if shape.offload else 0
-    at_the_end = 2 * stream + 12 * shape.tokens * shape.vocabulary
-    coming = moved * (shape.layers > 1)
-    if shape.checkpointing:
-        inputs = shape.layers * (stream - moved)
-        return inputs + moved + max(at_the_end, layer + 4 * stream + coming)
-    if not shape.offload:
-        return shape.layers * layer + at_the_end
-    return shape.layers * (layer - moved) + moved + max(at_the_end, coming + 5 * stream)
-
-
-def shape_of(config: CellConfig) -> GptShape:
-    model, policy = config.model, activation_policy(config)
-    assert isinstance(model, Gpt)
-    return GptShape(
-        model.layers, model.hidden, model.heads, known(model.vocabulary), config.sequence, config.micro_batch,
-        config.precision.dtype.itemsize, model.checkpointing or policy.recompute, policy.keep == "host",
-        policy.least_bytes,
-    )  # fmt: skip
