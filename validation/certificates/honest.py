@@ -43,7 +43,6 @@ from .loops import (
     error,
     nothing,
     of,
-    row_of,
     sgd,
     train,
     usual,
@@ -51,8 +50,6 @@ from .loops import (
 
 HONEST: dict[str, Loop] = {}
 """Name -> loop."""
-
-honest = partial(row_of, HONEST, Loop)
 
 # -- optimizers and their calls ----------------------------------------------------------------------------------
 
@@ -130,14 +127,6 @@ def by_closure(job: Job, kind: Callable[[Any], Any] = adamw, returns_loss: bool 
             optimizer.step(partial(torch.clone, closure()) if returns_loss else closure)
 
 
-HONEST |= {
-    "closure that returns a loss": Loop(partial(by_closure, returns_loss=True), "plain", accumulation=1),
-    "closure": Loop(by_closure, "plain"),
-    "lbfgs": Loop(partial(by_closure, kind=of(optim.LBFGS, max_iter=4))),
-}
-
-
-@honest()
 def update_by_hand(job: Job) -> None:
     model = job.net()
     with job.watch(model, None, ends="step") as watch:
@@ -147,6 +136,14 @@ def update_by_hand(job: Job) -> None:
                 parameter.data.sub_(parameter.grad, alpha=0.1)
                 parameter.grad = None
             watch.step()
+
+
+HONEST |= {
+    "closure that returns a loss": Loop(partial(by_closure, returns_loss=True), "plain", accumulation=1),
+    "closure": Loop(by_closure, "plain"),
+    "lbfgs": Loop(partial(by_closure, kind=of(optim.LBFGS, max_iter=4))),
+    "update by hand": Loop(update_by_hand),
+}
 
 
 # -- learning rates, groups, gradients, micro-batches ----------------------------------------------------------------
@@ -177,6 +174,17 @@ def evaluated(model: Any, _optimizer: Any, step: int) -> None:
     model.train()
 
 
+def bad_batches_are_left_out(job: Job) -> None:
+    """An update whose norm is not finite is left out, as a guard of large runs does."""
+    optimizer = adamw(model := job.net())
+    with job.watch(model, optimizer):
+        for step in range(STEPS + 1):
+            (error(model, *job.batch(step)) * (math.inf if step == 1 else 1)).backward()
+            if math.isfinite(float(clip_grad_norm_(model.parameters(), 50.0))):
+                optimizer.step()
+            optimizer.zero_grad()
+
+
 HONEST |= {
     "warm-up from zero": Loop(partial(scheduled, schedule=rates(lambda step: step / 3))),
     "long warm-up": Loop(partial(scheduled, schedule=rates(lambda step: (step + 1) / 10_000), lr=3e-4)),
@@ -187,19 +195,8 @@ HONEST |= {
     "epochs of six micro-batches": Loop(usual(micro=(4, 2, 4, 2, 4)), accumulation=4),
     "evaluated": Loop(usual(after=evaluated), "plain"),
     "gradients zeroed in place": Loop(usual(after=lambda model, *_: model.zero_grad(set_to_none=False)), "plain"),
+    "bad batches are left out": Loop(bad_batches_are_left_out),
 }
-
-
-@honest()
-def bad_batches_are_left_out(job: Job) -> None:
-    """An update whose norm is not finite is left out, as a guard of large runs does."""
-    optimizer = adamw(model := job.net())
-    with job.watch(model, optimizer):
-        for step in range(STEPS + 1):
-            (error(model, *job.batch(step)) * (math.inf if step == 1 else 1)).backward()
-            if math.isfinite(float(clip_grad_norm_(model.parameters(), 50.0))):
-                optimizer.step()
-            optimizer.zero_grad()
 
 
 # -- parts of a model ------------------------------------------------------------------------------------------------
@@ -318,11 +315,9 @@ class Target(nn.Module):
         return (self.online(x)[:, 0] - goal).square().mean()
 
 
-def follow(model: Any, _optimizer: Any, step: int, every: int = 1, share: float = 0.05) -> None:
-    both = getattr(model, "module", model)
-    if step % every == every - 1:
-        for own, other in zip(both.target.parameters(), both.online.parameters(), strict=True):
-            own.data.lerp_(other.detach(), share)
+def follow(model: Any, *_: Any) -> None:
+    for own, other in zip(model.target.parameters(), model.online.parameters(), strict=True):
+        own.data.lerp_(other.detach(), 0.05)
 
 
 class ActorCritic(nn.Module):
@@ -371,22 +366,6 @@ def gan(job: Job, critics: int, watches: str) -> None:
                 of_generator.step()
 
 
-ADAM = of(optim.Adam, lr=1e-3)
-online = partial(usual, lambda model: ADAM(model.online), Target, loss=lambda model, x: model(x))
-HONEST |= {
-    "dqn": Loop(online()),
-    "target that follows": Loop(online(after=follow)),
-    "td3": Loop(td3),
-    "gan, its critic watched": Loop(partial(gan, critics=1, watches="critic"), accumulation=1),
-    "gan, its generator watched": Loop(partial(gan, critics=1, watches="generator")),
-    "wgan, five critic steps": Loop(partial(gan, critics=5, watches="generator")),
-    "teacher beside": Loop(
-        usual(loss=lambda model, x: error(model, x) + 0 * error(Job(1).net().requires_grad_(False), x)), "plain"
-    ),
-}
-
-
-@honest("plain")
 def average_of_weights(job: Job) -> None:
     average = AveragedModel(model := job.net(), multi_avg_fn=get_ema_multi_avg_fn(0.9))
     train(job, model, adamw(model), after=lambda *_: average.update_parameters(model))
@@ -399,7 +378,21 @@ def two(model: Any, x: torch.Tensor) -> Any:
     return y[:, 1:].square().mean()
 
 
-HONEST["two losses"] = Loop(usual(loss=two), accumulation=1)
+ADAM = of(optim.Adam, lr=1e-3)
+online = partial(usual, lambda model: ADAM(model.online), Target, loss=lambda model, x: model(x))
+HONEST |= {
+    "dqn": Loop(online()),
+    "target that follows": Loop(online(after=follow)),
+    "td3": Loop(td3),
+    "gan, its critic watched": Loop(partial(gan, critics=1, watches="critic"), accumulation=1),
+    "gan, its generator watched": Loop(partial(gan, critics=1, watches="generator")),
+    "wgan, five critic steps": Loop(partial(gan, critics=5, watches="generator")),
+    "teacher beside": Loop(
+        usual(loss=lambda model, x: error(model, x) + 0 * error(Job(1).net().requires_grad_(False), x)), "plain"
+    ),
+    "average of weights": Loop(average_of_weights, "plain"),
+    "two losses": Loop(usual(loss=two), accumulation=1),
+}
 
 # -- precision -------------------------------------------------------------------------------------------------------
 
@@ -543,7 +536,6 @@ HONEST |= {
 
 
 two_ranks = partial(Loop, ranks=2)
-honest_ranks = partial(row_of, HONEST, two_ranks)
 
 # -- DDP -------------------------------------------------------------------------------------------------------------
 
@@ -551,6 +543,29 @@ honest_ranks = partial(row_of, HONEST, two_ranks)
 def log(*_: Any) -> None:
     dist.all_reduce(torch.ones(200))
     dist.barrier()
+
+
+def ddp_whose_inner_model_is_watched(job: Job) -> None:
+    model = DDP(inner := job.net())
+    train(job, model, adamw(model), watched=inner)
+
+
+def ddp_with_uneven_inputs(job: Job) -> None:
+    """Rank 0 has one batch more than rank 1 (join)."""
+    optimizer = adamw(model := DDP(job.net()))
+    with job.watch(model, optimizer), model.join():
+        for step in range(STEPS + (job.rank == 0)):
+            error(model, *job.batch(step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def ddp_that_averages_later(job: Job) -> None:
+    """Updates of each rank between averages of the parameters (PostLocalSGDOptimizer)."""
+    model = DDP(job.net())
+    own = [dist.new_group([rank]) for rank in range(job.ranks)][job.rank]
+    model.register_comm_hook(PostLocalSGDState(None, own, start_localSGD_iter=1), post_localSGD_hook)
+    train(job, model, PostLocalSGDOptimizer(sgd(model), PeriodicModelAverager(period=4, warmup_steps=1)))
 
 
 ddp = partial(usual, wrap=DDP)
@@ -584,33 +599,10 @@ HONEST |= {
     "ddp whose unused experts are found": two_ranks(usual(make=Experts, wrap=unused)),
     "ddp with metrics": two_ranks(ddp(after=log), "plain"),
     "ddp with a checkpoint": two_ranks(ddp(change=recompute), "plain"),
+    "ddp whose inner model is watched": two_ranks(ddp_whose_inner_model_is_watched, "plain"),
+    "ddp with uneven inputs": two_ranks(ddp_with_uneven_inputs),
+    "ddp that averages later": two_ranks(ddp_that_averages_later),
 }
-
-
-@honest_ranks("plain")
-def ddp_whose_inner_model_is_watched(job: Job) -> None:
-    model = DDP(inner := job.net())
-    train(job, model, adamw(model), watched=inner)
-
-
-@honest_ranks()
-def ddp_with_uneven_inputs(job: Job) -> None:
-    """Rank 0 has one batch more than rank 1 (join)."""
-    optimizer = adamw(model := DDP(job.net()))
-    with job.watch(model, optimizer), model.join():
-        for step in range(STEPS + (job.rank == 0)):
-            error(model, *job.batch(step)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@honest_ranks()
-def ddp_that_averages_later(job: Job) -> None:
-    """Updates of each rank between averages of the parameters (PostLocalSGDOptimizer)."""
-    model = DDP(job.net())
-    own = [dist.new_group([rank]) for rank in range(job.ranks)][job.rank]
-    model.register_comm_hook(PostLocalSGDState(None, own, start_localSGD_iter=1), post_localSGD_hook)
-    train(job, model, PostLocalSGDOptimizer(sgd(model), PeriodicModelAverager(period=4, warmup_steps=1)))
 
 
 # -- data parallelism by hand ----------------------------------------------------------------------------------------
@@ -629,14 +621,6 @@ def average_now_and_then(model: Any, _optimizer: Any, step: int) -> None:
         parameter.data /= dist.get_world_size()
 
 
-by_hand = partial(usual, before=average_gradients)
-HONEST |= {
-    "reduced by hand": two_ranks(by_hand(), "plain"),
-    "averaged now and then": two_ranks(usual(after=average_now_and_then)),
-}
-
-
-@honest_ranks("plain")
 def partitioned_by_hand(job: Job) -> None:
     """Each rank updates half of the parameters and sends them (ZeRO-1)."""
     model = job.net()
@@ -651,12 +635,18 @@ def partitioned_by_hand(job: Job) -> None:
     train(job, model, optimizer, before=average_gradients, after=send)
 
 
-@honest_ranks()
 def two_trainings(job: Job) -> None:
     """Each rank trains a model of its own, with another learning rate."""
     model = Job(job.rank).net()
     train(job, model, of(optim.AdamW, lr=1e-3 * (1 + job.rank))(model))
 
+
+HONEST |= {
+    "reduced by hand": two_ranks(usual(before=average_gradients), "plain"),
+    "averaged now and then": two_ranks(usual(after=average_now_and_then)),
+    "partitioned by hand": two_ranks(partitioned_by_hand, "plain"),
+    "two trainings": two_ranks(two_trainings),
+}
 
 # -- shards ----------------------------------------------------------------------------------------------------------
 

@@ -74,16 +74,6 @@ class Plant(Loop):
         self.causes, self.about = causes, about
 
 
-def row_of(table: dict[str, Any], make: Callable[..., Loop], *about: Any, **how: Any) -> Callable[[Any], Any]:
-    """Puts a function into a table, under its name."""
-
-    def put(function: Callable[[Job], Any]) -> Callable[[Job], Any]:
-        table[function.__name__.replace("_", " ")] = make(function, *about, **how)
-        return function
-
-    return put
-
-
 def of(kind: Callable[..., Any], **options: Any) -> Callable[[nn.Module], Any]:
     return lambda model: kind(model.parameters(), **options)
 

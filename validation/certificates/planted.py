@@ -39,12 +39,10 @@ from .honest import (
     with_buffer,
     without_biases,
 )
-from .loops import STEPS, Job, Plant, adamw, at_once, error, nothing, of, row_of, sgd, train, usual
+from .loops import STEPS, Job, Plant, adamw, at_once, error, nothing, of, sgd, train, usual
 
 PLANTED: dict[str, Plant] = {}
 """Name -> loop."""
-
-planted = partial(row_of, PLANTED, Plant)
 
 # Patterns of the rows that name a failure, then of the checks and subjects that must not be `same`.
 VALUES = r"reference: (losses|parameters|norms)"
@@ -257,12 +255,6 @@ def stubborn(job: Job) -> None:
     train(job, model, optimizer, scaler=scaler, loss=lambda model, x: error(model, x) * 1e38)
 
 
-PLANTED["masters that are not copied back"] = Plant(
-    partial(masters, dtype=torch.float32, are_copied_back=False), r"no change of the model", updates_of(0)
-)
-
-
-@planted(r"this option changed nothing", r"knob")
 def option_without_effect(job: Job) -> None:
     """An option is read by nothing: the loop is compared with one without it."""
     usual()(first := Job(job.seed))
@@ -272,6 +264,10 @@ def option_without_effect(job: Job) -> None:
 
 MASTERS, MODULES = r"dtypes: (masters|moments|values).*bfloat16", r"dtypes: modules"
 PLANTED |= {
+    "masters that are not copied back": Plant(
+        partial(masters, dtype=torch.float32, are_copied_back=False), r"no change of the model", updates_of(0)
+    ),
+    "option without effect": Plant(option_without_effect, r"this option changed nothing", r"knob"),
     "loss that is not a number": Plant(
         usual(loss=lambda model, x: (model(x) - 5).sqrt().mean()), FINITE, f"{updates_of(0)}|{FINITE}"
     ),
@@ -289,7 +285,6 @@ PLANTED |= {
 
 
 between = partial(Plant, ranks=2)
-planted_ranks = partial(row_of, PLANTED, between)
 
 DIVERGE = r"(values|parameters|checksum|bits).*(differ|not equal|other)|: 0 times|(not|never) reduced|not synchron"
 WRAPPER = DIVERGE + r"|wrapper|was not called|bypass"
@@ -314,17 +309,12 @@ def zeroed_on_one(model: Any, _optimizer: Any, step: int, at: int | None = None)
         model.zero_grad(set_to_none=at is not None)
 
 
-PLANTED["wrapper that is not called"] = between(ddp(loss=lambda model, x: error(model.module, x)), WRAPPER, COPIES)
-
-
-@planted_ranks(WRAPPER, COPIES)
 def wrapped_model_that_is_called_itself(job: Job) -> None:
     """The loop calls and watches the model that DDP has wrapped."""
     called = DDP(model := job.net())
     train(job, model, adamw(called))
 
 
-@planted_ranks(f"{DIVERGE}|{RATE}", COPIES)
 def schedule_of_one_rank(job: Job) -> None:
     """Rank 0 alone steps the schedule."""
     optimizer = adamw(model := DDP(job.net()))
@@ -333,6 +323,9 @@ def schedule_of_one_rank(job: Job) -> None:
 
 
 PLANTED |= {
+    "wrapper that is not called": between(ddp(loss=lambda model, x: error(model.module, x)), WRAPPER, COPIES),
+    "wrapped model that is called itself": between(wrapped_model_that_is_called_itself, WRAPPER, COPIES),
+    "schedule of one rank": between(schedule_of_one_rank, f"{DIVERGE}|{RATE}", COPIES),
     "ddp that never synchronizes": between(
         ddp(of(optim.AdamW, lr=3e-4), without_biases, delay=lambda model, _: model.no_sync()), DIVERGE, COPIES,
         "without biases",
@@ -399,7 +392,6 @@ PLANTED |= {
 # -- data, dtypes, parts ---------------------------------------------------------------------------------------------
 
 
-@planted_ranks(rf"{MICRO}|reference: losses", MICRO, accumulation=2)
 def one_rank_drops_a_micro_batch(job: Job) -> None:
     model = DDP(job.net())
     batch = lambda job, step, _: job.batch(step, 2)[: 2 - job.rank]  # noqa: E731
@@ -413,6 +405,9 @@ def same_rows(job: Job, step: int, micro: int) -> list[torch.Tensor]:
 
 IN_BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 PLANTED |= {
+    "one rank drops a micro batch": between(
+        one_rank_drops_a_micro_batch, rf"{MICRO}|reference: losses", MICRO, accumulation=2
+    ),
     "all ranks have the same data": between(ddp(batch=same_rows), SAME_DATA, r"reference: losses|data"),
     "all ranks of fsdp2 have the same data": between(fsdp2(batch=same_rows), SAME_DATA, r"reference: losses|data"),
     "all ranks of zero2 have the same data": between(
