@@ -10,7 +10,9 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from zerobench.host.files import read_text
+import pandas as pd
+
+from zerobench.host.files import read_text, replace_text
 
 Row = TypeVar("Row")
 
@@ -50,18 +52,13 @@ def read(path: Path, kind: type[Row]) -> list[Row]:
     if not os.path.lexists(path):
         return []
     table = csv.DictReader(io.StringIO(read_text(path)))
+    types = {one.name: str(one.type) for one in fields(kind)}  # type: ignore[arg-type]
     try:
-        header = list(table.fieldnames or ())
-    except csv.Error:
-        header = None
-    if header != [one.name for one in fields(kind)]:  # type: ignore[arg-type]
-        raise ValueError(f"{path}: its columns are not those of this version; move it away, or give another --out")
-    try:
-        return [kind(**{one.name: _value(str(one.type), row[one.name]) for one in fields(kind)})  # type: ignore[arg-type]
-                for row in table]  # fmt: skip
+        if table.fieldnames != list(types):
+            raise ValueError("its columns are not those of this version")
+        return [kind(**{name: _value(words, row[name]) for name, words in types.items()}) for row in table]
     except (ValueError, TypeError, csv.Error) as error:
-        words = f"{path}, line {table.line_num}: it is damaged ({error!s:.80}); move it away, or give another --out"
-        raise ValueError(words) from error
+        raise ValueError(f"{path}, line {table.line_num}: {error!s:.80}; move it away") from error
 
 
 def _value(kind: str, text: str) -> Any:
@@ -73,9 +70,6 @@ def _value(kind: str, text: str) -> Any:
 def write(path: Path, kind: type[Row], rows: Iterable[Row]) -> None:
     """Writes a file whole, aside and renamed: an interruption leaves the one before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}")
-    with aside.open("w", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow([one.name for one in fields(kind)])  # type: ignore[arg-type]
-        out.writerows(astuple(row) for row in rows)  # type: ignore[call-overload]
-    aside.replace(path)
+    columns = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    table = pd.DataFrame(map(astuple, rows), columns=columns, dtype=object)  # type: ignore[arg-type]
+    replace_text(path, table.to_csv(index=False))
