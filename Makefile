@@ -295,14 +295,14 @@ published-runs: setup
 	$(RUN) tools/docs/pages.py
 
 predicted-maps: setup
-	$(VALIDATE) predicted-maps $(PREDICTED_MAPS)
+	$(VALIDATE) predicted-maps
 	$(RUN) -m tools.docs.recorded results/predicted_maps
 	$(RUN) -m analysis predicted_maps
 	$(RUN) tools/docs/pages.py
 
 # FILE=mine.csv predicts the runs of a file of the same columns, and fits nothing.
 predicted-runs: setup
-	$(VALIDATE) predicted-runs $(if $(FILE),--file $(FILE)) $(PREDICTED_RUNS)
+	$(VALIDATE) predicted-runs $(if $(FILE),--file $(FILE))
 	$(if $(FILE),,$(RUN) -m tools.docs.recorded results/predicted_runs)
 
 peers: setup

@@ -10,7 +10,7 @@ attempt   a launch of a cell's real world: gloo's threads may keep a buffer of a
           and a machine that is busy elsewhere makes that moment long, so that a cell that differs is run again
 
     python -m validation fake-equality --rerun                 all of them, about an hour
-    python -m validation fake-equality --only 'zero3*' --sizes 4 --rerun
+    python -m validation fake-equality --only 'zero3*' --rerun
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from zerobench.results.grid import Grid
 
 from .runner import run_fake, run_real
 from .store import Store
-from .variants import VARIANTS
+from .variants import ALL_SIZES, VARIANTS
 
 AT_ONCE = 20
 """Variants in one launch; the tables are written after each."""
@@ -181,32 +181,30 @@ def summary(rows: Sequence[Difference]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sizes", nargs="+", type=int, default=[2, 3, 4], metavar="N", help="world sizes")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="variants by name or pattern")
     parser.add_argument("--rerun", action="store_true", help="run also what the csv has")
-    parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="default: %(default)s")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Runs what is due and writes the tables. Returns 1 if a rank differs."""
-    store = Store(chosen.out / "equality.csv", Difference, lambda row: (row.cell, row.world_size))
+    store = Store(FOLDER / "equality.csv", Difference, lambda row: (row.cell, row.world_size))
     names = [name for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in chosen.only)]
     if not names:
         raise ValueError(f"--only {' '.join(chosen.only)}: no variant has that name")
-    wanted = {(name, n): VARIANTS[name].config(n) for n in chosen.sizes for name in names if n in VARIANTS[name].sizes}
+    wanted = {(name, n): VARIANTS[name].config(n) for n in ALL_SIZES for name in names if n in VARIANTS[name].sizes}
     due = [cell for cell in wanted if chosen.rerun or cell not in store.found]
-    of_size = [[cell for cell in due if cell[1] == n] for n in chosen.sizes]
+    of_size = [[cell for cell in due if cell[1] == n] for n in ALL_SIZES]
     batches = [cells[at : at + AT_ONCE] for cells in of_size for at in range(0, len(cells), AT_ONCE)]
     with progress_bar("fake-equality", len(batches), "launches") as advance:
         for cells in batches:
             with tempfile.TemporaryDirectory() as folder:
                 store.put(hold({cell[0]: wanted[cell] for cell in cells}, Path(folder)))
-            (chosen.out / "equality.md").write_text(HEAD + summary(store.rows))
+            (FOLDER / "equality.md").write_text(HEAD + summary(store.rows))
             advance()
     rows = [row for cell in wanted for row in store.found[cell]]
     different = [row for row in rows if not row.is_none]
     for row in different:
         words = f"{row.memory_rows} rows of memory and {row.traffic_rows} of traffic differ"
         print(f"{row.cell}, rank {row.rank} of {row.world_size}: {words}")
-    print(f"{len(rows) - len(different)} of {len(rows)} ranks are equal; {chosen.out}")
+    print(f"{len(rows) - len(different)} of {len(rows)} ranks are equal; {FOLDER}")
     return int(bool(different))

@@ -5,9 +5,7 @@ setting     bf16, AdamW, blocks recomputed, MICRO_BATCH sequences of SEQUENCE to
 grid        what fits: by the paper's formula states are at most USABLE of the device; activations are not counted
 break-even  the network, Gbit/s per node, at which two cells take the same time; empty if there is none in NETWORKS
 
-Writes steps.csv and break_even.csv to --out. Executed schedules stay in --cache.
-
-    python -m validation predicted-maps
+Writes steps.csv and break_even.csv to results/predicted_maps. Executed schedules stay in results/runs/predicted_maps.
 """
 
 from __future__ import annotations
@@ -75,14 +73,7 @@ class BreakEvenRow:
     always: int
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
-    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="default: %(default)s")
-    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="of schedules: %(default)s")
-    parser.add_argument("--jobs", type=int, help="executions at once (default: one per core)")
-
-
-def run(chosen: argparse.Namespace) -> int:
+def run(_: argparse.Namespace) -> int:
     """Executes the cells that are not kept yet, and writes the maps."""
     words = [f"model={','.join(MODELS)}", f"strategy={','.join(STRATEGIES)}", "precision=bf16", "world_size=8"]
     words += [f"micro_batch={MICRO_BATCH}", f"sequence={SEQUENCE}", "activation=checkpoint", "optimizer=adamw"]
@@ -106,7 +97,7 @@ def run(chosen: argparse.Namespace) -> int:
     options = {f"shard_group={per_node}": replace(zero3, shard_group=per_node)}
     options |= {f"zeropp={name}": replace(zero3, node_size=per_node, zeropp=CHOICES[name]()) for name in ZEROPP}
 
-    schedules, everything = Schedules(chosen.cache, chosen.jobs), [*grid.values(), *options.values()]
+    schedules, everything = Schedules(CACHE), [*grid.values(), *options.values()]
     schedules.execute("maps", [(reduced(config), CUDA) for config in everything])
     laid = {config.cell_id: schedules.of(reduced(config), CUDA) for config in everything}
 
@@ -118,7 +109,7 @@ def run(chosen: argparse.Namespace) -> int:
         step, psi = step_of(config), sum(shape.numel for shape in facts[model].shapes)
         rate = config.micro_batch * config.accumulation * config.sequence / step.step_s
         steps.append(StepRow(model, psi, ranks, strategy, states_of(config), step.step_s, step.exposed_s, rate))
-    write(chosen.out / "steps.csv", StepRow, steps)
+    write(OUT / "steps.csv", StepRow, steps)
 
     pairs = [
         (model, ranks, "zero2", "zero3", config, grid[model, ranks, "zero3"])
@@ -126,8 +117,8 @@ def run(chosen: argparse.Namespace) -> int:
     ]  # fmt: skip
     pairs += [(OPTION_MODEL, OPTION_RANKS, option, "zero3", config, zero3) for option, config in options.items()]
     edges = [BreakEvenRow(*pair[:4], *_edge(step_of, *pair[4:])) for pair in pairs]
-    write(chosen.out / "break_even.csv", BreakEvenRow, edges)
-    print(f"{chosen.out}: steps.csv, break_even.csv")
+    write(OUT / "break_even.csv", BreakEvenRow, edges)
+    print(f"{OUT}: steps.csv, break_even.csv")
     return 0
 
 

@@ -6,8 +6,9 @@ naive      one utilization per type of device: the median of the rows of all oth
 interval   of a kind of run the factor that holds 90 % of measured over predicted steps, of rows that were left out.
            covered: the fraction within it when the factor is made from nine tenths of the rows for the rest, in turns
 
-Writes a row per run to --out, and to zerobench/hardware/validated.yaml scales and intervals, for `zerobench predict`.
-With --file nothing is fitted: each run of the file is predicted with the committed scales, on its own hardware.
+Writes a row per run to results/predicted_runs, and to zerobench/hardware/validated.yaml scales and intervals, for
+`zerobench predict`. With --file nothing is fitted: each run of the file is predicted with the committed scales, on its
+own hardware.
 
     python -m validation predicted-runs
     python -m validation predicted-runs --file mine.csv --out predictions.csv
@@ -171,19 +172,15 @@ def source_of(run: PublishedRun) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    words = f"default: {' '.join(map(str, RUNS))}"
-    parser.add_argument("--runs", type=Path, nargs="+", default=RUNS, metavar="CSV", help=words)
     words = "predict the runs of this file, in the columns of docs/reference/validated.md, and fit nothing"
     parser.add_argument("--file", type=Path, metavar="CSV", help=words)
-    words = f"default: {ERRORS}; with --file: FILE_predicted.csv"
-    parser.add_argument("--out", type=Path, metavar="CSV", help=words)
+    parser.add_argument("--out", type=Path, metavar="CSV", help="with --file (default: FILE_predicted.csv)")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="of schedules: %(default)s")
-    parser.add_argument("--jobs", type=int, help="executions at once (default: one per core)")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Predicts the runs of a file; or else fits the scales, and writes errors and what was validated."""
-    schedules = Schedules(chosen.cache, chosen.jobs)
+    schedules = Schedules(chosen.cache)
     if chosen.file is not None:
         runs = read_runs(chosen.file, SIMULATED)
         planned = _simulated(runs, schedules)
@@ -191,11 +188,11 @@ def run(chosen: argparse.Namespace) -> int:
         write(out, PredictionRow, [_predicted(run, planned[run.id], schedules) for run in runs])
         print(f"{out}: {show_count(len(runs), 'run')}; a run without a prediction has a reason")
         return 0
-    runs = [run for path in chosen.runs for run in read_runs(path, SIMULATED) if run.tokens_s_gpu is not None]
+    runs = [run for path in RUNS for run in read_runs(path, SIMULATED) if run.tokens_s_gpu is not None]
     planned = _simulated(runs, schedules)
     known = {name: _laid(plan, schedules) for name, plan in planned.items() if isinstance(plan, PlannedRun)}
     rows = list(errors_of(runs, planned, known, schedules))
-    write(chosen.out or ERRORS, ErrorRow, rows)
+    write(ERRORS, ErrorRow, rows)
     scales, kinds = fitted(list(known.values())), left_out(list(known.values()), rows)
     intervals = {kind: fitted_interval(found) for kind, found in sorted(kinds.items()) if len(found) >= ENOUGH}
     fits = [plan.one.config for plan in known.values() if plan.device not in ROUGH]

@@ -33,12 +33,11 @@ Records = dict[str, dict[int, RankRecord | str]]
 
 
 def execute_cells(
-    what: str, work: Sequence[Work], jobs: int | None = None, limits: Limits = LIMITS,
+    what: str, work: Sequence[Work], limits: Limits = LIMITS,
     take: Callable[[int, Execution], None] = lambda *_: None, operators: bool = False,
 ) -> list[Execution]:  # fmt: skip
-    """Executes cells, `jobs` at once (None: one per core), and returns their executions in order. `take` gets each as
-    it ends, with its index; `operators`: with every compute operator. Whatever goes wrong is the `problem` of an
-    execution.
+    """Executes cells, one per core at a time, and returns their executions in order. `take` gets each one as it ends,
+    with its index; `operators`: with every compute operator. Whatever goes wrong is the `problem` of an execution.
     """
     executed: dict[int, Execution] = {}
     with progress_bar(what, len(work), "cells") as advance:
@@ -50,7 +49,7 @@ def execute_cells(
                     advance()
                     take(indices[number], news)
 
-            executions = execute_all([work[index][0] for index in indices], target, jobs, heard, limits, operators)
+            executions = execute_all([work[index][0] for index in indices], target, None, heard, limits, operators)
             executed |= zip(indices, executions, strict=True)
     return [executed[index] for index in range(len(work))]
 

@@ -44,8 +44,8 @@ Work = tuple[Reduced, Target]
 class Schedules:
     """Schedules by cell and device, kept in `folder`."""
 
-    def __init__(self, folder: Path, jobs: int | None = None) -> None:
-        self._folder, self._jobs = folder, jobs
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._failed: dict[str, str] = {}
 
     def execute(self, what: str, work: Sequence[Work]) -> None:
@@ -56,7 +56,7 @@ class Schedules:
             fork_server.PRELOAD.insert(-1, TRANSFORMERS)  # once, and not in each cell's process
         keys = list(due)
         take = lambda number, found: self._keep(keys[number], found)  # noqa: E731
-        execute_cells(what, list(due.values()), self._jobs, LIMITS, take, operators=True)
+        execute_cells(what, list(due.values()), LIMITS, take, operators=True)
 
     def of(self, cell: Reduced, target: Target) -> StepSchedule:
         """Returns the schedule of a cell that was simulated."""

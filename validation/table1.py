@@ -234,8 +234,6 @@ def place_of(row: CellRow | StatesRow) -> TableCell:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cells with all of these: 7.5B, N=64, zero3 ...")
     parser.add_argument("--rerun", action="store_true", help="execute also what the csv has")
-    parser.add_argument("--jobs", type=int, help="cells at once (default: one per core)")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the csv files (default: %(default)s)")
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -245,8 +243,8 @@ def run(chosen: argparse.Namespace) -> int:
     if not wanted:
         sizes, ranks = ", ".join(SIZES), ", ".join(f"N={n}" for n in RANKS)
         raise ValueError(f"--only {' '.join(words)}: no such cell; use words of {sizes}, {ranks}, {', '.join(STAGES)}")
-    cells = Store(chosen.out / CELLS, CellRow, place_of, every)
-    parts = Store(chosen.out / IN_FLIGHT, StatesRow, place_of, every)
+    cells = Store(FOLDER / CELLS, CellRow, place_of, every)
+    parts = Store(FOLDER / IN_FLIGHT, StatesRow, place_of, every)
     due = [place for place in wanted if chosen.rerun or place not in cells.found]
 
     def take(number: int, found: Execution) -> None:
@@ -260,8 +258,8 @@ def run(chosen: argparse.Namespace) -> int:
         ])  # fmt: skip
         cells.put([row_of(due[number], found)])
 
-    execute_cells("table1", [(place.config, CPU) for place in due], chosen.jobs, Limits(seconds=1800), take)
-    print(f"{len(due) - len(problems)} cells simulated; in {chosen.out}: {CELLS}, {IN_FLIGHT}")
+    execute_cells("table1", [(place.config, CPU) for place in due], Limits(seconds=1800), take)
+    print(f"{len(due) - len(problems)} cells simulated; in {FOLDER}: {CELLS}, {IN_FLIGHT}")
     for problem in problems:
         print(printable(f"validation table1: {problem}"), file=sys.stderr)
     return int(bool(problems))

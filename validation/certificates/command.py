@@ -139,7 +139,6 @@ def loops() -> dict[str, Loop]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", action="append", metavar="PATTERN", help="names of loops; nothing is written")
     parser.add_argument("--seed", type=int, help="default: drawn")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="default: %(default)s")
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -163,8 +162,8 @@ def run(chosen: argparse.Namespace) -> int:
     print(*counts, sep="\n")
     if not chosen.only:
         for name, side in sides.items():
-            write(chosen.out / f"{name}.csv", CertificateOfLoop, side)
-        write(chosen.out / "summary.csv", CertificateCount, counts)
+            write(RESULTS / f"{name}.csv", CertificateOfLoop, side)
+        write(RESULTS / "summary.csv", CertificateCount, counts)
     is_as_it_should_be = all(row.kind in ("clean", "unusual") for row in sides["honest"])
     return int(not is_as_it_should_be or any(row.wrongly_same for row in sides["planted"]))
 

@@ -105,7 +105,6 @@ def _number(value: float) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="SOURCE", help=f"of these, comma-separated: {', '.join(SOURCES)}")
     parser.add_argument("--list", action="store_true", help="formulas and printed values alone; nothing is executed")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help=f"for the tables (default: {FOLDER}, of all of it)")
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -116,12 +115,11 @@ def run(chosen: argparse.Namespace) -> int:
             raise ValueError(f"--only {name}: no such source{nearest(name, list(SOURCES))}")
     rows = [(name, row) for name in dict.fromkeys(names) for row in SOURCES[name].rows]
     found = [Reproduced(*row) for row in rows] if chosen.list else reproduce(rows)
-    folder = chosen.out or (None if chosen.only or chosen.list else FOLDER)
-    if folder is None:
+    if chosen.only or chosen.list:
         print(as_markdown(found), end="")
     else:
-        write(found, folder)
-        print(f"{show_count(len(found), 'row')} in {folder}", *remarks(found), sep="\n", file=sys.stderr)
+        write(found, FOLDER)
+        print(f"{show_count(len(found), 'row')} in {FOLDER}", *remarks(found), sep="\n", file=sys.stderr)
     return int(any(one.problem for one in found))
 
 

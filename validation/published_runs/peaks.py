@@ -23,7 +23,7 @@ import torch
 from zerobench.config.schema_memory import SCHEMAS
 from zerobench.host.terminal import stdout_console
 from zerobench.results.provenance import source_of
-from zerobench.simulation.execute import Execution, Limits
+from zerobench.simulation.execute import Execution
 from zerobench.sizes import printable, show_count
 
 from ..runner import execute_cells
@@ -166,12 +166,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=Path, default=RUNS, metavar="CSV", help=words)
     parser.add_argument("--out", type=Path, default=ERRORS, metavar="CSV", help="for the errors (default: %(default)s)")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="for executed cells: %(default)s")
-    parser.add_argument("--jobs", type=int, help="cells at once (default: one per core)")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Compares the runs of a file and writes the errors. Returns 1 if a run could not be executed."""
-    rows = compare(read(chosen.runs, NEEDED), ExecutedCells(chosen.cache, chosen.jobs))
+    rows = compare(read(chosen.runs, NEEDED), ExecutedCells(chosen.cache))
     write(chosen.out, PeakRow, rows)
     show(rows)
     print(f"{chosen.out}: {show_count(len(rows), 'row')}")
@@ -181,9 +180,8 @@ def run(chosen: argparse.Namespace) -> int:
 class ExecutedCells:
     """Sizes of executed cells, by plan. Executions that have failed are tried again by the next command."""
 
-    def __init__(self, folder: Path, jobs: int | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._store = Store(folder / "cells.csv", ExecutedSizes, lambda row: row.key)
-        self._jobs = jobs
         self.problems: dict[str, str] = {}
 
     def execute(self, what: str, plans: Sequence[RunPlan]) -> None:
@@ -199,7 +197,7 @@ class ExecutedCells:
             low, high = found.reserved_bytes or (allocated, allocated)
             self._store.put([ExecutedSizes(keys[number], allocated, low, high)])
 
-        execute_cells(what, [(plan.config, plan.target) for plan in due.values()], self._jobs, Limits(), take)
+        execute_cells(what, [(plan.config, plan.target) for plan in due.values()], take=take)
 
     def of(self, plan: RunPlan) -> ExecutedSizes | None:
         rows = self._store.found.get(key_of(plan))
