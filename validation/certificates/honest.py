@@ -31,22 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 import zerobench
 
-from .loops import (
-    OUT,
-    STEPS,
-    WIDTH,
-    Job,
-    Loop,
-    adamw,
-    at_once,
-    autocast,
-    error,
-    nothing,
-    of,
-    sgd,
-    train,
-    usual,
-)
+from .loops import OUT, STEPS, WIDTH, Job, Loop, adamw, at_once, autocast, error, nothing, of, sgd, train, usual
 
 HONEST: dict[str, Loop] = {}
 """Name -> loop."""
