@@ -19,11 +19,9 @@ import pandas as pd
 from zerobench.config.cell import CellConfig
 from zerobench.config.flat import name_cells
 from zerobench.config.schema import Measure
-from zerobench.host.terminal import stdout_console
-from zerobench.results.grid import Grid
 from zerobench.results.tables import load
 from zerobench.simulation.execute import CUDA, Limits
-from zerobench.sizes import show_bytes
+from zerobench.sizes import show_count
 
 from .runner import execute_cells
 from .store import read, write
@@ -70,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Simulates each cell whose memory was measured, and prints the errors."""
+    """Simulates each cell whose memory was measured, and writes both."""
     rows_here = _with_memory(load(chosen.folder).runs)
     if not rows_here:
         raise ValueError(f"{chosen.folder}: no run there has the memory of a GPU; name the folder of a GPU suite")
@@ -87,12 +85,7 @@ def run(chosen: argparse.Namespace) -> int:
             found.memory.allocated_bytes, int(row["reserved_bytes"]), found.memory.reserved_by_default,
         ))  # fmt: skip
     write(chosen.folder / ESTIMATED, GpuRunRow, rows)
-    lines = [
-        [row.cell, show_bytes(row.allocated), show_bytes(row.estimated_allocated),
-         f"{row.estimated_allocated / row.allocated - 1:+.1%}"]
-        for row in rows
-    ]  # fmt: skip
-    stdout_console().print(Grid(["cell", "allocated", "estimated", "error"], lines))
+    print(f"{chosen.folder / ESTIMATED}: {show_count(len(rows), 'cell')}")
     return 0
 
 

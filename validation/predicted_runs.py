@@ -265,11 +265,10 @@ def fitted(rows: Sequence[Laid]) -> Fitted:
     rows = [row for row in rows if row.device in devices]
     if not rows:
         return Fitted({}, {})
-    weights = _weights(rows)
-
-    def scales(values: np.ndarray) -> Fitted:
-        compute, attention = np.split(np.exp(values).round(3), 2)
-        return Fitted(*(dict(zip(devices, map(float, scale), strict=True)) for scale in (compute, attention)))
+    # every source of a type of device has the same say
+    keys = [(row.device, _publisher(row.source)) for row in rows]
+    counts = Counter(keys)
+    weights = [1 / counts[key] for key in keys]
 
     def loss(values: np.ndarray) -> float:
         factors = {device: Scales(*pair) for device, *pair in zip(devices, *np.split(np.exp(values), 2), strict=True)}
@@ -279,14 +278,9 @@ def fitted(rows: Sequence[Laid]) -> Fitted:
     start = [0.2] * len(devices) + [0.1] * len(devices)
     bounds = [(0.0, math.log(2))] * len(start)  # no kernel is faster than in the tables
     options = {"xatol": 1e-4, "fatol": 1e-6}
-    return scales(minimize(loss, start, method="Nelder-Mead", bounds=bounds, options=options).x)
-
-
-def _weights(rows: Sequence[Laid]) -> list[float]:
-    """Returns weights that give every source of a type of device the same say."""
-    keys = [(row.device, _publisher(row.source)) for row in rows]
-    counts = Counter(keys)
-    return [1 / counts[key] for key in keys]
+    found = minimize(loss, start, method="Nelder-Mead", bounds=bounds, options=options)
+    scales = np.split(np.exp(found.x).round(3), 2)
+    return Fitted(*(dict(zip(devices, map(float, scale), strict=True)) for scale in scales))
 
 
 def _publisher(source: str) -> str:

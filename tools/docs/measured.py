@@ -259,21 +259,14 @@ def buffers() -> list[Any]:
     return beside(cells(REFERENCE / "buffers", "psi"), lambda cell: cell.psi, kind)
 
 
-def counted(results: Results, cell: Any) -> dict[str, dict[str, float]]:
-    """Returns a cell's "allocations" and "lasting", each by category, the most of any rank in a step; empty if not
-    counted.
-    """
-    memory = cell_rows(results, "memory", cell)
-    of_step = memory[(memory["phase"] == "step") & (memory["tier"] == "device")].dropna(subset=["lasting"])
-    most = of_step.groupby("category")[["allocations", "lasting"]].max()
-    return {str(column): {str(k): float(v) for k, v in most[column].items()} for column in most if len(most)}
-
-
 def arena() -> str:
     """Allocations of a step that outlive their phase, and the peak, without slots and with them."""
     rows = cells(REFERENCE / "arena", "strategy")
     for cell in rows:
-        vars(cell).update(counted(load(REFERENCE / "arena"), cell))
+        memory = cell_rows(load(REFERENCE / "arena"), "memory", cell)
+        of_step = memory[(memory["phase"] == "step") & (memory["tier"] == "device")].dropna(subset=["lasting"])
+        most = of_step.groupby("category")[["allocations", "lasting"]].max()  # of any rank
+        cell.allocations, cell.lasting = most["allocations"].to_dict(), most["lasting"].to_dict()
     pairs = beside(rows, lambda cell: cell.strategy, lambda cell: "slots" if cell.config.arena else "plain")
     spared = [sum(pair.plain.lasting.values()) - sum(pair.slots.lasting.values()) for pair in pairs]
     dearer = [pair.slots.peak_bytes / pair.plain.peak_bytes - 1 for pair in pairs]

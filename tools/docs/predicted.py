@@ -242,18 +242,12 @@ def _by_ranks(heading: str, otherwise: str, cells: pd.DataFrame, show: Callable[
 def interpolation() -> Iterator[Any]:
     """The error of interpolation in the tables of matrix products, a tenth held out."""
     for name in ("gemm_bf16_a100.parquet", "gemm_bf16_h100.parquet"):
-        yield SimpleNamespace(name=name, errors=sorted(abs(held_out_error(matmul_rows(name)))))
-
-
-def held_out_error(rows: pd.DataFrame, least_flops: float = 1e9, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Returns the relative errors of interpolation for a tenth of a table's shapes, predicted from the others.
-    Products below `least_flops` are left out: their times are launch times.
-    """
-    held = np.random.default_rng(seed).random(len(rows)) < 0.1
-    shapes = ShapeTable(rows[~held])
-    asked = rows[held & (2 * rows[["m", "n", "k"]].prod(axis=1) >= least_flops)]
-    seconds = [shapes.seconds(*map(int, shape)) for shape in asked[["m", "n", "k"]].to_numpy(int)]
-    return np.array(seconds) / asked["seconds"].to_numpy(float) - 1
+        rows = matmul_rows(name)
+        held = np.random.default_rng(0).random(len(rows)) < 0.1
+        shapes, sizes = ShapeTable(rows[~held]), rows[["m", "n", "k"]]
+        asked = held & (2 * sizes.prod(axis=1) >= 1e9)  # times of smaller products are launch times
+        seconds = [shapes.seconds(*map(int, shape)) for shape in sizes[asked].to_numpy(int)]
+        yield SimpleNamespace(name=name, errors=sorted(abs(np.array(seconds) / rows["seconds"][asked] - 1)))
 
 
 # -- one GPU ---------------------------------------------------------------------------------------

@@ -54,9 +54,6 @@ class SuiteSetup:
     device: str
     small: bool
 
-    def folder(self, section: str) -> Path:
-        return self.out / "runs" / section
-
 
 @dataclass(frozen=True)
 class SuiteTask:
@@ -130,7 +127,7 @@ class SuiteSection:
         """The cells, which write to this section's folder."""
         sweeps = self.small if setup.small else self.sweeps
         cells = [cell for sweep in sweeps for cell in compose_cells(["-m", *sweep.split(), f"device={setup.device}"])]
-        return [cell.changed(results_dir=str(setup.folder(self.name))) for cell in cells]
+        return [cell.changed(results_dir=str(setup.out / "runs" / self.name)) for cell in cells]
 
 
 def rows_of(done: Sequence[SuiteLaunch], show: Callable[[SuiteLaunch], list[list[str]]]) -> list[list[str]]:

@@ -15,16 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
 from zerobench.config.schema_memory import SCHEMAS
-from zerobench.host.terminal import stdout_console
 from zerobench.results.provenance import source_of
 from zerobench.simulation.execute import Execution
-from zerobench.sizes import printable, show_count
 
 from ..runner import execute_cells
 from ..store import Store, write
@@ -172,8 +169,8 @@ def run(chosen: argparse.Namespace) -> int:
     """Compares the runs of a file and writes the errors. Returns 1 if a run could not be executed."""
     rows = compare(read(chosen.runs, NEEDED), ExecutedCells(chosen.cache))
     write(chosen.out, PeakRow, rows)
-    show(rows)
-    print(f"{chosen.out}: {show_count(len(rows), 'row')}")
+    counts = Counter(row.status for row in rows)
+    print(f"{chosen.out}: {', '.join(f'{count} {status}' for status, count in counts.most_common())}")
     return int(any(row.status == FAILED for row in rows))
 
 
@@ -260,19 +257,3 @@ def _explanation(run: PublishedRun, row: PeakRow, tried: Sequence[tuple[str, Exe
         return close[0]
     error, words = min(errors, key=lambda pair: abs(pair[0]), default=(float("inf"), ""))
     return f"{PART}{error:+.1%} {words}" if abs(error) < abs(float(row.error_percent)) / 100 else NONE
-
-
-def show(rows: Sequence[PeakRow]) -> None:
-    """Prints what explains errors beyond 5 %, why other rows have no estimate, and counts."""
-    console = stdout_console()
-    compared = [row for row in rows if row.status == COMPARED]
-    for row in rows:
-        if row.status != NO_PEAK and (row.explanation or row.reason):
-            words = printable(f"{row.id}: {row.explanation or row.reason}")
-            console.print(words, markup=False, highlight=False, soft_wrap=True)
-    counts = Counter(row.status for row in rows)
-    console.print(", ".join(f"{count} {status}" for status, count in counts.most_common()), highlight=False)
-    if errors := [abs(float(row.error_percent)) for row in compared]:
-        explained = sum(bool(row.explanation) and not row.explanation.startswith((PART, NONE)) for row in compared)
-        words = f"median |error| {median(errors):.1f} %; within {CLOSE:.0%}: {sum(e <= 100 * CLOSE for e in errors)} of"
-        console.print(f"{words} {len(errors)}, {explained} more with a cause that was tried", highlight=False)
