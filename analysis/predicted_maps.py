@@ -35,11 +35,6 @@ def read(folder: Path) -> pd.DataFrame:
     return pd.read_csv(folder / "steps.csv")
 
 
-def fastest(steps: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of the fastest strategy of what fits, by model and ranks."""
-    return steps.loc[steps.groupby(["psi", "ranks"])["step_s"].idxmin()]
-
-
 def draw(steps: pd.DataFrame) -> Figure:
     """The map of the fastest strategy, and the scaling of one model."""
     figure = Sheet(1, 2.2, CAPTION)
@@ -52,7 +47,8 @@ def draw(steps: pd.DataFrame) -> Figure:
 
 def _map(axes: Axes, steps: pd.DataFrame) -> None:
     sizes, ranks = sorted(steps["psi"].unique()), sorted(steps["ranks"].unique())
-    best = {(row.psi, row.ranks): row for row in fastest(steps).itertuples()}
+    fastest = steps.loc[steps.groupby(["psi", "ranks"])["step_s"].idxmin()]
+    best = {(row.psi, row.ranks): row for row in fastest.itertuples()}
     asked = {psi: MODELS[model] for model, psi in zip(steps["model"], steps["psi"], strict=True)}
     for (x, count), (y, psi) in product(enumerate(ranks), enumerate(sizes)):
         row = best.get((psi, count))

@@ -17,7 +17,7 @@ import torch
 
 from tests import zoo
 
-from .store import Store
+from .store import write
 
 OUT = Path("results/kernel_ulps.csv")
 STEPS, LR = 100, 1e-3
@@ -39,8 +39,7 @@ class UlpsRow:
 
 def run(_: argparse.Namespace) -> int:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-    store = Store(OUT, UlpsRow, lambda row: row.optimizer)
-    store.put([_row("Adam", weight_decay=0.0), _row("AdamW", weight_decay=0.1)])
+    write(OUT, UlpsRow, [_row("Adam", weight_decay=0.0), _row("AdamW", weight_decay=0.1)])
     print(OUT.read_text())
     return 0
 

@@ -34,15 +34,7 @@ from zerobench.simulation import hardware
 from zerobench.simulation.costs import MOST_BLOCKS
 from zerobench.simulation.execute import CUDA, execute_all
 from zerobench.simulation.hardware import US
-from zerobench.simulation.prediction import (
-    PHASES,
-    StepInterval,
-    StepSchedule,
-    interval_of,
-    reduced,
-    schedule_of,
-    step_time,
-)
+from zerobench.simulation.prediction import PHASES, StepSchedule, interval, reduced, schedule_of, step_time
 
 from .gpu_runs import timed
 from .predicted_runs import write_validated
@@ -226,14 +218,9 @@ def _host_s(parts: pd.DataFrame, rates: Rates) -> pd.Series:
 
 
 def _with_step(rows: pd.DataFrame, cluster: str) -> pd.DataFrame:
-    wide, step = _interval(cluster), rows[["device", "host"]].max(axis=1)
+    costs, step = costs_of(cluster, None), rows[["device", "host"]].max(axis=1)
+    wide = interval(costs, f"{costs.device.type}, one GPU")
     return rows.assign(predicted=step, low=step * wide.low, high=step * wide.high)
-
-
-@cache
-def _interval(cluster: str) -> StepInterval:
-    (alone,) = compose_cells(["strategy=ddp", "world_size=1"])
-    return interval_of(costs_of(cluster, None), alone.config)
 
 
 @cache

@@ -254,10 +254,6 @@ class Fitted:
     compute: dict[str, float]
     attention: dict[str, float]
 
-    def scales(self, device: str) -> Scales:
-        """Returns the scales of a type, as predictions have them."""
-        return scales_by_type(self.compute, self.attention, device)
-
 
 def fitted(rows: Sequence[Laid]) -> Fitted:
     """Returns the scales that runs give."""
@@ -288,10 +284,10 @@ def _publisher(source: str) -> str:
 
 
 def errors_of(
-    runs: Iterable[PublishedRun], planned: dict[str, PlannedRun | str], known: dict[str, Laid], schedules: Schedules
+    runs: Iterable[PublishedRun], planned: dict[str, PlannedRun | str], laid: dict[str, Laid], schedules: Schedules
 ) -> Iterable[ErrorRow]:
     """Yields a row for each run."""
-    all_rows = list(known.values())
+    all_rows = list(laid.values())
     whole, without = fitted(all_rows), dict[str, Fitted]()
     for run in runs:
         about = ErrorRow(
@@ -301,27 +297,20 @@ def errors_of(
         if isinstance(plan, str):
             yield replace(about, reason=plan)
             continue
-        found = known[run.id]
-        others = [row for row in all_rows if row.source != found.source]
-        if found.source not in without:
-            without[found.source] = fitted(others)
-        scales = whole.scales(found.device), without[found.source].scales(found.device)
-        yield _error_row(about, found, schedules, *scales, [row for row in others if row.device == found.device])
-
-
-def _error_row(
-    about: ErrorRow, found: Laid, schedules: Schedules, whole: Scales, without: Scales, others: Sequence[Laid]
-) -> ErrorRow:
-    plan, published = found.one, about.published or math.nan
-    step, left_out = plan.step(schedules, whole), plan.step(schedules, without)
-    rates = [plan.tokens / each.step_s for each in (step, left_out)]
-    utilization = [known(row.one.run.tokens_s_gpu) / row.one.ideal for row in others]
-    naive = median(utilization) * plan.ideal if utilization else None
-    return replace(
-        about, predicted=rates[0], left_out=rates[1], naive=naive, error=rates[0] / published - 1,
-        left_out_error=rates[1] / published - 1, naive_error=naive / published - 1 if naive else None,
-        exposed=step.exposed_s / step.step_s, binds=step.binds, assumed=plan.assumed,
-    )  # fmt: skip
+        source, device, published = laid[run.id].source, laid[run.id].device, known(run.tokens_s_gpu)
+        others = [row for row in all_rows if row.source != source]
+        if source not in without:
+            without[source] = fitted(others)
+        scales = (scales_by_type(fit.compute, fit.attention, device) for fit in (whole, without[source]))
+        step, left_out = (plan.step(schedules, one) for one in scales)
+        rates = [plan.tokens / each.step_s for each in (step, left_out)]
+        alike = [known(row.one.run.tokens_s_gpu) / row.one.ideal for row in others if row.device == device]
+        naive = median(alike) * plan.ideal if alike else None
+        yield replace(
+            about, predicted=rates[0], left_out=rates[1], naive=naive, error=rates[0] / published - 1,
+            left_out_error=rates[1] / published - 1, naive_error=naive / published - 1 if naive else None,
+            exposed=step.exposed_s / step.step_s, binds=step.binds, assumed=plan.assumed,
+        )  # fmt: skip
 
 
 # -- what is written -------------------------------------------------------------------------------

@@ -63,9 +63,6 @@ BASELINE = "ddp"
 _PRINTED = pd.read_csv(Path(__file__).with_suffix(".csv"), dtype=str, index_col=["size", "strategy"])
 """Printed gigabytes by size and stage, over the ranks."""
 
-_FIGURE_1 = "120"
-"""Figure 1's baseline, 7.5B on 64 ranks."""
-
 PIECES = 1000
 
 COMMON = (
@@ -129,7 +126,7 @@ def places() -> list[TableCell]:
 def printed(size: str, ranks: int, strategy: str) -> str:
     """Returns what table 1 prints, or figure 1 for the baseline; empty if the paper has no such cell."""
     if strategy == BASELINE:
-        return _FIGURE_1 if (size, ranks) == ("7.5B", 64) else ""
+        return "120" if (size, ranks) == ("7.5B", 64) else ""
     return str(_PRINTED.at[(size, strategy), str(ranks)]) if ranks in RANKS else ""
 
 

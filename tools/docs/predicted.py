@@ -266,16 +266,14 @@ def gpu_summary() -> str:
                      predicted=predicted, missed=missed, others=others)  # fmt: skip
 
 
-QUANTITIES = {
-    "states": "states of a rank", "peak": "peak of the ledger", "allocated": "peak of the allocator",
-    "reserved": "reserved by the allocator",
-}  # fmt: skip
-
-
 def gpu_memory() -> list[Any]:
     """|error| of the estimates by quantity (`make gpu-runs`)."""
+    quantities = {
+        "states": "states of a rank", "peak": "peak of the ledger", "allocated": "peak of the allocator",
+        "reserved": "reserved by the allocator",
+    }  # fmt: skip
     found = []
-    for key, name in QUANTITIES.items():
+    for key, name in quantities.items():
         pairs = [(getattr(row, key), getattr(row, f"estimated_{key}")) for row in rows_of(GPU) if getattr(row, key)]
         errors = sorted(abs(estimate / measured - 1) for measured, estimate in pairs)
         equal = sum(measured == estimate for measured, estimate in pairs)

@@ -78,22 +78,20 @@ def output(name: str) -> str:
 
 
 def entry(name: str, members: str = "") -> str:
-    """The block `api NAME MEMBER,MEMBER`: an object by its dotted name, with some of its members."""
-    found = resolve(name)
+    """The block `api NAME MEMBER,MEMBER`: an object by its dotted name, with some of its members.
+
+    Raises ValueError if it does not exist.
+    """
+    try:
+        found = resolve_name(name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"a page documents {name}, which does not exist") from error
     parts = [f"### {name}", described(found, name.rpartition(".")[2])]
     for member in filter(None, members.split(",")):
         one = inspect.getattr_static(found, member, None)
         said = described(one, member) if one is not None else attribute(found, member)
         parts += [f"#### {name.rpartition('.')[2]}.{member}", said]
     return "\n\n".join(parts)
-
-
-def resolve(name: str) -> Any:
-    """The object that a dotted name means. Raises ValueError if it does not exist."""
-    try:
-        return resolve_name(name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"a page documents {name}, which does not exist") from error
 
 
 def attribute(kind: type, name: str) -> str:

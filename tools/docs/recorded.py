@@ -28,6 +28,7 @@ import yaml
 
 from zerobench.commands.export import export
 from zerobench.results import tables
+from zerobench.results.options import Parser
 from zerobench.results.summary import summarize
 
 HERE = Path(__file__).resolve().parents[2]
@@ -147,11 +148,6 @@ def list_older() -> None:
         print(f"recorded by older code, so that today's figures may differ: {', '.join(tables)}")
 
 
-def list_targets() -> None:
-    """Prints the make targets that record older tables again, a line each."""
-    print(*dict.fromkeys(older().values()), sep="\n")
-
-
 def sign(to: str) -> None:
     """Writes today's digest for a table that was recorded now. Raises KeyError if RECORDED has no such table."""
     table = str(Path(to).resolve().relative_to(RESULTS))
@@ -183,8 +179,15 @@ def record(runs: str, to: str) -> int:
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    if arguments == ["targets"]:
-        list_targets()
+    parser = Parser("python -m tools.docs.recorded", __doc__)
+    parser.add_argument("tables", nargs="?", help="recorded now; or the runs that they are made of; or `targets`")
+    parser.add_argument("to", nargs="?", help="folder of the tables that are made of runs")
+    chosen = parser.parse_args()
+    if chosen.to:
+        sys.exit(record(chosen.tables, chosen.to))
+    elif chosen.tables == "targets":
+        print(*dict.fromkeys(older().values()), sep="\n")
+    elif chosen.tables:
+        sign(chosen.tables)
     else:
-        sys.exit((list_older, sign, record)[len(arguments)](*arguments))
+        list_older()

@@ -37,7 +37,9 @@ from zerobench.watching import WatchError
 from zerobench.watching.held_tensors import leave_out
 
 from ..store import write
+from .honest import HONEST
 from .loops import Job, Loop, Plant
+from .planted import PLANTED
 
 # An honest loop is clean, `unusual` (a row says so) or accused (a row is `different`). A planted failure is
 #
@@ -112,6 +114,7 @@ def judged(
     )  # fmt: skip
 
 
+LOOPS: dict[str, Loop] = HONEST | PLANTED
 RESULTS = Path("results/certificates")
 TIMEOUT_S, MEETING_S = 3600, 60
 """Limits of all loops of one launch, and of a collective."""
@@ -123,17 +126,6 @@ class Work:
 
     name: str
     reference: str = ""
-
-    @property
-    def loop(self) -> Loop:
-        return loops()[self.name]
-
-
-def loops() -> dict[str, Loop]:
-    """Returns all loops, the honest ones first."""
-    from . import honest, planted  # they load what trains
-
-    return honest.HONEST | planted.PLANTED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,10 +142,8 @@ def run(chosen: argparse.Namespace) -> int:
             head = f"{row.kind:<15}{row.loop}" + (f", beside {row.reference}" if row.reference else "")
             wrong = [f"same, wrongly: {text}" for text in row.wrongly_same.split(SEPARATOR) if text]
             print("\n                 ".join([head, *row.rows.split(SEPARATOR), *wrong]))
-    planted = {name for name, loop in loops().items() if isinstance(loop, Plant)}
-    sides = {
-        name: [row for row in rows if (row.loop in planted) is (name == "planted")] for name in ("honest", "planted")
-    }
+    tables = {"honest": HONEST, "planted": PLANTED}
+    sides = {name: [row for row in rows if row.loop in table] for name, table in tables.items()}
     counts = [
         counted(f"{name}, {words} a reference", [row for row in side if bool(row.reference) is has_reference])
         for name, side in sides.items()
@@ -179,9 +169,7 @@ def counted(kind: str, rows: Sequence[CertificateOfLoop]) -> CertificateCount:
 
 def run_all(patterns: Sequence[str], seed: int) -> list[CertificateOfLoop]:
     """Runs the loops whose names match a pattern, with and without references, and returns their rows."""
-    named = {
-        name: loop.reference for name, loop in loops().items() if any(fnmatch(name, pattern) for pattern in patterns)
-    }
+    named = {name: loop.reference for name, loop in LOOPS.items() if any(fnmatch(name, one) for one in patterns)}
     wanted = [Work(name, reference) for name, its in named.items() for reference in dict.fromkeys(("", its))]
     work = list(dict.fromkeys([*(Work(name) for name in sorted({*named.values()} - {""})), *wanted]))
     rows: dict[Work, CertificateOfLoop] = {}
@@ -192,7 +180,7 @@ def run_all(patterns: Sequence[str], seed: int) -> list[CertificateOfLoop]:
             rows[Work(row.loop, row.reference)] = row
 
         for ranks in (1, 2):
-            if not (of_ranks := [one for one in work if one.loop.ranks == ranks]):
+            if not (of_ranks := [one for one in work if LOOPS[one.name].ranks == ranks]):
                 continue
             jobs = [(of_ranks, rank, ranks, folder, seed) for rank in range(ranks)]
             try:
@@ -216,7 +204,7 @@ def run_one(
     work: Work, seed: int, folder: Path, rank: int = 0, ranks: int = 1, rendezvous: str | None = None
 ) -> CertificateOfLoop:
     """Runs a loop on this rank and returns its row, which is complete on rank 0."""
-    loop, references = work.loop, folder / "references"
+    loop, references = LOOPS[work.name], folder / "references"
     plant = loop if isinstance(loop, Plant) else None
     to = references / work.name if ranks == 1 and not work.reference and plant is None else None
     job = Job(seed, rank, ranks, loop.expected, references / work.reference if work.reference else None, to)

@@ -39,16 +39,10 @@ HONEST: dict[str, Loop] = {}
 # -- optimizers and their calls ----------------------------------------------------------------------------------
 
 
-def halves(model: nn.Module, first: Any, second: Any) -> list[Any]:
+def both_kinds(model: nn.Module) -> list[Any]:
     """Returns two optimizers: of the matrices, and of the rest."""
     sides = [[p for p in model.parameters() if (p.dim() == 2) is is_matrix] for is_matrix in (True, False)]
-    return [first(sides[0]), second(sides[1])]
-
-
-def wide(job: Job) -> nn.Module:
-    torch.manual_seed(job.seed)
-    middle = [nn.Tanh(), nn.Linear(128, 128, bias=False), nn.Tanh()]
-    return nn.Sequential(nn.Linear(WIDTH, 128, bias=False), *middle, nn.Linear(128, OUT, bias=False))
+    return [optim.Muon(sides[0], lr=1e-2), optim.AdamW(sides[1], lr=1e-2)]
 
 
 def of_layers(*layers: Callable[[], nn.Module]) -> Callable[[Job], Any]:
@@ -62,6 +56,7 @@ def of_layers(*layers: Callable[[], nn.Module]) -> Callable[[Job], Any]:
 
 
 matrix, linear = partial(partial, nn.Linear, bias=False), partial(partial, nn.Linear)
+wide = of_layers(matrix(WIDTH, 128), nn.Tanh, matrix(128, 128), nn.Tanh, matrix(128, OUT))
 large = of_layers(matrix(WIDTH, 1024), nn.Tanh, matrix(1024, 1024))
 without_biases = of_layers(matrix(WIDTH, 64), nn.SiLU, partial(nn.RMSNorm, 64), matrix(64, OUT))
 """All parameters are matrices, or begin at 1."""
@@ -76,7 +71,6 @@ def with_buffer(job: Job, drawn: int = 0) -> Any:
 
 
 MUON = of(optim.Muon, lr=1e-2)
-both_kinds = partial(halves, first=partial(optim.Muon, lr=1e-2), second=partial(optim.AdamW, lr=1e-2))
 
 HONEST |= {
     "plain": Loop(usual(), accumulation=1),
@@ -205,9 +199,6 @@ def trainable(model: nn.Module) -> Any:
     return optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
 
 
-LOW_LORA = partial(Lora, dtype=torch.bfloat16)
-
-
 def language(model: Any, x: torch.Tensor) -> torch.Tensor:
     """Returns the loss of a text of 40 tokens that is made from a batch."""
     tokens = (x.abs() * 1000).long() % 40
@@ -264,7 +255,7 @@ MOMENTUM = of(optim.SGD, lr=0.05, momentum=0.9)
 HONEST |= {
     "lora": Loop(usual(trainable, Lora)),
     "lora, all parameters in the optimizer": Loop(usual(adamw, Lora), "lora"),
-    "lora on a bf16 base": Loop(usual(trainable, LOW_LORA)),
+    "lora on a bf16 base": Loop(usual(trainable, partial(Lora, dtype=torch.bfloat16))),
     "frozen backbone": Loop(usual(change=freeze)),
     "linear probe": Loop(usual(lambda model: adamw(model[3]), change=probe)),
     "biases alone": Loop(usual(change=lambda m: [p.requires_grad_(p.dim() == 1) for p in m.parameters()])),
@@ -363,8 +354,7 @@ def two(model: Any, x: torch.Tensor) -> Any:
     return y[:, 1:].square().mean()
 
 
-ADAM = of(optim.Adam, lr=1e-3)
-online = partial(usual, lambda model: ADAM(model.online), Target, loss=lambda model, x: model(x))
+online = partial(usual, lambda model: of(optim.Adam, lr=1e-3)(model.online), Target, loss=lambda model, x: model(x))
 HONEST |= {
     "dqn": Loop(online()),
     "target that follows": Loop(online(after=follow)),
@@ -419,7 +409,6 @@ def of_low(model: Any, x: torch.Tensor) -> Any:
 
 
 half = partial(usual, loss=partial(autocast, dtype=torch.float16))
-low = partial(usual, change=nn.Module.bfloat16, loss=of_low)
 HONEST |= {
     "autocast": Loop(usual(loss=autocast), "plain", computes="bfloat16", masters="float32"),
     "scaler": Loop(half(scale=256.0), "plain"),
@@ -427,7 +416,7 @@ HONEST |= {
     "scaler that calibrates": Loop(half(scale=2.0**32)),
     "scaler that skips two updates": Loop(half(scale=2.0**19), "plain"),
     "masters": Loop(masters, "plain", masters="float32", computes="bfloat16"),
-    "stochastic rounding": Loop(low(of(StochasticRounding))),
+    "stochastic rounding": Loop(usual(of(StochasticRounding), change=nn.Module.bfloat16, loss=of_low)),
 }
 
 # -- libraries and compilers -----------------------------------------------------------------------------------------

@@ -72,24 +72,23 @@ def read(path: Path, needed: Sequence[str]) -> list[PublishedRun]:
     """Reads the runs of a file, which must have the columns `needed`. Raises ValueError, with row and column, for
     anything that does not match the schema.
     """
+    table = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
-        table = list(csv.reader(io.StringIO(read_text(path), newline=""), strict=True))
+        header, rows = list(table.fieldnames or ()), list(table)
     except csv.Error as error:
         raise ValueError(f"{path}: this is no CSV file in UTF-8: {error}") from error
-    header = table[0] if table else []
     for name in needed:
         if name not in header:
             raise ValueError(f"{path}: there is no column {name}{nearest(name, header)}")
     runs: dict[str, PublishedRun] = {}
-    for number, row in enumerate(table[1:], 2):
-        if not any(row):
+    for number, row in enumerate(rows, 2):
+        if not any(row.values()):
             continue
         where = f"{path}, row {number}"
-        if len(row) != len(header):
-            raise ValueError(f"{where}: it has {len(row)} cells, and the header {len(header)}; quote texts with commas")
-        cells = dict(zip(header, (text.strip() for text in row), strict=True))
+        if None in row or None in row.values():
+            raise ValueError(f"{where}: it has not as many cells as the header; quote texts with commas")
         values: dict[str, Any] = {
-            field.name: _value(where, field.name, cells.get(field.name, ""), str(field.type))
+            field.name: _value(where, field.name, row.get(field.name, "").strip(), str(field.type))
             for field in fields(PublishedRun)
         }
         run = PublishedRun(**values)
