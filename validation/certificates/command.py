@@ -142,8 +142,10 @@ def run(chosen: argparse.Namespace) -> int:
             head = f"{row.kind:<15}{row.loop}" + (f", beside {row.reference}" if row.reference else "")
             wrong = [f"same, wrongly: {text}" for text in row.wrongly_same.split(SEPARATOR) if text]
             print("\n                 ".join([head, *row.rows.split(SEPARATOR), *wrong]))
-    tables = {"honest": HONEST, "planted": PLANTED}
-    sides = {name: [row for row in rows if row.loop in table] for name, table in tables.items()}
+    sides = {
+        "honest": [row for row in rows if row.loop in HONEST],
+        "planted": [row for row in rows if row.loop in PLANTED],
+    }
     counts = [
         counted(f"{name}, {words} a reference", [row for row in side if bool(row.reference) is has_reference])
         for name, side in sides.items()
