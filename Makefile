@@ -207,6 +207,7 @@ VALIDATE = $(RUN) -m validation
 
 published: setup
 	$(VALIDATE) published $(PUBLISHED)
+	$(if $(PUBLISHED),,$(RUN) -m tools.docs.recorded results/published/published.csv)
 	$(RUN) tools/docs/pages.py
 
 # A plan that is there is not made again: remove results/largest_model/*.json first.

@@ -104,7 +104,7 @@ def test_a_run_is_found_as_it_is_named(stages: Results) -> None:
     assert {one.row.run_id for one in found} == {run_id}
     assert set(found[0].memory.run_id) == {run_id}
     assert found[0].config["strategy"]["name"] == "zero1"
-    with pytest.raises(ValueError, match="these results fits 4 runs; name one of\n  "):
+    with pytest.raises(ValueError, match="these results fits 4 runs; name one of these\n  "):
         stages.run("")
     with pytest.raises(ValueError, match="no such run in these results; the nearest: 'zero1 gpt_small N=2 b=8'"):
         stages.run("zero1 gpt_small N=4 b=8")

@@ -94,8 +94,8 @@ def test_status_tells_what_is_there_and_what_next(tmp_path: Path, capsys) -> Non
     assert "being written now: zero3-tiny-n2\n" in shown
     assert "1 leftover of dead processes" in shown
     assert (
-        f"1 failed run: `zerobench show RUN --results {tmp_path}` shows why; `zerobench prune {tmp_path}` removes them"
-        in shown
+        f"1 run not ok: `zerobench show RUN --results {tmp_path}` shows why; `zerobench prune {tmp_path}` removes it;"
+        " the same sweep resumes" in shown
     )
     assert "1 cell by older code" in shown
     alive.release()

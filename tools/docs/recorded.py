@@ -91,6 +91,7 @@ RECORDED = {
     "predicted_runs": ("predicted-runs", SIMULATED),
     "predicted_maps": ("predicted-maps", SIMULATED),
     "table1": ("table1 TABLE1=--rerun", SIMULATED),
+    "published/published.csv": ("published", SIMULATED),
     "published/questions": ("questions", (*SIMULATED, "commands")),
     "published_runs": ("published-runs", SIMULATED),
     "h100": ("gpu-runs", SIMULATED),

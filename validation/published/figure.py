@@ -33,6 +33,9 @@ GPT = "model=gpt model.hidden=1024 model.heads=8 model.vocabulary=1024 data=synt
 
 BF16 = f"{GPT} precision=bf16"
 
+PARAMETERS = "strategy.shards=parameters"
+"""Stage 3 keeps parameters beside the masters, as the sources do; ours keeps masters alone by default, 2ψ/N less."""
+
 BUCKETS = "strategy.bucket_bytes=8388608"
 """8 MiB: as many whole buckets in either cell as are ever in flight."""
 

@@ -38,6 +38,9 @@ from .lines import Lines, lines_behind, parse_lines, plain
 
 DEFAULT_FOLDER = Path("results/budgets")
 
+SUFFIX = ".zerobench.yaml"
+"""Suffix of a budget file that pytest recorded, next to the test's file."""
+
 REMOVED = ("heap_bytes",)
 """Metrics of older files that are no longer measured: their limits are not checked."""
 
@@ -184,7 +187,10 @@ def write_budget(budget: BudgetFile) -> None:
                 shown["lines"] = {at: list(map(_Row, rows)) for at, rows in plain(cell.lines).items()}
         content["environments"][name] = {"about": environment.about, "cells": cells}
     budget.path.parent.mkdir(parents=True, exist_ok=True)
-    head = "# A budget: `zerobench budget check` holds runs against it, `budget record` writes it again.\n"
+    tools = "`zerobench budget check` holds runs against it, `budget record` writes it again"
+    if budget.path.name.endswith(SUFFIX):
+        tools = "`pytest` holds tests against it, `pytest --zerobench-record` writes it again"
+    head = f"# A budget: {tools}.\n"
     head += "# Limits: a value (exact), `value ± 2 %`, or `<= 24 GiB` by hand, which recording keeps.\n"
     text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
     replace_text(budget.path, head + text)

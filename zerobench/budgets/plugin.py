@@ -126,8 +126,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         return (yield)
     from ..watching import WatchError
     from . import verdict
+    from .budget_file import SUFFIX
     from .limits import GateError
-    from .verdict import SUFFIX, Home
+    from .verdict import Home
 
     problem, file = "", pyfuncitem.path
     try:

@@ -219,7 +219,9 @@ def _check_file(
     """
     if finished is None:
         if not file.command:
-            raise judge.UnjudgedError(f"{file.path} was recorded from runs and names no command; give --runs")
+            raise judge.UnjudgedError(
+                f"{file.path} was recorded from runs or by pytest and names no command; give --runs, or run pytest"
+            )
         # one failure must not hide the other cells
         folder = [f"results_dir={file.results_dir}"] if file.results_dir else []
         cells = [cell.changed(fail_fast=False) for cell in compose_cells([*file.command, *folder, *more])]

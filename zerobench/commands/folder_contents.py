@@ -228,8 +228,9 @@ def next_steps(held: FolderContents, cells: list[dict[str, Any]]) -> list[str]:
         hint = f"`zerobench status {held.where / inside[0]}`" if inside else "`zerobench experiment=stages` makes some"
         return [f"no runs here; {hint}"]
     if failed := verdicts.count("failed"):
-        removes = f"; `zerobench prune{where}` removes them" if "failed" in own else ""
-        steps.append(f"{show_count(failed, 'failed run')}: `zerobench show RUN{there}` shows why{removes}")
+        removes = f"; `zerobench prune{where}` removes {'it' if failed == 1 else 'them'}" if "failed" in own else ""
+        reason = f"`zerobench show RUN{there}` shows why{removes}; the same sweep resumes"
+        steps.append(f"{show_count(failed, 'run')} not ok: {reason}")
     if "superseded" in own or held.leftovers:
         steps.append(f"`zerobench prune{where}` removes superseded runs and leftovers")
     if older := sum(code_age(cell) == "older" for cell in cells):

@@ -480,5 +480,6 @@ def _load_run(folder: Path) -> Results:
 def pick(name: str, held: FolderContents) -> RunInFolder:
     """Returns the run that `name` selects (results/selection.py)."""
     hint = f"; `zerobench status {held.where}` lists the runs"
-    row = selection.pick(name, [vars(run.row) for run in held.runs], str(held.where), hint, held.unreadable)
+    how = "" if str(held.where) == RESULTS else f", with --results {held.where}"
+    row = selection.pick(name, [vars(run.row) for run in held.runs], str(held.where), hint, held.unreadable, how)
     return next(run for run in held.runs if vars(run.row) is row)

@@ -100,13 +100,15 @@ LISTED = 10
 """Most candidates that are listed if a name fits several."""
 
 
-def pick(name: str, rows: Sequence[Row], where: str, hint: str = "", left_out: Sequence[str] = ()) -> Row:
+def pick(
+    name: str, rows: Sequence[Row], where: str, hint: str = "", left_out: Sequence[str] = (), how: str = ""
+) -> Row:
     """Returns the run of that name, or else the newest of the cell of that name, or else the only one whose name begins
     with it, or else the only one that contains it, or else the newest of the only cell whose name begins with it: with
     more cells around, names get longer.
 
     `rows`: in the order in which they began. For the message of the ValueError if `name` fits none or several: `where`
-    they are, a `hint`, and a message for each run that was `left_out`, since it may be the one.
+    they are, a `hint`, a message for each run that was `left_out`, since it may be the one, and `how` to name one.
     """
     by_id = {str(row["run_id"]): row for row in rows}
     if name in by_id:
@@ -123,9 +125,11 @@ def pick(name: str, rows: Sequence[Row], where: str, hint: str = "", left_out: S
         return by_id[fitting[-1]]
     if fitting:
         newest = fitting[: -LISTED - 1 : -1]
-        listed = "\n".join(f"  {run}  {by_id[run]['status']}  {names[run]}" for run in newest)
+        listed = "\n".join(
+            f"  {run}  {by_id[run]['status']}  {names[run]}  {str(by_id[run]['started'])[:19]}" for run in newest
+        )
         more = f"\n  and {len(fitting) - LISTED} older ones" if len(fitting) > LISTED else ""
-        raise ValueError(f"{name or where} fits {len(fitting)} runs; name one of\n{listed}{more}")
+        raise ValueError(f"{name or where} fits {len(fitting)} runs; name one of these{how}\n{listed}{more}")
     near = [repr(cell_name) for cell_name in difflib.get_close_matches(name, {*names.values()}, n=3, cutoff=0.6)]
     near = near or difflib.get_close_matches(name, by_id, n=3, cutoff=0.4)
     after = f"; the nearest: {', '.join(near)}" if near else hint

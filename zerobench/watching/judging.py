@@ -33,7 +33,7 @@ from .certificate import (
 from .observed import UPDATES, PartSeen
 
 WIDE = "float32 or wider"
-LOST = "an update smaller than 2^-8 of a bfloat16 weight is lost, and moments decay in steps of 2^-8"
+LOST = "in bfloat16 an update smaller than 2^-8 of a weight is lost, and moments decay in steps of 2^-8"
 NOTHING_EXPECTED, DECLARED = "nothing is declared", "it is declared"
 ONCE = "once per step"
 COMPENSATIONS = ("comp", "kahan")

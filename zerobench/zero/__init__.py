@@ -22,7 +22,15 @@ from torch import nn, optim
 
 from .comm.out_of_step import compared_launches
 from .comm.zeropp import Zeropp, connect_zeropp
-from .modules.guards import check_gradients, check_ignored, check_memory, check_module, check_units, mark
+from .modules.guards import (
+    check_gradients,
+    check_ignored,
+    check_memory,
+    check_module,
+    check_process_group,
+    check_units,
+    mark,
+)
 from .modules.wrapping import in_normal_mode
 from .offload.placement import NvmeOffload, Offload
 from .optim.muon import AdafactorWithAdamW, MuonWithAdamW
@@ -72,15 +80,17 @@ def initialize(
     if their matrices are owned whole (optim/segments.py). The engine replaces its parameters with this rank's shards in
     place, so schedulers that reference it keep working; the states of one that has stepped, equal on all ranks, are cut
     to the shards.
-    `group`: by default the default process group; without one, a world of one rank.
+    `group`: by default the default process group; without one, a world of one rank, unless WORLD_SIZE says otherwise.
     `mode`: own, paper or vendor: the set of option defaults (options.MODES).
     `options`: the fields of `Options` (options.py); some also accept a short form, such as offload="cpu".
 
     Afterwards every rank has rank 0's values. A model on the meta device gets the values of a plain construction with
     rank 0's seed, unit by unit, on `device` (parameters/meta_init.py).
 
-    Raises ValueError for a model or optimizer that cannot be sharded, and for invalid options.
+    Raises ValueError for a model or optimizer that cannot be sharded, and for invalid options; RuntimeError if several
+    ranks were started and no process group connects them.
     """
+    check_process_group()
     moves_frozen = strategy == "zero3"
     device, chosen = _checked(model, optimizer, strategy, mode, spelled_out(options), moves_frozen)
     comm = connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp)

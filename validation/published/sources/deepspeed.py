@@ -4,7 +4,7 @@ memory.rst, for T5-3B on a node of eight GPUs. Their GB are 2^30 bytes.
 
 from __future__ import annotations
 
-from ..figure import BF16, BUCKETS, WIDE, PublishedFigure, psi, states, states_per_parameter
+from ..figure import BF16, BUCKETS, PARAMETERS, WIDE, PublishedFigure, psi, states, states_per_parameter
 
 N = 8
 PSI = 2.851e9
@@ -14,7 +14,7 @@ GIB = PSI / 2**30
 FP32 = "precision.gradient_dtype=fp32"
 LAYER = "4 bytes an element of the largest layer, 32e6 of them, which is in flight here"
 ZERO2 = f"strategy=zero2 world_size={N} {BF16} {BUCKETS}"
-ZERO3 = f"strategy=zero3 world_size={N} {BF16}"
+ZERO3 = f"strategy=zero3 {PARAMETERS} world_size={N} {BF16}"
 QUANTITY = f"ψ = 2.851e9, N = {N}"
 
 ROWS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..figure import (
     BF16,
     BUCKETS,
+    PARAMETERS,
     PublishedFigure,
     most_of,
     per_size,
@@ -29,8 +30,7 @@ STAGES = (
 
 
 def _cell(strategy: str, words: str = BF16) -> str:
-    buckets = "" if strategy == "zero3" else f" {BUCKETS}"
-    return f"strategy={strategy} world_size={N} {words}{buckets}"
+    return f"strategy={strategy} world_size={N} {words} {PARAMETERS if strategy == 'zero3' else BUCKETS}"
 
 
 STATES = tuple(

@@ -9,10 +9,12 @@ registered in several modules is one tensor, and is tied.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
@@ -28,6 +30,16 @@ def mark(parameters: Iterable[nn.Parameter], strategy: str, moves_frozen: bool) 
     """Records that `parameters` are under an engine."""
     for parameter in parameters:
         _ENGINE_OF[parameter] = strategy, moves_frozen
+
+
+def check_process_group() -> None:
+    """Raises RuntimeError if a launcher started several ranks that are not connected: each would train on its own."""
+    ranks = os.environ.get("WORLD_SIZE", "")
+    if ranks.isdecimal() and int(ranks) > 1 and not dist.is_initialized():
+        raise RuntimeError(
+            f"initialize: WORLD_SIZE={ranks}, but there is no process group, so that each rank would train a model of"
+            " its own; call torch.distributed.init_process_group() first"
+        )
 
 
 def check_ignored(model: nn.Module, ignored: set[nn.Parameter]) -> None:
