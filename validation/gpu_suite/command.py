@@ -70,6 +70,8 @@ def _checked(chosen: argparse.Namespace) -> tuple[SuiteSetup, list[str]]:
     if find_job(os.environ) is not None:
         raise ValueError("it starts ranks of its own on one machine; run it without torchrun, srun or mpirun")
     names = list(SECTIONS) if chosen.only is None else chosen.only.split(",")
+    if not chosen.minutes > 0:
+        raise ValueError(f"--minutes {chosen.minutes:g}: must be above 0")
     for name in names:
         if name not in SECTIONS:
             raise ValueError(f"--only {name}: no such section{nearest(name, list(SECTIONS))}")

@@ -31,15 +31,7 @@ from ..watching import Watch
 from ..watching.watch import NEW, STOPPED
 from ..zero.modules.wrapping import default_units, unit_of_parameters
 from . import lines, reports
-from .budget_file import (
-    BudgetFile,
-    CellBudget,
-    Wanted,
-    environment_of,
-    read_budget,
-    record_cell,
-    write_budget,
-)
+from .budget_file import BudgetFile, CellBudget, Wanted, environment_of, read_budget, record_cell, write_budget
 from .judge import MAXIMA, PARTS, Finding, Limit, beyond_psi, judge_cell, show_value
 from .limits import GateError, HandLimit, Request, Sizes, hand_limits
 

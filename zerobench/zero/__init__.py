@@ -80,7 +80,7 @@ def initialize(
     if their matrices are owned whole (optim/segments.py). The engine replaces its parameters with this rank's shards in
     place, so schedulers that reference it keep working; the states of one that has stepped, equal on all ranks, are cut
     to the shards.
-    `group`: by default the default process group; without one, a world of one rank, unless WORLD_SIZE says otherwise.
+    `group`: by default the default process group; without one, a world of one rank, unless WORLD_SIZE is larger.
     `mode`: own, paper or vendor: the set of option defaults (options.MODES).
     `options`: the fields of `Options` (options.py); some also accept a short form, such as offload="cpu".
 

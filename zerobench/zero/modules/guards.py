@@ -1,4 +1,4 @@
-"""Checks for modules that cannot be put under an engine, before the modules are changed.
+"""Checks for ranks and modules that cannot be put under an engine, before the modules are changed.
 
 They include tensors that share memory with a parameter before `initialize`, which moves parameters.
 
