@@ -41,7 +41,7 @@ def test_a_failed_cell_runs_again_and_the_verbs_look_after_what_is_left(tmp_path
     monkeypatch.chdir(tmp_path)
     assert cli.run(["launch.timeout_s=0.05", *ONE]) == 1
     assert cli.run(["status"]) == 0
-    assert "`zerobench prune` removes them" in capsys.readouterr().out
+    assert "`zerobench prune` removes it" in capsys.readouterr().out
     failed = zerobench.load(RUNS).runs.run_id[0]
     assert cli.run(["show", failed]) == 0
     assert ": timeout: " in capsys.readouterr().out
