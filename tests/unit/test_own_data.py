@@ -1,5 +1,6 @@
 """Data of a user's: what is registered, what a rank gets of it, and what a model is told that cannot take it."""
 
+import os
 from collections import namedtuple
 from typing import Any
 
@@ -122,7 +123,8 @@ def test_a_lack_of_memory_and_our_own_models_keep_their_words() -> None:
 
     with pytest.raises(torch.OutOfMemoryError) as raised:
         loss_of(full, (torch.ones(1),), CALLED)
-    assert rank_main._classify(raised.value) == ("oom", "raised OutOfMemoryError: CUDA out of memory")
+    line = f"{os.path.relpath(__file__)}:{full.__code__.co_firstlineno + 1} in full"
+    assert rank_main._classify(raised.value) == ("oom", f"raised OutOfMemoryError: CUDA out of memory at {line}")
     ours = Called("gpt", "gpt_tiny", "text")
     with pytest.raises(TypeError) as raised:
         loss_of(missing, (torch.ones(1), torch.ones(1)), ours)

@@ -257,8 +257,9 @@ def _by_line(metric: str, limit: Limit, row: dict[str, Any], before: Lines) -> t
     """Returns the end of a message on the lines that changed a metric, and these lines; for a manual limit that they do
     not explain, the lines with the most bytes of the categories that exceed it.
     """
-    above, now = float(row[metric]) - limit.value, row.get("lines") or {}
-    by, table = above, categories_behind(metric)
+    value, now = float(row[metric]), row.get("lines") or {}
+    above, table = value - limit.value, categories_behind(metric)
+    by = above
     if limit.bound and table and table[0] in before and table[0] in now:
         by = max(now[table[0]].bytes - before[table[0]].bytes, 0) if above > 0 else 0
     moved = lines_behind(metric, by, before, now)
@@ -267,6 +268,9 @@ def _by_line(metric: str, limit: Limit, row: dict[str, Any], before: Lines) -> t
         category = f"; {moved[0].category} moved most"
     if not moved and limit.bound:
         code_lines = largest_lines(metric, now, beyond_psi(metric, above, row))
+        at_peak = row.get(metric.replace("max_", "peak_"))
+        if metric in MAXIMA and pd.notna(at_peak) and at_peak < value:  # the lines are recorded at the peak alone
+            category = f"; at the peak of all categories they are {show_bytes(at_peak)}"
     return category + "".join(f"; {line.sentence}" for line in code_lines), tuple(code_lines)
 
 

@@ -40,7 +40,8 @@ def broken(findings: Sequence[Finding]) -> list[Finding]:
 
 def limits_held(findings: Sequence[Finding]) -> str:
     """Returns the number of limits that hold."""
-    return f"{len(findings) - len(broken(findings))} of {sum(finding.limits for finding in findings)} limits hold"
+    limits = sum(finding.limits for finding in findings)
+    return f"{len(findings) - len(broken(findings))} of {limits} limits hold" if limits else "no limit could be judged"
 
 
 FIRST = ("growth_bytes", "peak_bytes", "volume_psi")

@@ -13,7 +13,9 @@ import os
 import pickle
 import resource
 import signal
+import site
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
@@ -100,12 +102,20 @@ def _detach(log: str) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
+def _is_of_user(filename: str) -> bool:
+    """Returns True if a file belongs neither to this package nor to Python or an installed package."""
+    installed = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), *site.getsitepackages(), "<")
+    return not filename.startswith(installed)
+
+
 def _classify(error: BaseException) -> tuple[str, str]:
     import torch
 
     text = f"raised {type(error).__name__}: {str(error).strip() or 'no message'}"
     out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in text for w in OUT_OF_MEMORY)
-    parts = [text.splitlines()[0], *getattr(error, "__notes__", ())]
+    calls = [call for call in traceback.extract_tb(error.__traceback__) if _is_of_user(call.filename)]
+    at = f" at {os.path.relpath(calls[-1].filename)}:{calls[-1].lineno} in {calls[-1].name}" if calls else ""
+    parts = [text.splitlines()[0] + at, *getattr(error, "__notes__", ())]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and any(w in text for w in NO_THREAD):
         out_of_memory = True
