@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -32,13 +32,14 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
 from zerobench.predict.estimate import training_shapes
 from zerobench.records import STATES
-from zerobench.simulation.execute import CPU, Execution, Limits
+from zerobench.simulation.execute import CPU, CUDA, Execution, Limits
 from zerobench.sizes import printable
 from zerobench.strategies import shape_of
 from zerobench.theory.closed_forms import floor_bytes, state_formulas
 from zerobench.theory.replay.states import predict_states
+from zerobench.zero.optim.step_by_tiles import TILE_BYTES
 
-from .published.figure import states_per_parameter
+from .published.figure import PARAMETERS, states_per_parameter
 from .runner import execute_cells
 from .store import Store
 
@@ -100,13 +101,15 @@ class TableCell:
     @property
     def arguments(self) -> list[str]:
         psi, shard = SIZES[self.size], 1 if self.strategy == BASELINE else self.ranks
-        tile_bytes = max(10 * 2**20, int(4 * psi / shard / PIECES))
+        tile_bytes = max(TILE_BYTES["cuda"], int(4 * psi / shard / PIECES))
         changed = VARIANTS[self.strategy][self.variant] if self.variant else ()
         words = [
             f"strategy={self.strategy}", f"world_size={self.ranks}", f"batch={self.ranks}",
             f"model={MODELS[self.size]}", *COMMON, f"precision.tile_bytes={tile_bytes}",
         ]  # fmt: skip
-        if self.strategy != "zero3" and not any(one.startswith("strategy.bucket_bytes") for one in changed):
+        if self.strategy == "zero3":
+            words.append(PARAMETERS)
+        elif not any(one.startswith("strategy.bucket_bytes") for one in changed):
             words.append(f"strategy.bucket_bytes={int(2 * psi / PIECES)}")
         return words + list(changed)
 
@@ -249,13 +252,18 @@ def run(chosen: argparse.Namespace) -> int:
             problems.append(f"{due[number]}: {found.problem}")
             return
         place = due[number].size, due[number].ranks, due[number].strategy, due[number].variant
-        lines = [line for line in found.result.lines if line.at == "states"]  # the largest first
-        parts.put([
-            StatesRow(*place, line.category, line.source, line.name, line.storages, line.bytes) for line in lines
-        ])  # fmt: skip
+        rows: dict[tuple[str, str], StatesRow] = {}
+        for line in found.result.lines:  # the largest first
+            if line.at == "states":
+                key = line.category, line.source
+                row = rows.setdefault(key, StatesRow(*place, *key, line.name, storages=0, bytes=0))
+                rows[key] = replace(row, storages=row.storages + line.storages, bytes=row.bytes + line.bytes)
+        parts.put(sorted(rows.values(), key=lambda row: -row.bytes))
         cells.put([row_of(due[number], found)])
 
-    execute_cells("table1", [(place.config, CPU) for place in due], Limits(seconds=1800), take)
+    # On a CPU an update of stage 3 compares parameters with masters, for hours at 1T.
+    simulated = [(place.config, CUDA if place.strategy == "zero3" else CPU) for place in due]
+    execute_cells("table1", simulated, Limits(seconds=1800), take)
     print(f"{len(due) - len(problems)} cells simulated; in {FOLDER}: {CELLS}, {IN_FLIGHT}")
     for problem in problems:
         print(printable(f"validation table1: {problem}"), file=sys.stderr)
