@@ -94,7 +94,6 @@ ROWS: list[Row] = [(way, strategy, tied) for way in WAYS for strategy in STAGES 
 QUICK: list[Row] = [
     ("after", "zero3", True),
     ("module_compile", "zero2", True),
-    ("blocks_before", "zero3", False),
     ("engine_itself", "zero3", False),
 ]
 """One takes a second."""

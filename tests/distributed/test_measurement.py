@@ -23,7 +23,7 @@ ACCOUNTED = Measure(steps=2, warmup=2, passes="accounted")
 SIZES = {"tiny": 1, "words": 2, "odd": 3, "checkpointed": 2, "mlp": 4, "gaps": 3}
 """Model -> ranks."""
 
-SHOWN = {("ddp", "words"), ("zero1", "words"), ("zero2", "tiny"), ("zero2", "odd"), ("zero3", "gaps")}
+SHOWN = {("ddp", "words"), ("zero1", "words"), ("zero2", "odd"), ("zero3", "gaps")}
 """The strategies and models of every run."""
 
 
@@ -71,6 +71,7 @@ def test_bytes_and_volumes_are_those_of_the_formulas(tmp_path, strategy: str, mo
         scratch = 16 * 1024 if row.checkpointing else 64
         assert 0 <= row.outside_ledger_bytes <= scratch
         assert row.allocator_peak_bytes == pytest.approx(row.peak_bytes, abs=scratch)
+    check_timeline(row, results)
     # traffic: to the element
     assert row.volume_psi == row.predicted_volume_psi
     assert results.traffic.known.all()
@@ -81,7 +82,7 @@ def test_bytes_and_volumes_are_those_of_the_formulas(tmp_path, strategy: str, mo
 
 
 @pytest.mark.parametrize(
-    ("strategy", "n"), [*(repeated(row, True) for row in (("ddp", 2), ("zero1", 3), ("zero3", 3))), ("zero2", 2)]
+    ("strategy", "n"), [repeated(row, True) for row in (("ddp", 2), ("zero1", 3), ("zero3", 3), ("zero2", 2))]
 )
 def test_accumulation_is_counted_and_changes_nothing_else(tmp_path, strategy: str, n: int) -> None:
     """Three micro-batches a step: volumes to the element, states as predicted, the loss of one large batch."""
@@ -134,6 +135,7 @@ def test_optimizers_without_states_are_counted_so(tmp_path) -> None:
     assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
 
 
+@pytest.mark.thorough
 def test_accounting_repeats_to_the_byte(tmp_path) -> None:
     """Two runs of one cell: everything but time is equal."""
     runs = [measured(tmp_path, "zero3", 2, measure=ACCOUNTED) for _ in range(2)]

@@ -211,9 +211,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-SHOWN = ("zero1 bf16, optimizer", "zero2 bf16", "zero2 bf16, a part", "zero2 bf16, delayed", "zero3 fp32, files",
-         "zero3 bf16, and all that blocks save")  # fmt: skip
-"""Cases of every run: host memory and files, parts, late updates, shards and activations. The others move the same
+SHOWN = ("zero2 bf16", "zero2 bf16, a part", "zero3 fp32, files", "zero3 bf16, and all that blocks save")
+"""Cases of every run: host memory and files, parts, shards and activations. The others move the same
 under another stage or in another dtype.
 """
 

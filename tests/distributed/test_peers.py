@@ -185,7 +185,7 @@ def test_fsdp2_is_counted(tmp_path) -> None:
     assert "layers.0.weight" in set(made.name)
 
 
-@pytest.mark.parametrize("tuned", [pytest.param(False, marks=pytest.mark.thorough), True])
+@pytest.mark.parametrize("tuned", [pytest.param(tuned, marks=pytest.mark.thorough) for tuned in (False, True)])
 def test_zero_redundancy_is_counted(tmp_path, tuned: bool) -> None:
     """All-reduce 2ψ and broadcasts 1ψ, half of Adam's states; tuned, no second copy of the gradients as buckets."""
     row, _ = counted(tmp_path, "zero_redundancy", tuned=tuned, measure=ACCOUNTED)

@@ -327,7 +327,7 @@ def watched(is_plain: bool, strategy: str) -> Any:
     return watch
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+@pytest.mark.parametrize("strategy", [pytest.param("zero1", marks=pytest.mark.thorough), "zero3"])
 def test_a_watched_plain_loop_has_the_bytes_of_the_engines_methods(strategy: str) -> None:
     plainly, by_engine = (watched(is_plain, strategy) for is_plain in (True, False))
     for table in ("memory", "traffic"):

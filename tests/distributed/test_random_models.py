@@ -198,15 +198,15 @@ PRECISIONS = (schema_training.Fp32(), schema_training.Fp16(initial_scale=16.0), 
 
 
 def test_any_number_of_micro_batches_holds_what_is_replayed(thorough, tmp_path) -> None:
-    """Theory plays at most three micro-batches: the first, one like all others, the last. In every run each strategy
-    has one precision by turns, and one micro-batch more than are played.
+    """Theory plays at most three micro-batches: the first, one like all others, the last. In every run zero2 and
+    zero3 have one precision each, and one micro-batch more than are played.
     """
     cells = [
         cell(
             strategy, 2, "mlp", backend="simulated", precision=precision, accumulation=count, bucket_bytes=16384,
             micro_batch=1, sequence=1, measure=Measure(1, 2), strategy={"accumulate": accumulate},
         )
-        for number, strategy in enumerate(STRATEGIES)
+        for number, strategy in enumerate(STRATEGIES) if thorough or number in (2, 3)
         for precision in (PRECISIONS if thorough else [PRECISIONS[number % 3]])
         for count in ((1, 2, 3, 4, 5, 8) if thorough else (4,))
         for accumulate in (("last", "every") if thorough else ("last",))

@@ -412,13 +412,13 @@ def judged(rank: int, n: int, reference: Path, thorough: bool) -> dict[str, list
     wire = ExpectedTraining(wire={"all_gather": "bfloat16"}, accumulation=MICRO)
     names = [name for name in STRATEGIES if thorough or name not in REPEATED]
     made = {name: certificate_of(rank, honest, partial(built, name, CONFIG)) for name in names}
-    made["no delay"] = certificate_of(rank, honest, partial(built, "ddp", CONFIG), syncs=True)
     made["fsdp2, no delay"] = certificate_of(rank, honest, sharded, syncs=True)
     made["sum"] = certificate_of(rank, ExpectedTraining(reference=reference), summed)
-    made["noise"] = certificate_of(rank, ExpectedTraining(), noisy)
     made["own loop"] = certificate_of(rank, ExpectedTraining(reference=reference, clip=CLIP), plain, averages=True)
     made["local norm"] = certificate_of(rank, ExpectedTraining(clip=CLIP), sharded, local_norm=True)
     if thorough:
+        made["no delay"] = certificate_of(rank, honest, partial(built, "ddp", CONFIG), syncs=True)
+        made["noise"] = certificate_of(rank, ExpectedTraining(), noisy)
         made["mixed"] = certificate_of(rank, wire, partial(sharded, MIXED))
         made["ignored wire"] = certificate_of(rank, wire, sharded)
         made["low masters"] = certificate_of(rank, ExpectedTraining(), partial(sharded, dtype=torch.bfloat16))
@@ -509,17 +509,18 @@ def test_lower_dtypes_than_declared_are_named(found: dict[str, list[str]]) -> No
     assert ": never changed;" in lost
 
 
-def test_failures_between_ranks_are_named(found: dict[str, list[str]]) -> None:
-    for name in ("no delay", "fsdp2, no delay"):  # the same collectives in each micro-batch
+def test_failures_between_ranks_are_named(found: dict[str, list[str]], thorough: bool) -> None:
+    for name in ("no delay", "fsdp2, no delay")[0 if thorough else 1 :]:  # the same collectives in each micro-batch
         (again,) = found[name]
         said, each = again.split(" times: ")[0], re.findall(r"1 \(([\d,]+ collectives, [\d,]+ bytes)\)", again)
         assert said == "each gradient is reduced over the ranks: 2"
         assert len(each) == MICRO
         assert len(set(each)) == 1
         assert ") in its micro-batches, 0 (" in again
-    diverged, *later = found["noise"]
-    assert diverged.startswith(f"values of all {PARAMETERS} parameters on all ranks: they differ in ")
-    assert later == []
+    if thorough:
+        diverged, *later = found["noise"]
+        assert diverged.startswith(f"values of all {PARAMETERS} parameters on all ranks: they differ in ")
+        assert later == []
     assert "it is 2 times the reference's, as a sum over 2 ranks in place of the mean" in found["sum"][0]
     assert [line.split(":")[0] for line in found["local norm"]] == ["after backward → at the update"]
 

@@ -84,7 +84,7 @@ def test_a_text_from_outside_stays_on_its_line_in_every_verb(
         assert max(map(len, told.splitlines()), default=0) < 2500, line
 
 
-@pytest.mark.shown(2)
+@pytest.mark.shown(1)
 @pytest.mark.parametrize("figure", FIGURES)
 def test_a_dollar_sign_in_a_name_is_no_formula(figure: str, of_a_stranger: Path, tmp_path: Path, capsys) -> None:
     assert cli.run(["plot", figure, str(of_a_stranger), "--out", str(tmp_path), "--format", "svg"]) == 0
@@ -109,7 +109,7 @@ def test_one_place_prints_what_came_from_outside() -> None:
     printed = []
     for path in Path(cli.__file__).parent.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
-            if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "print":
+            if isinstance(call, ast.Call) and "print" in (getattr(call.func, "id", ""), getattr(call.func, "attr", "")):
                 printed += [f"{path}:{call.lineno}" for one in call.args if isinstance(one, ast.JoinedStr)]
     assert not printed
 

@@ -154,6 +154,7 @@ def test_a_marker_holds_a_loop_and_names_what_breaks_it(toy: pytest.Pytester) ->
     result.stdout.fnmatch_lines([below, '    written as gradients="5 psi"'])
 
 
+@pytest.mark.thorough
 def test_a_record_is_made_held_and_made_anew(toy: pytest.Pytester) -> None:
     """Recorded once, the same loop passes; a fault fails with the line that moved, and less is a note."""
     write(toy)

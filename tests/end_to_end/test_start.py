@@ -33,7 +33,7 @@ print("LOADED", len(composed), *ranks, *(name for name in slow if name in sys.mo
 """
 
 
-@pytest.mark.shown(2)
+@pytest.mark.shown(1)
 @pytest.mark.parametrize(
     ("arguments", "loaded"),
     [

@@ -6,6 +6,8 @@ What a sweep must keep: a launch that has its row is never lost nor measured twi
 import re
 from pathlib import Path
 
+import pytest
+
 import zerobench
 from tests.end_to_end.command import SMALL
 from zerobench import cli
@@ -37,6 +39,7 @@ def test_repeats_are_rounds_and_a_failed_cell_is_not_repeated(tmp_path: Path, mo
     assert shown.err.count("invalid: model.heads=5") == 2, "launched once each, for their rows"
 
 
+@pytest.mark.thorough
 def test_a_failed_cell_runs_again_and_the_verbs_look_after_what_is_left(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.run(["launch.timeout_s=0.05", *ONE]) == 1

@@ -220,7 +220,7 @@ def what_is_in(path):
     now = fresh.full_state_dict()
     return next(name for name, state in states.items() if all(torch.equal(now[key], state[key]) for key in now))
 
-for at in range(1, 40):
+for at in range(1, 80, int(sys.argv[3])):
     shutil.rmtree(folder / "run", ignore_errors=True)
     shutil.copytree(folder / "start", folder / "run")
     pid = os.fork()
@@ -243,9 +243,9 @@ for at in range(1, 40):
 
 
 @pytest.mark.parametrize("name", [pytest.param("other", marks=pytest.mark.thorough), "good"])
-def test_a_killed_save_leaves_the_last_good_one(tmp_path: Path, name: str) -> None:
+def test_a_killed_save_leaves_the_last_good_one(tmp_path: Path, name: str, thorough: bool) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", KILLS, str(tmp_path), name],
+        [sys.executable, "-c", KILLS, str(tmp_path), name, "1" if thorough else "2"],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],

@@ -191,12 +191,13 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", READERS)
-def test_damaged_file_is_read_or_refused_by_its_name(name: str, tmp_path: Path) -> None:
+def test_damaged_file_is_read_or_refused_by_its_name(name: str, tmp_path: Path, thorough: bool) -> None:
+    tried = slice(None) if thorough else slice([*READERS].index(name) % 2, None, 2)  # half of the damages, by turns
     reader, original = READERS[name], tmp_path / "original"
     original.mkdir()
     paths = [path.relative_to(original) for path in reader.example(original)]
     assert paths
-    for number, (damage, apply) in enumerate(DAMAGES.items()):
+    for number, (damage, apply) in [*enumerate(DAMAGES.items())][tried]:
         folder, path = tmp_path / "files", paths[number % len(paths)]
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(original, folder)
@@ -301,7 +302,7 @@ def test_each_is_left_out_with_a_sentence(folder: Path) -> None:
         assert len(mine[0].removeprefix(str(folder))) < 400
 
 
-@pytest.mark.shown(6)
+@pytest.mark.shown(3)
 @pytest.mark.filterwarnings("ignore:.*left out")
 @pytest.mark.parametrize(
     ("words", "code"),

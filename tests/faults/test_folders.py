@@ -3,10 +3,10 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -167,6 +167,7 @@ def test_a_full_disk_ends_no_sweep_and_loses_no_row(small_disk: Path, temporary:
     assert list(home.glob(".partial-*")) == [], "what was begun there goes"
 
 
+@pytest.mark.thorough
 def test_a_read_only_folder_is_refused_unless_all_is_there(small_disk: Path, monkeypatch, capsys) -> None:
     words = ["world_size=2", "backend=simulated", "model=gpt_tiny", "model.layers=1", "measure=quick", "device=cpu"]
     monkeypatch.chdir(small_disk)
@@ -190,38 +191,36 @@ def test_a_read_only_folder_is_refused_unless_all_is_there(small_disk: Path, mon
     monkeypatch.chdir("/")
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from zerobench.results.folders import turn
-with turn(Path(sys.argv[1]), sys.argv[2]):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+def hold(folder: Path, name: str, to_test: Connection) -> None:
+    """Has a launch's turn until the test sends something."""
+    with folders.turn(folder, name):
+        to_test.send("held")
+        to_test.recv()
 
 
 def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
     """Another process has its turn: we wait, and take what it found. A launch of its own we do not wait for."""
     one, runs = simulated(tmp_path), []
-    words = [sys.executable, "-c", HOLD, str(tmp_path), f"{run_prefix(one)} 0"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "held\n"
-        second = replace(one, repeat=1)
-        row, reused = find_or_run(second, lambda _: None, on_wait=lambda _: runs.append("waited"))
-        assert (row.status, reused, runs) == ("ok", False, [])
+    here, there = fork_server.context().Pipe()
+    other = fork_server.context().Process(target=hold, args=(tmp_path, f"{run_prefix(one)} 0", there))
+    other.start()
+    assert here.recv() == "held"
+    second = replace(one, repeat=1)
+    row, reused = find_or_run(second, lambda _: None, on_wait=lambda _: runs.append("waited"))
+    assert (row.status, reused, runs) == ("ok", False, [])
+    said: list[bool] = []
 
-        said: list[bool] = []
+    def finish(waits: bool) -> None:
+        said.append(waits)
+        if waits:
+            runs.append(make(tmp_path, "zero2").rename(tmp_path / f"{run_prefix(one)}-9"))
+            here.send("end")
+            other.join()
 
-        def finish(waits: bool) -> None:
-            said.append(waits)
-            if waits:
-                runs.append(make(tmp_path, "zero2").rename(tmp_path / f"{run_prefix(one)}-9"))
-                other.communicate()
-
-        row, reused = find_or_run(one, lambda _: None, on_wait=finish)
-        assert reused
-        assert len(runs) == 1
-        assert said == [True, False], "the wait has an end"
+    row, reused = find_or_run(one, lambda _: None, on_wait=finish)
+    assert reused
+    assert len(runs) == 1
+    assert said == [True, False], "the wait has an end"
     assert find_or_run(one, lambda _: None)[1], "and no lock is left"
 
 

@@ -183,5 +183,5 @@ def test_a_sweep_that_ends_at_any_change_is_completed(
     """At some changes in every run, at each in `make test-all`."""
     runs, changes = calm
     assert changes > len(TABLES)
-    for number in range(1, changes + 1, 1 if thorough else 20):
+    for number in range(1, changes + 1, 1 if thorough else 40):
         try_instant(number, how, records, runs, tmp_path / str(number) / "runs")

@@ -168,7 +168,7 @@ def test_a_wrong_tolerance_is_a_sentence(loops: Path, tmp_path: Path, words: lis
     assert not file.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_comparison_names_the_lines_that_moved(loops: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = str(loops / "before"), str(loops / "after")
     assert cli.run(["compare", a, b, "--format", "markdown"]) == 0
@@ -312,7 +312,6 @@ def test_the_marker_of_the_script_is_that_of_the_comment() -> None:
     assert f"'{MARKER}'" in script
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_the_step_of_the_check_runs(loops: Path, recorded: Path, tmp_path: Path) -> None:

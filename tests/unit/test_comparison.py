@@ -118,7 +118,7 @@ def test_launches_without_bytes_are_compared_by_those_that_have_them() -> None:
     assert [(c.metric, c.difference) for c in moved.moved] == [("wire_bytes", 1)]
 
 
-@pytest.mark.slow
+@pytest.mark.shown(1)
 @pytest.mark.parametrize(
     ("strategy", "more", "words"),
     [
@@ -134,7 +134,7 @@ def test_other_work_is_not_comparable_and_the_field_is_named(strategy: str, more
     assert found.worse
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_strategy_how_a_batch_is_cut_and_recomputing_are_what_is_compared() -> None:
     other = cell("zero2", 2, model="checkpointed", micro_batch=2, accumulation=2)
     found = only(compare([run(cell("zero1", 2))], [run(other, source_hash="new")]))

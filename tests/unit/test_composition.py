@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,17 @@ RULES = {
 
 
 @pytest.mark.slow
-def test_what_makes_no_sense_is_refused_in_a_sentence_each_and_nothing_else() -> None:
-    refused = 0
-    for one in core():
+def test_what_makes_no_sense_is_refused_in_a_sentence_each_and_nothing_else(thorough: bool) -> None:
+    """In every run every seventh combination: no axis has a multiple of seven choices, so all choices occur."""
+    refused, every = 0, 1 if thorough else 7
+    for one in islice(core(), None, None, every):
         problems = problems_of(one, 4)
         wanted = [words for words, applies in RULES.items() if applies(one)]
         refused += bool(problems)
         assert len(problems) == len(wanted), (one, problems)
         assert all(SENTENCE.fullmatch(problem) for problem in problems), problems
         assert all(any(words in problem for problem in problems) for words in wanted), (one, problems)
-    assert 10_000 < refused < 50_000
+    assert 10_000 < refused * every < 50_000
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,6 @@ def rows_of(text: str) -> list[list[str]]:
     return [re.split(r"(?<!\\) & ", line.removesuffix(r" \\")) for line in text.splitlines() if line.endswith(r"\\")]
 
 
-@pytest.mark.slow
 def test_numbers_have_units_and_intervals_and_failures_a_word() -> None:
     rows = [run("ddp", 2, repeat=n, step=step) for n, step in enumerate((0.1, 0.1, 0.1))]
     rows += [run("zero1", 2, step_s_low=None, step_s_high=None, peak_bytes=5 * MIB), run("zero3", 2, "oom")]
@@ -139,7 +138,6 @@ def test_what_runs_are_called_reaches_no_command_of_latex() -> None:
     assert not any(line.startswith(r"\input") for line in text.splitlines())
 
 
-@pytest.mark.slow
 def test_the_verb_writes_it_and_names_a_column_that_is_none(tmp_path: Path, capsys) -> None:
     collect(results_of([run("ddp", 2), run("zero1", 2)]), tmp_path / "runs")
     out = tmp_path / "runs.tex"

@@ -217,7 +217,7 @@ def _rows_of(words: list[str]) -> list[Any]:
 @pytest.mark.parametrize(
     "words",
     [
-        "model=gpt_tiny precision=bf16 activation=checkpoint strategy=ddp,zero3,fsdp2",
+        "model=gpt_tiny model.layers=2 precision=bf16 activation=checkpoint strategy=ddp,zero3,fsdp2",
         pytest.param("model=gpt_tiny precision=bf16 activation=checkpoint", marks=pytest.mark.thorough),
         pytest.param("model=gpt_tiny precision=fp16 clip=1.0 activation=selective,offload", marks=pytest.mark.thorough),
         pytest.param("model=gpt_tiny precision=fp32 accumulation=3 activation=checkpoint_offload",
@@ -249,6 +249,7 @@ def assert_runs(words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_the_names_that_are_stood_in_for_are_where_they_were() -> None:
     assert_runs(
         "import torch\nstand_in = vars(torch._dynamo)['_names']\nmode = torch._dynamo.utils.get_optimize_ddp_mode()\n"

@@ -145,7 +145,7 @@ def test_a_verb_draws_it_to_a_file_or_a_folder(tmp_path: Path, monkeypatch, caps
     assert not list(tmp_path.glob("x*"))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_figures_of_a_paper_have_its_width_their_fonts_and_their_captions(tmp_path: Path) -> None:
     """One run of a script: PDF of a column; the caption beside it."""
     source = str(Path(__file__).parents[2] / "results/reference/cpu/stages")

@@ -134,7 +134,7 @@ def moved(to: Path, **changes: float) -> Path:
     return to
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_of_two_folders_it_says_what_moved_in_which_category_by_how_much(tmp_path: Path) -> None:
     mib = 2**20
     b = moved(tmp_path / "b", peak_bytes=mib, peak_communication_bytes=mib, states_bytes=mib)

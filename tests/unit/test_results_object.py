@@ -258,7 +258,7 @@ def test_every_swept_key_is_a_column() -> None:
     assert [c for c in results_of([]).sweep() if c not in RunRow.__dataclass_fields__] == ["cell"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_verbs_take_where(tmp_path: Path, capsys) -> None:
     collect(some(), tmp_path / "runs")
     assert cli.run(["export", str(tmp_path / "runs"), "--where", "optimizer=adamw", "--where", "strategy=zero1"]) == 0

@@ -58,13 +58,13 @@ def test_combinations_are_all_ways_to_split_the_batch(tmp_path) -> None:
     assert plain[0].cell_id == cell("zero2", 2, "tiny", micro_batch=1, accumulation=8).cell_id
 
 
-@pytest.mark.slow
+@pytest.mark.shown(1)
 @pytest.mark.parametrize(
     ("strategy", "limit", "best"),
     [
+        ("zero2", "15 MiB", (4, 2, True)),
         ("zero2", "1 GiB", (8, 1, False)),
         ("zero2", "30 MiB", (4, 2, False)),
-        ("zero2", "15 MiB", (4, 2, True)),
         ("ddp", "18 MiB", (8, 1, True)),
         ("ddp", "15 MiB", None),
     ],

@@ -211,7 +211,7 @@ def test_what_an_engine_leaves_out_is_completed() -> None:
     assert not engine.shares_gradients
 
 
-@pytest.mark.slow
+@pytest.mark.shown(2)
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [

@@ -156,6 +156,7 @@ def sign(to: str) -> None:
     CODE.write_text(yaml.safe_dump(signed))
 
 
+@cache
 def code_of(text: str) -> str:
     """Returns a module's lines without docstrings, comments and blank lines."""
     docstrings: set[int] = set()
