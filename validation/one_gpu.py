@@ -51,10 +51,6 @@ UPDATES = {"one kernel": (), "tiles of 10 MiB": ("precision.tile_bytes=10485760"
 PEER, PEERS = "fsdp2", "torch"
 """A strategy with an update of its own, and the update's name."""
 
-TILE, COMPARED, COMPARISON = 10 * 2**20 // 4, ("zero1", "zero2"), (4, 20)
-"""Elements of a tile; strategies whose tiles were compared with parameters first, by code that is gone: operators of a
-tile, and bytes per parameter."""
-
 GPU_PARTS = ["memory_s", "launches", "products_s", "unaligned_s"]
 HOST_PARTS = ["operators", "orders", "steps"]
 RATES = ("memory_efficiency", "launch_us", "products", "unaligned", "operator_us", "order_us", "loop_us")
@@ -78,8 +74,7 @@ def run(chosen: argparse.Namespace) -> int:
     parts = pd.read_csv(path)
     rates = fitted(parts)
     write_validated({"one_gpu": rates})
-    psi = parts.groupby("cell")["psi"].first()
-    _write(chosen.folder / NEXT, pd.concat([_next(rates, name, psi) for name in UPDATES]))
+    _write(chosen.folder / NEXT, pd.concat([_next(rates, name) for name in UPDATES]))
     return 0
 
 
@@ -187,27 +182,22 @@ def predicted(parts: pd.DataFrame, rates: Rates) -> pd.DataFrame:
     return _with_step(parts.groupby("cell", sort=False)[["device", "host"]].sum(), CLUSTERS[0])
 
 
-def _next(rates: Rates, update: str, psi: pd.Series) -> pd.DataFrame:
-    """Returns the steps of the present code with an update, by cluster and limit of launches. Tiles are compared, as
-    they were; peers' updates are their own. `psi`: of the cells.
-    """
+def _next(rates: Rates, update: str) -> pd.DataFrame:
+    """Returns the steps of the present code with an update, by cluster and limit of launches; peers have their own."""
     configs = [cell.config for cell in compose_cells(["-m", *ASKED, *UPDATES[update]])]
     configs = [config for config in configs if config.strategy.name != PEER or not UPDATES[update]]
     steps, cells = schedules(configs), [_name(config) for config in configs]
     parts = parts_of(configs, steps)
-    compares = np.array([bool(UPDATES[update]) and config.strategy.name in COMPARED for config in configs])
-    operators, size = COMPARISON[0] * compares * psi[cells].to_numpy() / TILE, COMPARISON[1] * psi[cells].to_numpy()
-    host = _host_s(parts, rates).groupby(parts["cell"], sort=False).sum()[cells] + operators * rates["operator_us"] * US
+    host = _host_s(parts, rates).groupby(parts["cell"], sort=False).sum()[cells]
     found = []
     for cluster, (torch, most) in product(CLUSTERS, MOST_BLOCKS.items()):
         costs = costs_of(cluster, None).alone(rates)
         costs.most_blocks = most
-        compared = [costs.kernels_s(*one) if one[1] else 0.0 for one in zip(size, operators, strict=True)]
         phases = [step_time(step, costs).phases for step in steps]
         rows = pd.DataFrame({"cluster": cluster, "torch": torch, "updated_by": update, "cell": cells})
         rows.loc[[config.strategy.name == PEER for config in configs], "updated_by"] = PEERS
-        rows["update"] = np.array([by_phase["update"].total_s for by_phase in phases]) + compared
-        rows["device"] = np.array([sum(one.total_s for one in by_phase.values()) for by_phase in phases]) + compared
+        rows["update"] = np.array([by_phase["update"].total_s for by_phase in phases])
+        rows["device"] = np.array([sum(one.total_s for one in by_phase.values()) for by_phase in phases])
         found.append(_with_step(rows.assign(host=host.to_numpy()), cluster))
     return pd.concat(found)
 

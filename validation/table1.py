@@ -8,7 +8,6 @@ in_flight.csv   the states when their sum is largest, by line of code; the parts
     python -m validation table1                           all cells that results/table1 does not have yet
     python -m validation table1 --only 7.5B N=64          figure 1 of the paper
     python -m validation table1 --only 1T N=1024 --rerun  1T parameters under each stage again
-    python analysis/table1.py                             the figures
 
 model     the paper gives sizes alone: conf/model says where each shape comes from
 bucket    a thousandth of the gradients, so that each size is reduced in a thousand pieces: for 1T the 1e9 elements that

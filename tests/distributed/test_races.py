@@ -230,7 +230,6 @@ def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.thorough
 @on_ranks(2, 3)
 def test_overlapped_runs_equal_serialized_ones(rank: int, n: int, thorough: bool) -> None:
     for strategy, options in RUNS if thorough else [RUNS[4], RUNS[9]]:

@@ -414,11 +414,11 @@ def judged(rank: int, n: int, reference: Path, thorough: bool) -> dict[str, list
     made = {name: certificate_of(rank, honest, partial(built, name, CONFIG)) for name in names}
     made["fsdp2, no delay"] = certificate_of(rank, honest, sharded, syncs=True)
     made["sum"] = certificate_of(rank, ExpectedTraining(reference=reference), summed)
+    made["noise"] = certificate_of(rank, ExpectedTraining(), noisy)
     made["own loop"] = certificate_of(rank, ExpectedTraining(reference=reference, clip=CLIP), plain, averages=True)
     made["local norm"] = certificate_of(rank, ExpectedTraining(clip=CLIP), sharded, local_norm=True)
     if thorough:
         made["no delay"] = certificate_of(rank, honest, partial(built, "ddp", CONFIG), syncs=True)
-        made["noise"] = certificate_of(rank, ExpectedTraining(), noisy)
         made["mixed"] = certificate_of(rank, wire, partial(sharded, MIXED))
         made["ignored wire"] = certificate_of(rank, wire, sharded)
         made["low masters"] = certificate_of(rank, ExpectedTraining(), partial(sharded, dtype=torch.bfloat16))
@@ -517,10 +517,9 @@ def test_failures_between_ranks_are_named(found: dict[str, list[str]], thorough:
         assert len(each) == MICRO
         assert len(set(each)) == 1
         assert ") in its micro-batches, 0 (" in again
-    if thorough:
-        diverged, *later = found["noise"]
-        assert diverged.startswith(f"values of all {PARAMETERS} parameters on all ranks: they differ in ")
-        assert later == []
+    diverged, *later = found["noise"]
+    assert diverged.startswith(f"values of all {PARAMETERS} parameters on all ranks: they differ in ")
+    assert later == []
     assert "it is 2 times the reference's, as a sum over 2 ranks in place of the mean" in found["sum"][0]
     assert [line.split(":")[0] for line in found["local norm"]] == ["after backward → at the update"]
 

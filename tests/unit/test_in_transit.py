@@ -36,7 +36,6 @@ def _reduce_and_drop(_rank: int, _world_size: int) -> int:
     return late
 
 
-@pytest.mark.thorough
 def test_what_functional_collectives_make_and_keep_is_gone_once_their_output_was_waited_for() -> None:
     """A model's own, on two ranks: the output of a sum over tensor-parallel ranks, the input and output of a gather."""
     assert [len(peaks) for peaks in run_ranks(2, _sum_and_gather)] == [1, 1]

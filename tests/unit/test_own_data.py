@@ -1,6 +1,5 @@
 """Data of a user's: what is registered, what a rank gets of it, and what a model is told that cannot take it."""
 
-import os
 from collections import namedtuple
 from typing import Any
 
@@ -123,7 +122,7 @@ def test_a_lack_of_memory_and_our_own_models_keep_their_words() -> None:
 
     with pytest.raises(torch.OutOfMemoryError) as raised:
         loss_of(full, (torch.ones(1),), CALLED)
-    line = f"{os.path.relpath(__file__)}:{full.__code__.co_firstlineno + 1} in full"
+    line = f"tests/unit/test_own_data.py:{full.__code__.co_firstlineno + 1} in full"
     assert rank_main._classify(raised.value) == ("oom", f"raised OutOfMemoryError: CUDA out of memory at {line}")
     ours = Called("gpt", "gpt_tiny", "text")
     with pytest.raises(TypeError) as raised:

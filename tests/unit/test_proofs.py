@@ -126,7 +126,6 @@ def test_peaks_of_our_own_real_runs_are_met(tmp_path: Path, chosen: list[dict[st
 FP32_SUMS = {"system": "nanotron", "precision": "bf16, fp32 accumulation of gradients and fp32 masters"}
 
 
-@pytest.mark.thorough
 def test_gradients_that_are_accumulated_in_fp32_take_four_bytes() -> None:
     pytest.importorskip("transformers")
     row = SMALL | FP32_SUMS | {"id": "sums", "strategy": "zero1", "grad_accum": 2, "notes": "tied embeddings"}
