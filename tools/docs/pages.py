@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,20 +135,16 @@ def rewritten(text: str, made: dict[str, str], depth: int = 0) -> str:
     return text
 
 
-def outdated(named: Sequence[str] = ()) -> dict[Path, str]:
-    """Page -> what it should be, of the pages that are not. Raises ValueError if a block is on no page. `named`: the
-    only pages and folders to look at.
-    """
+def outdated() -> dict[Path, str]:
+    """Page -> what it should be, of the pages that are not. Raises ValueError if a block is on no page."""
     made: dict[str, str] = {}
     new = {}
     for page in pages():
-        if named and not any(page.is_relative_to(HERE / name) for name in named):
-            continue
         text = page.read_text()
         should = rewritten(text, made, len(page.relative_to(HERE).parts) - 1)
         if should != text:
             new[page] = should
-    if not named and (missing := set(SOURCES) - set(made)):
+    if missing := set(SOURCES) - set(made):
         raise ValueError(f"no page has the block {', '.join(sorted(missing))}")
     return new
 
