@@ -16,7 +16,9 @@ os.environ.pop("COLUMNS", None)  # tables in tests are as wide as in a file, wha
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--thorough", action="store_true", help="also worlds that repeat, in more ranks, what others show")
+    parser.addoption(
+        "--thorough", action="store_true", help="also tests marked thorough, and all cases of those marked shown(n)"
+    )
 
 
 def pytest_configure() -> None:

@@ -260,7 +260,7 @@ def run(chosen: argparse.Namespace) -> int:
         parts.put(sorted(rows.values(), key=lambda row: -row.bytes))
         cells.put([row_of(due[number], found)])
 
-    # On a CPU an update of stage 3 compares parameters with masters, for hours at 1T.
+    # On a CPU, stage 3's update compares parameters with masters, which takes hours at 1T.
     simulated = [(place.config, CUDA if place.strategy == "zero3" else CPU) for place in due]
     execute_cells("table1", simulated, Limits(seconds=1800), take)
     print(f"{len(due) - len(problems)} cells simulated; in {FOLDER}: {CELLS}, {IN_FLIGHT}")

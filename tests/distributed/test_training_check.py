@@ -127,8 +127,8 @@ CASES: dict[str, list[tuple[str, dict]]] = {
 def test_every_strategy_has_the_norm_of_ddp_and_of_its_own_clipping(tmp_path: Path, n: int, thorough: bool) -> None:
     """The norm of a delayed update is that of its gradients, which are DDP's until an update has been late."""
     groups = {name: group for name, group in CASES.items() if (name == "replicas") == (n == 4)}
-    if not thorough:  # of fp32 every second, of the others DDP and zero3
-        groups = {name: group[:: 2 if name == "fp32" else 3] for name, group in groups.items()}
+    if not thorough:  # of fp32 every second and FSDP2, of the others DDP and zero3
+        groups = {key: [*cases[::2], ("fsdp2", {})] if key == "fp32" else cases[::3] for key, cases in groups.items()}
     ranks = run_ranks(n, norms_of, [one for group in groups.values() for one in group], str(tmp_path))
     place = 0
     for name, mine in groups.items():

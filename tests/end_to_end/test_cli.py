@@ -164,16 +164,6 @@ def test_other_tools_words_are_answered_with_keys_that_are_there() -> None:
             assert is_key(ours), (key, ours)
 
 
-@pytest.mark.thorough
-def test_cells_that_make_no_sense_are_rows_of_their_sweep_alone_and_it_goes_on(tmp_path: Path) -> None:
-    done = run("-m", "world_size=1,2,3", "batch=4", *SMALL, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "N=3 b=4: invalid: batch=4: world_size=3 must divide it" in done.stdout
-    runs = zerobench.load(tmp_path / "results/runs").runs.set_index("world_size")
-    assert runs.status.to_dict() == {1: "ok", 2: "ok"}, "a refused cell is not a run"
-    assert runs.loc[1, "loss_last"] == pytest.approx(runs.loc[2, "loss_last"], rel=1e-6)
-
-
 @pytest.mark.shown(8)
 @pytest.mark.parametrize(
     ("arguments", "words"),

@@ -239,13 +239,13 @@ for at in range(1, 80, int(sys.argv[3])):
     if not killed:
         break
 """
-"""Saves, killed (as by `kill -9`) at every call that changes the disk, one after the other."""
+"""Saves, killed (as by `kill -9`) at every `argv[3]`-th call that changes the disk, one after the other."""
 
 
 @pytest.mark.parametrize("name", [pytest.param("other", marks=pytest.mark.thorough), "good"])
 def test_a_killed_save_leaves_the_last_good_one(tmp_path: Path, name: str, thorough: bool) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", KILLS, str(tmp_path), name, "1" if thorough else "2"],
+        [sys.executable, "-c", KILLS, str(tmp_path), name, "1" if thorough else "3"],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],

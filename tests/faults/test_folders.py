@@ -192,7 +192,6 @@ def test_a_read_only_folder_is_refused_unless_all_is_there(small_disk: Path, mon
 
 
 def hold(folder: Path, name: str, to_test: Connection) -> None:
-    """Has a launch's turn until the test sends something."""
     with folders.turn(folder, name):
         to_test.send("held")
         to_test.recv()
@@ -202,8 +201,9 @@ def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
     """Another process has its turn: we wait, and take what it found. A launch of its own we do not wait for."""
     one, runs = simulated(tmp_path), []
     here, there = fork_server.context().Pipe()
-    other = fork_server.context().Process(target=hold, args=(tmp_path, f"{run_prefix(one)} 0", there))
+    other = fork_server.context().Process(target=hold, args=(tmp_path, f"{run_prefix(one)} 0", there), daemon=True)
     other.start()
+    there.close()
     assert here.recv() == "held"
     second = replace(one, repeat=1)
     row, reused = find_or_run(second, lambda _: None, on_wait=lambda _: runs.append("waited"))
@@ -215,7 +215,7 @@ def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
         if waits:
             runs.append(make(tmp_path, "zero2").rename(tmp_path / f"{run_prefix(one)}-9"))
             here.send("end")
-            other.join()
+            other.join(60)
 
     row, reused = find_or_run(one, lambda _: None, on_wait=finish)
     assert reused

@@ -271,13 +271,9 @@ def parsed(run: Any) -> str:
     return "it has parsed nothing"
 
 
-FEW_CONFIGS_FIRST = sorted(PAGES, key=lambda page: page.parent.name in ("explanation", "how-to"))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("parse_only")
-@pytest.mark.shown(18)
-@pytest.mark.parametrize("page", [page for page in FEW_CONFIGS_FIRST if page.name != "what-is-where.md"], ids=name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "what-is-where.md"], ids=name)
 def test_every_command_on_a_page_parses(page: Path) -> None:
     assert {line: problem for line in line_tables(page) if (problem := problem_of(line))} == {}
 
@@ -304,7 +300,8 @@ def test_tables_on_the_first_pages_are_recorded_by_this_engine() -> None:
 @pytest.mark.slow
 @pytest.mark.shown(4)
 @pytest.mark.parametrize(
-    "experiment", sorted({*FIGURES.values(), *(p.parent.name for p in REFERENCE.glob("*/runs.md"))})
+    "experiment",
+    sorted(sorted({*FIGURES.values(), *(p.parent.name for p in REFERENCE.glob("*/runs.md"))}), key="stages".__ne__),
 )
 def test_every_experiment_has_committed_tables_that_say_where_they_come_from(experiment: str, capsys) -> None:
     results = zerobench.load(REFERENCE / experiment)

@@ -123,7 +123,7 @@ def test_a_lack_of_memory_and_our_own_models_keep_their_words() -> None:
     with pytest.raises(torch.OutOfMemoryError) as raised:
         loss_of(full, (torch.ones(1),), CALLED)
     line = f"tests/unit/test_own_data.py:{full.__code__.co_firstlineno + 1} in full"
-    assert rank_main._classify(raised.value) == ("oom", f"raised OutOfMemoryError: CUDA out of memory at {line}")
+    assert rank_main._classify(raised.value) == ("oom", f"raised OutOfMemoryError: CUDA out of memory; at {line}")
     ours = Called("gpt", "gpt_tiny", "text")
     with pytest.raises(TypeError) as raised:
         loss_of(missing, (torch.ones(1), torch.ones(1)), ours)

@@ -80,6 +80,17 @@ def used(peak: int, psi: int = 1000, volume: float = 2.0, host: int = 0, value: 
     return SimulatedCell(of, **figures, **more)
 
 
+def test_loads_of_few_blocks_are_scaled_by_what_all_blocks_take() -> None:
+    """All blocks take 4 % more than few. Unscaled, the search would go on one value at a time."""
+    found, capacity = PlanRow(Candidate("zero3"), ANY, search.LAYERS), Capacity(1000, reserve=0)
+    while (work := found.advance(capacity)) is not None:
+        size = 100 + 3 * work.cell.config.model.layers  # type: ignore[attr-defined]
+        found.take(used(round(size * (1.04 if work.whole else 1.0)), whole=work.whole), capacity)
+    assert found.fit.whole
+    assert search.LAYERS.values[found.last] == 287
+    assert found.ran <= 10
+
+
 def row(name: str, peak: int | SimulatedCell | None, offload: str = "none", load: float = 1.0, **more: Any) -> PlanRow:
     """Returns a row whose search is over; its one cell fits if `load` is at most 1."""
     found = PlanRow(Candidate(name, offload), ANY, FIXED, over=True)

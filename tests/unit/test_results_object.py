@@ -291,7 +291,7 @@ def test_budgets_from_runs_take_no_attempts_unless_asked(tmp_path: Path, capsys)
 
     code, shown = check(["zero1"], "--where", "strategy=zero1,zero2")
     assert code == 0, "the ok run counts, although an attempt after it crashed"
-    assert "failed runs and 1 superseded run left out; --all takes them" in shown
+    assert "failed attempts and 1 superseded run left out; --all takes them" in shown
     assert check(["zero1"], "--where", "strategy=zero1,zero2", "--all")[0] == 125, "the newest attempt crashed"
     code, shown = check(["zero2"], "--where", "strategy=zero2")
     assert code == 125

@@ -269,8 +269,9 @@ def _by_line(metric: str, limit: Limit, row: dict[str, Any], before: Lines) -> t
     if not moved and limit.bound:
         code_lines = largest_lines(metric, now, beyond_psi(metric, above, row))
         at_peak = row.get(metric.replace("max_", "peak_"))
-        if metric in MAXIMA and pd.notna(at_peak) and at_peak < value:  # the lines are recorded at the peak alone
-            category = f"; at the peak of all categories they are {show_bytes(at_peak)}"
+        differs = metric in MAXIMA and pd.notna(at_peak) and show_bytes(at_peak) != show_bytes(value)
+        if code_lines and differs:
+            category = f"; {show_bytes(at_peak)} at the overall peak, where lines are recorded"
     return category + "".join(f"; {line.sentence}" for line in code_lines), tuple(code_lines)
 
 

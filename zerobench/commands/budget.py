@@ -325,7 +325,7 @@ def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.
         raise judge.UnjudgedError(f"{chosen.runs}: every run there failed; --all takes failed attempts, too")
     if len(kept) < len(runs):
         is_failed = runs["status"].drop(kept.index).isin(selection.ATTEMPTS)
-        counts = {"failed run": int(is_failed.sum()), "superseded run": int((~is_failed).sum())}
+        counts = {"failed attempt": int(is_failed.sum()), "superseded run": int((~is_failed).sum())}
         left_out = " and ".join(show_count(count, noun) for noun, count in counts.items() if count)
         print_line(f"{chosen.runs}: {left_out} left out; --all takes them")
     return summaries(kept, results.of(runs["run_id"]))

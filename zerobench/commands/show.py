@@ -101,7 +101,7 @@ def memory_passages(row: Row, everywhere: pd.DataFrame, tensors: pd.DataFrame) -
     if pd.notna(row["alloc_retries"]):
         process.append(["retries of the allocator", str(row["alloc_retries"])])
     if pd.notna(row["allocator_witness"]) and row["allocator_witness"] in ("profiler", "none"):
-        process.append(["count beside the ledger", row["allocator_witness"]])
+        process.append(["source of the allocator's total", row["allocator_witness"]])
     if process:
         yield Passage("Memory by the system and the allocators, the most of all ranks", [Grid(["source", ""], process)])
     largest = tensors[tensors["rank"] == fullest].nlargest(TENSORS, "bytes")
@@ -277,7 +277,7 @@ def setting_of(row: Row) -> Iterator[tuple[str, str]]:
     yield "when", f"{when} UTC, {row['seconds']:.1f} s for all passes; launch {row['repeat'] + 1} of its cell"
     commit = f"commit {row['commit'][:12]}, " if isinstance(row["commit"], str) else ""
     age = code_age(row)
-    age = "its script knows its age" if age == "?" else age
+    age = "age unknown" if age == "?" else age
     yield "code", f"{row['source_hash']} ({age}), {commit}torch {row['torch_version']}"
     device = "" if row["device_class"] == "cpu" else f", {row['device_class']}"
     yield "machine", f"{row['processor']}, {row['cores']} cores{device}"

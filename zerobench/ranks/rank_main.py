@@ -13,7 +13,6 @@ import os
 import pickle
 import resource
 import signal
-import site
 import sys
 import sysconfig
 import threading
@@ -102,10 +101,24 @@ def _detach(log: str) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
+def _place_of(error: BaseException) -> list[str]:
+    """Returns "at FILE:LINE in FUNCTION" for the innermost call in the user's code; empty if there is none."""
+    calls = [call for call in traceback.extract_tb(error.__traceback__) if _is_of_user(call.filename)]
+    if not calls:
+        return []
+    path = Path(calls[-1].filename)
+    with contextlib.suppress(OSError, ValueError):  # the working directory is gone, or the file is not below it
+        path = path.relative_to(Path.cwd())
+    return [f"at {path}:{calls[-1].lineno} in {calls[-1].name}"]
+
+
 def _is_of_user(filename: str) -> bool:
-    """Returns True if a file belongs neither to this package nor to Python or an installed package."""
-    installed = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), *site.getsitepackages(), "<")
-    return not filename.startswith(installed)
+    """Returns True if a file belongs neither to this package nor to Python, an installed package or torch.compile."""
+    if filename.startswith("<") or "torchinductor_" in filename:
+        return False
+    folders = str(Path(__file__).parents[1]), sysconfig.get_path("stdlib")
+    installed = {"site-packages", "dist-packages"} & {*Path(filename).parts}
+    return not installed and not filename.startswith(tuple(folder + os.sep for folder in folders))
 
 
 def _classify(error: BaseException) -> tuple[str, str]:
@@ -113,9 +126,7 @@ def _classify(error: BaseException) -> tuple[str, str]:
 
     text = f"raised {type(error).__name__}: {str(error).strip() or 'no message'}"
     out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in text for w in OUT_OF_MEMORY)
-    calls = [call for call in traceback.extract_tb(error.__traceback__) if _is_of_user(call.filename)]
-    at = f" at {os.path.relpath(calls[-1].filename)}:{calls[-1].lineno} in {calls[-1].name}" if calls else ""
-    parts = [text.splitlines()[0] + at, *getattr(error, "__notes__", ())]
+    parts = [text.splitlines()[0], *_place_of(error), *getattr(error, "__notes__", ())]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and any(w in text for w in NO_THREAD):
         out_of_memory = True

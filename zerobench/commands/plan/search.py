@@ -7,8 +7,9 @@ load       the largest of the ratios held / usable over these tiers: 1 is full. 
            reserves must fit, which are more than its peak of allocated bytes
 axis       its values, from the emptiest to the fullest device, and a coordinate in which the load is roughly linear
 bracket    the last value that fits and the first that does not; the search ends when they are neighbors. It is found
-           with few blocks, and then both are simulated with all. For goal fastest few blocks are judged by their peak,
-           which the reserved bytes cannot be below, so that only the last value is left to be judged
+           with few blocks, and then both are simulated with all; by their difference the loads of few blocks are
+           scaled, and the search goes on if that moves the bracket. For goal fastest few blocks are judged by their
+           peak, which the reserved bytes cannot be below, so that only the last value is left to be judged
 bound      the closed form of the states; other libraries have that of the stage that they partition like. No simulation
            has less memory at its peak, so a row whose first cell has a bound beyond the device is not simulated
 chain      rows of a strategy with a fixed cell, the cheapest first. It ends with the first that fits: the others cost
@@ -199,7 +200,8 @@ class PlanRow:
     step of its last value that fits is predicted. `exact`: the ends of the bracket are simulated with all blocks, in
     the end. `like`: a row whose load grows along the axis as its own does: the search begins after that row's first
     simulation, close to its own answer. `loads`, `probes`: by index in the axis; `index`: of the cell that is being
-    simulated. `ran`: simulations so far.
+    simulated. `all_over_few`: the load with all blocks over that with few, where both are known. `ran`: simulations so
+    far.
     """
 
     candidate: Candidate
@@ -214,6 +216,7 @@ class PlanRow:
     loads: dict[int, float] = field(default_factory=dict, repr=False)
     probes: dict[int, SimulatedCell] = field(default_factory=dict, repr=False)
     index: int = 0
+    all_over_few: float = 1.0
     ran: int = 0
 
     @property
@@ -312,7 +315,13 @@ class PlanRow:
             answer = replace(memory, step=timed.step)
         if self.timed and not answer.whole:
             answer = replace(answer, reserved_low_bytes=None, reserved_high_bytes=None)
-        self.probes[self.index], self.loads[self.index] = answer, capacity.load(answer.bytes_in)
+        load = capacity.load(answer.bytes_in)
+        if not self.timed and answer.whole and before is not None and not before.whole:
+            # What few blocks lack, they lack elsewhere by about the same share.
+            lacking = load / self.loads[self.index]
+            self.all_over_few *= lacking
+            self.loads = {i: held if self.probes[i].whole else held * lacking for i, held in self.loads.items()}
+        self.probes[self.index], self.loads[self.index] = answer, load * (1.0 if answer.whole else self.all_over_few)
 
 
 def bound_of(cell: Cell) -> int:
