@@ -16,7 +16,7 @@ REFERENCE := results/reference/cpu
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
 	@echo "make check      for the working day: lint, types and the quick tests, in a minute"
-	@echo "make test       the tests, in 8 minutes on two cores"
+	@echo "make test       the tests, in 9 minutes on two cores"
 	@echo "make test-all   the tests in every world, those that repeat what others show as well"
 	@echo "make mutants    faults planted one at a time: does a test catch each? (MUTANTS=--help)"
 	@echo "make lint       ruff and mypy"
