@@ -14,7 +14,6 @@ import pickle
 import resource
 import signal
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
@@ -103,22 +102,16 @@ def _detach(log: str) -> None:
 
 def _place_of(error: BaseException) -> list[str]:
     """Returns "at FILE:LINE in FUNCTION" for the innermost call in the user's code; empty if there is none."""
-    calls = [call for call in traceback.extract_tb(error.__traceback__) if _is_of_user(call.filename)]
-    if not calls:
-        return []
-    path = Path(calls[-1].filename)
-    with contextlib.suppress(OSError, ValueError):  # the working directory is gone, or the file is not below it
-        path = path.relative_to(Path.cwd())
-    return [f"at {path}:{calls[-1].lineno} in {calls[-1].name}"]
+    from ..probes.source_lines import INSTALLED, PACKAGE, shown_path  # loads torch, as _classify does
 
-
-def _is_of_user(filename: str) -> bool:
-    """Returns True if a file belongs neither to this package nor to Python, an installed package or torch.compile."""
-    if filename.startswith("<") or "torchinductor_" in filename:
-        return False
-    folders = str(Path(__file__).parents[1]), sysconfig.get_path("stdlib")
-    installed = {"site-packages", "dist-packages"} & {*Path(filename).parts}
-    return not installed and not filename.startswith(tuple(folder + os.sep for folder in folders))
+    for call in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(call.filename)
+        if path.is_relative_to(PACKAGE) or INSTALLED in path.parts:
+            continue
+        with contextlib.suppress(OSError):  # the working directory is gone
+            if shown := shown_path(call.filename):
+                return [f"at {shown}:{call.lineno} in {call.name}"]
+    return []
 
 
 def _classify(error: BaseException) -> tuple[str, str]:
