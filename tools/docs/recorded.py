@@ -83,16 +83,19 @@ PACKAGE = HERE / "zerobench"
 ENGINE = ("zero", "strategies", "probes", "models", "worker.py", "data.py")
 """Files and folders of the package that run in a rank, or measure it."""
 SIMULATED = (*ENGINE, "fake", "simulation", "theory", "predict")
+COMMANDS = "plan", "estimate.py", "predict.py", "dry_run.py", "simulated.py", "reserved.py"
+ASKED = (*SIMULATED, *(f"commands/{name}" for name in COMMANDS))
+"""With the commands that answer before a run."""
 
 RECORDED = {
     "reference/cpu/stages": ("record-stages", ENGINE),
-    "answer_times.csv": ("answer-times", (*SIMULATED, "commands")),
+    "answer_times.csv": ("answer-times", ASKED),
     "largest_model": ("largest-model", (*SIMULATED, "commands/plan")),
     "predicted_runs": ("predicted-runs", SIMULATED),
     "predicted_maps": ("predicted-maps", SIMULATED),
     "table1": ("table1 TABLE1=--rerun", SIMULATED),
     "published/published.csv": ("published", SIMULATED),
-    "published/questions": ("questions", (*SIMULATED, "commands")),
+    "published/questions": ("questions", ASKED),
     "published_runs": ("published-runs", SIMULATED),
     "h100": ("gpu-runs", SIMULATED),
     "replay": ("replay", ENGINE),
