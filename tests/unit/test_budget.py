@@ -18,7 +18,7 @@ from zerobench.budgets.budget_file import (
     read_budget,
     record_cell,
     write_budget,
-)
+)  # fmt: skip
 from zerobench.budgets.judge import RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
 from zerobench.budgets.reports import check_body, write_junit
 from zerobench.commands import budget
@@ -102,10 +102,8 @@ def test_what_is_recorded_of_a_cell_is_held_and_a_change_of_it_caught(tmp_path: 
     assert judge_cell("c", held.limits, measured) == []
     for metric in RECORDED:
         found = judge_cell("c", held.limits, measured | {metric: 2 * measured[metric]})
-        better = metric in ("quantized_gather_share", "quantized_reduction_share")
-        assert [one.kind for one in found if one.metric == metric] == ["improvement" if better else "regression"], (
-            metric
-        )
+        kind = "improvement" if metric in ("quantized_gather_share", "quantized_reduction_share") else "regression"
+        assert [finding.kind for finding in found if finding.metric == metric] == [kind], metric
 
 
 def test_a_sentence_has_cell_metric_category_value_and_limit() -> None:
@@ -145,19 +143,10 @@ def test_missing_cells_and_metrics_and_failed_runs() -> None:
     assert "oom: rank 1 ran out" in found.sentence
 
 
-@pytest.mark.parametrize(
-    ("kinds", "strict", "code"),
-    [
-        ([], False, 0),
-        (["improvement"], False, 0),
-        (["improvement"], True, 1),
-        (["missing"], False, 1),
-        (["unjudged"], False, 125),
-        (["unjudged", "regression"], False, 1),
-    ],
-)
-def test_exit_codes(kinds: list[str], strict: bool, code: int) -> None:
-    assert exit_code([Finding(kind, "c", "m", "") for kind in kinds], strict) == code
+def test_exit_codes() -> None:
+    for kinds, code in {"": 0, "improvement": 0, "missing": 1, "unjudged": 125, "unjudged regression": 1}.items():
+        assert exit_code([Finding(kind, "c", "m", "") for kind in kinds.split()], strict=False) == code
+    assert exit_code([Finding("improvement", "c", "m", "")], strict=True) == 1
 
 
 def test_limits_for_any_environment_hold_beside_its_own() -> None:
@@ -211,6 +200,17 @@ def test_a_cell_of_the_name_that_does_other_work_is_told_by_its_keys(monkeypatch
         said.append(found.sentence.partition("; ")[0])
     whole = "c: it is not the work that the budget is for"
     assert said == [f"{whole} (optimizer.lr was 0.0003 and is 0.1, clip was 1.0 and is null)", whole]
+
+
+def test_record_without_cells_runs_those_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, ran = BudgetFile(tmp_path / "b.yaml", ["model=gpt_tiny", "strategy=zero2"], {}, "runs/budget"), []
+    write_budget(file)
+    monkeypatch.setattr(budget, "run_rows", lambda cells: ran.extend(cells) or [])
+    assert budget.record(["--file", str(file.path)]) == 0
+    assert budget.record(["--file", str(file.path), "results_dir=runs/other", "rerun=true"]) == 0
+    folders = [(cell.config.strategy.name, cell.config.results_dir) for cell in ran]
+    assert folders == [("zero2", "runs/budget"), ("zero2", "runs/other")]
+    assert read_budget(file.path) == file
 
 
 @pytest.mark.parametrize(

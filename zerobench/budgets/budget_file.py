@@ -78,6 +78,11 @@ class BudgetFile:
     environments: dict[str, Environment] = field(default_factory=dict)
     results_dir: str = ""
 
+    @property
+    def overrides(self) -> list[str]:
+        """The arguments that compose the cells in their folder."""
+        return [*self.command, *([f"results_dir={self.results_dir}"] if self.results_dir else [])]
+
     def of(self, environment: str) -> list[tuple[str, CellBudget]]:
         """Returns the cells with a budget in this environment, by name. Limits for any environment apply in addition,
         but do not replace this environment's if other environments have their own limits.

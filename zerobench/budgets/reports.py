@@ -75,7 +75,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
             print_on(console, f"  the same cause: {same}", "dim")
     console.print(limits_held(findings), highlight=False)
     if any(finding.kind == "improvement" for finding in findings):
-        console.print("Improvements are not in the budget yet: zerobench budget record writes it again.")
+        console.print("Improvements are not in the budget yet: zerobench budget record --file FILE writes it again.")
 
 
 def write_junit(path: Path, findings: Sequence[Finding]) -> None:

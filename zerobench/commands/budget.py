@@ -33,11 +33,11 @@ from ..sweep.command import run_cells
 from .folder_contents import code_age
 
 USAGE = """\
-zerobench budget record [--file FILE] [--runs PATH] [--metrics A,B] [--time] [--dry-run] [-m] KEY=VALUE ...
+zerobench budget record [--file FILE] [--runs PATH] [--metrics A,B] [--time] [--dry-run] [-m] [KEY=VALUE ...]
 zerobench budget check [FILE ...] [--runs PATH] [--strict] [--junit FILE] [--comment FILE] [KEY=VALUE ...]
 
-record writes the bytes and volumes of cells as limits, and explains each limit that changes; check runs the cells
-again (or reads --runs) and prints each change with the line of code that caused it, which it annotates in a GitHub
+record writes the bytes and volumes of cells as limits, and explains each limit that changes (without KEY=VALUE it runs
+the cells that the file was recorded by); check runs the cells again (or reads --runs) and prints each change with the line of code that caused it, which it annotates in a GitHub
 workflow.
 Bytes and volumes are compared exactly, both ways. Files are yaml: ceilings such as `states_bytes: <= 24 GiB`
 may be written by hand:
@@ -80,7 +80,8 @@ def record(arguments: list[str]) -> int:
     description = "Writes measured values as limits, and says of each limit that changes: before, now, what moved."
     parser = Parser("zerobench budget record", description)
     add = parser.add_argument
-    add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a run or, with -m, a sweep")
+    cells_help = "the cells, as for a run or, with -m, a sweep; default: those that the file was recorded by"
+    add("overrides", nargs="*", metavar="KEY=VALUE", help=cells_help)
     add("-m", "--multirun", action="store_true", help="a sweep: several values a key")
     add("--file", type=Path, default=budget_file.DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
     add("--runs", type=Path, help="take finished runs, or watched loops, instead of running")
@@ -95,19 +96,21 @@ def record(arguments: list[str]) -> int:
     chosen = parser.parse_intermixed_args(arguments)
     wanted = _wanted(chosen)
     command = [*(["-m"] if chosen.multirun else []), *chosen.overrides]
-    if chosen.runs is None and not command:
-        raise ValueError("name the cells, as in: zerobench budget record -m strategy=zero1,zero2 model=gpt_tiny")
-    cells = [] if chosen.runs else compose_cells(command)
+    named = [part for part in command if not part.startswith(("results_dir=", "rerun="))]
+    budget_file.check_command(named)
     file = budget_file.read_budget(chosen.file) if chosen.file.is_file() else budget_file.BudgetFile(chosen.file)
-    kept = [part for part in command if not part.startswith(("results_dir=", "rerun="))]
-    budget_file.check_command(kept)
-    if file.command and kept and kept != file.command:
+    if file.command and named and named != file.command:
         first = f"{file.path} was recorded by: budget record {shlex.join(file.command)}"
         raise ValueError(f"{first}; name another --file for other cells, or remove it")
-    rows = finished_rows(chosen, selection.standing) if chosen.runs else run_rows(cells)
-    file.command = kept or file.command
+    if chosen.runs is None and not (named or file.command):
+        raise ValueError("name the cells, as in: zerobench budget record -m strategy=zero1,zero2 model=gpt_tiny")
+    if chosen.runs:
+        rows = finished_rows(chosen, selection.standing)
+    else:
+        rows = run_rows(compose_cells(command if named else [*file.overrides, *command]))
+    file.command = named or file.command
     folder = next((part.partition("=")[2] for part in reversed(command) if part.startswith("results_dir=")), "")
-    file.results_dir = (budget_file.folder_below(folder) if kept else "") or file.results_dir
+    file.results_dir = (budget_file.folder_below(folder) if named else "") or file.results_dir
     names = {row["name"] for row in rows}
     changes, noisy = [], []
     for row in rows:
@@ -223,8 +226,7 @@ def _check_file(
                 f"{file.path} was recorded from runs or by pytest and names no command; give --runs, or run pytest"
             )
         # one failure must not hide the other cells
-        folder = [f"results_dir={file.results_dir}"] if file.results_dir else []
-        cells = [cell.changed(fail_fast=False) for cell in compose_cells([*file.command, *folder, *more])]
+        cells = [cell.changed(fail_fast=False) for cell in compose_cells([*file.overrides, *more])]
         for device in dict.fromkeys(device_class(cell.config.device) for cell in cells):
             _require(file, budget_file.environment_of(device, version("torch")))
         rows = run_rows(cells)
