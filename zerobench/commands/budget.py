@@ -86,11 +86,11 @@ def record(arguments: list[str]) -> int:
     add("--file", type=Path, default=budget_file.DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
     add("--runs", type=Path, help="take finished runs, or watched loops, instead of running")
     add_options(parser)
-    add("--metrics", help=f"comma-separated; default, where of use: {', '.join(judge.RECORDED)}")
+    add("--metrics", help=f"comma-separated; default, if they apply to a cell: {', '.join(judge.RECORDED)}")
     add("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
     tolerance_help = "for a metric whose launches differ, as peak_bytes=2; may be given again"
     add("--tolerance", action="append", default=[], metavar="METRIC=PERCENT", help=tolerance_help)
-    add("--dry-run", action="store_true", help="say what would change, write no budget")
+    add("--dry-run", action="store_true", help="show the changes without writing them")
     add("--markdown", type=Path, metavar="FILE", help="the changes as a Markdown table")
     add("--comment", type=Path, metavar="FILE", help="the same, for a comment that a bot updates")
     chosen = parser.parse_intermixed_args(arguments)
@@ -159,7 +159,7 @@ def _wanted(chosen: argparse.Namespace) -> Wanted:
 
 def check(arguments: list[str]) -> int:
     """Runs `zerobench budget check`. Returns the exit code: 0 all hold, 1 one does not, 125 they cannot be judged."""
-    parser = Parser("zerobench budget check", "Holds cells against their budgets.")
+    parser = Parser("zerobench budget check", "Compares cells with their budgets.")
     add = parser.add_argument
     files_help = f"default: all of {budget_file.DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs"
     add("files", nargs="*", metavar="FILE", help=files_help)

@@ -283,7 +283,7 @@ class Config(Section):
     precision: Precision = Key("dtypes of the model, gradients and traffic")(MISSING)
     measure: Measure = Key("number of measured steps, and what is recorded").made(Measure)
     offload: schema_memory.OffloadConfig = Key(
-        "where model states live: ZeRO-Offload (cpu), ZeRO-Infinity (nvme)", omitted=True
+        "the memory that holds model states: ZeRO-Offload (cpu), ZeRO-Infinity (nvme)", omitted=True
     ).made(schema_memory.OffloadConfig)
     activation: schema_memory.Activation = Key(
         "whether activations are kept, recomputed or offloaded", omitted=True

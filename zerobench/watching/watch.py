@@ -107,11 +107,11 @@ class Watch:
         for argument, value, least in (("warmup", warmup, 0), ("steps", steps, 1)):
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"watch: {argument}={value!r}; it is a whole number from {least} on")
-        if snapshot and to is None:
+        self._to, self._timeout_s = to or os.environ.get(WATCH_TO) or None, timeout_s
+        if snapshot and self._to is None:
             raise ValueError("watch: snapshot=True writes a file into the run's folder; give to=, a results folder")
         self._ends = ends or ("optimizer" if self._optimizers else "step")
         self.warmup, self.steps, self.node_size = warmup, steps, node_size
-        self._to, self._timeout_s = to or os.environ.get(WATCH_TO) or None, timeout_s
         self._about = rows.About.of(name, model, self.model, self._optimizers, warmup)
         self.state, self.done = NEW, 0
         self.problem = ""
