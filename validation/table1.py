@@ -1,6 +1,7 @@
 """Table 1 of the ZeRO paper, executed: model states per rank at 7.5B, 128B and 1T parameters on 1 to 1,024 ranks.
 
-Each cell runs the engine's own code on fake tensors; formula and printed number stand next to it. Ten minutes.
+Each cell runs the engine's own code on fake tensors, as on a GPU; formula and printed number stand next to it. Twenty
+minutes.
 
 cells.csv       formula, executed and printed, with the parts of each
 in_flight.csv   the states when their sum is largest, by line of code; the parts add up to `executed_bytes`
@@ -12,8 +13,6 @@ in_flight.csv   the states when their sum is largest, by line of code; the parts
 model     the paper gives sizes alone: conf/model says where each shape comes from
 bucket    a thousandth of the gradients, so that each size is reduced in a thousand pieces: for 1T the 1e9 elements that
           Megatron-core's rule, max(40e6, 1e6·N), gives at N = 1,024
-tile      fp32 gradients that are made at once for an update: 256 MiB, the engine's for a GPU, or a thousandth of those
-          of the rank
 variant   other options for the cell of which most is in flight: smaller units, none ahead of its use, smaller buckets
 """
 
@@ -31,12 +30,11 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.compose import compose_cells
 from zerobench.predict.estimate import training_shapes
 from zerobench.records import STATES
-from zerobench.simulation.execute import CPU, CUDA, Execution, Limits
+from zerobench.simulation.execute import CUDA, Execution, Limits
 from zerobench.sizes import printable
 from zerobench.strategies import shape_of
 from zerobench.theory.closed_forms import floor_bytes, state_formulas
 from zerobench.theory.replay.states import predict_states
-from zerobench.zero.optim.step_by_tiles import TILE_BYTES
 
 from .published.figure import PARAMETERS, states_per_parameter
 from .runner import execute_cells
@@ -66,8 +64,7 @@ _PRINTED = pd.read_csv(Path(__file__).with_suffix(".csv"), dtype=str, index_col=
 PIECES = 1000
 
 COMMON = (
-    "backend=simulated", "tensors=fake", "device=cpu", "precision=bf16", "activation=checkpoint", "data=synthetic",
-    "sequence=1024",
+    "backend=simulated", "tensors=fake", "precision=bf16", "activation=checkpoint", "data=synthetic", "sequence=1024",
 )  # fmt: skip
 """A micro-batch of one sequence; blocks recompute their activations."""
 
@@ -99,22 +96,20 @@ class TableCell:
 
     @property
     def arguments(self) -> list[str]:
-        psi, shard = SIZES[self.size], 1 if self.strategy == BASELINE else self.ranks
-        tile_bytes = max(TILE_BYTES["cuda"], int(4 * psi / shard / PIECES))
         changed = VARIANTS[self.strategy][self.variant] if self.variant else ()
         words = [
             f"strategy={self.strategy}", f"world_size={self.ranks}", f"batch={self.ranks}",
-            f"model={MODELS[self.size]}", *COMMON, f"precision.tile_bytes={tile_bytes}",
+            f"model={MODELS[self.size]}", *COMMON,
         ]  # fmt: skip
         if self.strategy == "zero3":
             words.append(PARAMETERS)
         elif not any(one.startswith("strategy.bucket_bytes") for one in changed):
-            words.append(f"strategy.bucket_bytes={int(2 * psi / PIECES)}")
+            words.append(f"strategy.bucket_bytes={int(2 * SIZES[self.size] / PIECES)}")
         return words + list(changed)
 
     @property
     def config(self) -> CellConfig:
-        return compose_cells(self.arguments)[0].config
+        return compose_cells(self.arguments, target=CUDA.kind)[0].config
 
 
 def places() -> list[TableCell]:
@@ -205,7 +200,8 @@ class StatesRow:
 
 def row_of(place: TableCell, found: Execution) -> CellRow:
     config, record = found.config, found.result
-    strategy, groups, trained = shape_of(config.strategy.values()), config.groups, training_shapes(config)
+    strategy, trained = shape_of(config.strategy.values()), training_shapes(config)
+    groups = replace(config.groups, on_gpu=True)
     schedule = record.schedule
     psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
     formulas = state_formulas(strategy, schedule.shapes, groups, *trained)
@@ -260,9 +256,8 @@ def run(chosen: argparse.Namespace) -> int:
         parts.put(sorted(rows.values(), key=lambda row: -row.bytes))
         cells.put([row_of(due[number], found)])
 
-    # On a CPU, stage 3's update compares parameters with masters, which takes hours at 1T.
-    simulated = [(place.config, CUDA if place.strategy == "zero3" else CPU) for place in due]
-    execute_cells("table1", simulated, Limits(seconds=1800), take)
+    # On a CPU an update compares parameters with masters piece by piece, which takes hours at 1T.
+    execute_cells("table1", [(place.config, CUDA) for place in due], Limits(seconds=1800), take)
     print(f"{len(due) - len(problems)} cells simulated; in {FOLDER}: {CELLS}, {IN_FLIGHT}")
     for problem in problems:
         print(printable(f"validation table1: {problem}"), file=sys.stderr)

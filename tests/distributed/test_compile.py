@@ -91,11 +91,7 @@ Row = tuple[str, str, bool]
 """The name of a way, a strategy, whether the head is tied."""
 
 ROWS: list[Row] = [(way, strategy, tied) for way in WAYS for strategy in STAGES for tied in (True, False)]
-QUICK: list[Row] = [
-    ("after", "zero3", True),
-    ("module_compile", "zero2", True),
-    ("engine_itself", "zero3", False),
-]
+QUICK: list[Row] = [("after", "zero3", True), ("module_compile", "zero2", True), ("engine_itself", "zero3", False)]
 """One takes a second."""
 
 

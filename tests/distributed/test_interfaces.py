@@ -189,10 +189,7 @@ def test_the_interface_toward_an_address() -> None:
 # -- the proof at the interface: bytes that cross from a node to the other -----------------------------------------
 
 NODES, NODE_SIZE = 2, 2
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "all": {"zeropp": schema_memory.AllOfZeropp()},
-}
+CASES: dict[str, dict[str, Any]] = {"plain": {}, "all": {"zeropp": schema_memory.AllOfZeropp()}}
 """Run in one process a node."""
 
 

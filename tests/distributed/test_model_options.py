@@ -38,14 +38,8 @@ META = {"strategy": {"construct": "meta"}}
 
 STEADY = Measure(steps=1, warmup=2, passes="accounted")
 
-CASES = {
-    "lora": {"zero3, meta": META},
-    "lora in parts": {"zero3": {"accumulation": 2}},
-}
-THOROUGH = {
-    "lora": {"zero2": {}, "zero3": {}},
-    "parts": {"zero3, again": {"activation": CheckpointActivations()}},
-}
+CASES = {"lora": {"zero3, meta": META}, "lora in parts": {"zero3": {"accumulation": 2}}}
+THOROUGH = {"lora": {"zero2": {}, "zero3": {}}, "parts": {"zero3, again": {"activation": CheckpointActivations()}}}
 """Model -> strategy, with what else is said of the cell -> keys. Meta and parts under zero3 are in every run."""
 
 

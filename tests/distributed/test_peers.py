@@ -118,10 +118,7 @@ def error_of(name: str, implementation: str) -> str:
     ("more", "words"),
     [
         ({"optimizer": Sgd()}, "fsdp2 with sgd/fused; use optimizer.implementation=foreach or loop"),
-        (
-            {"optimizer": Rprop()},
-            "DTensors of strategy=fsdp2 with rprop/loop; use another optimizer",
-        ),
+        ({"optimizer": Rprop()}, "DTensors of strategy=fsdp2 with rprop/loop; use another optimizer"),
         ({"optimizer": Sgd(implementation="loop")}, ""),
         ({"optimizer": AdamW()}, ""),
         ({"precision": Fp16()}, "precision=fp16: strategy=fsdp2 scales no losses here; use bf16 or fp32"),

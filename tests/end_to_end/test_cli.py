@@ -116,6 +116,12 @@ FASTEST = ["plan", "--device-memory", "2GiB", "--gpus", "8", "--goal", "fastest"
         (["calibrate", "--repetitions", "2"], "--repetitions 2: must be at least 3"),
         (["budget", "record"], "name the cells, as in"),
         (["budget", "record", "--metrics", "peak", "strategy=zero2"], "--metrics: peak is none of peak_bytes"),
+        (
+            ["budget", "check", "--where", "strategy=ddp"],
+            "--where selects finished runs; name their folder with --runs",
+        ),
+        (["compare", "a", "b", "--runs", "c"], "--runs is the folder of the runs of --interleave"),
+        (["export", "--format", "parquet", "--out", "x", "--price", "2"], "--price are for csv, markdown and latex"),
         (["budget"], "record or check?"),
         (["budget", "chek"], "chek: neither record nor check"),
         (["predict", "--cluster", "h100"], "cluster h100 is not described"),

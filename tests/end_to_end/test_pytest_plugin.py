@@ -201,6 +201,10 @@ FAULTS = {
     "not called": ("leaks=0", "the test did not call zerobench_watch"),
     "no step": ("leaks=0 #\n    with zerobench_watch(*make()):\n        pass", "watch: the loop ended without a step"),
     "never left": ("leaks=0 #\n    watch = zerobench_watch(*make()).start()", "is warming; leave it: write it as"),
+    "an error": (
+        "leaks=0 #\n    with pytest.raises(OSError), zerobench_watch(*make()):\n        raise OSError('no data')",
+        "crash: OSError: no data; nothing was judged",
+    ),
     "a TestCase": (
         "import unittest\nclass TestIt(unittest.TestCase):\n"
         "    @pytest.mark.zerobench(leaks=0)\n    def test(self):\n        pass",

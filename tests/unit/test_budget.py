@@ -104,6 +104,9 @@ def test_what_is_recorded_of_a_cell_is_held_and_a_change_of_it_caught(tmp_path: 
         found = judge_cell("c", held.limits, measured | {metric: 2 * measured[metric]})
         kind = "improvement" if metric in ("quantized_gather_share", "quantized_reduction_share") else "regression"
         assert [finding.kind for finding in found if finding.metric == metric] == [kind], metric
+    without = measured | {"peak_bytes": None}
+    ((gone,), _) = record_cell(file, without, Wanted(("peak_bytes", "states_bytes")), {"c"})
+    assert gone.row[1:] == ["peak_bytes", "4,194,304 B (4.0 MiB)", "–", "not measured", "", ""]
 
 
 def test_a_sentence_has_cell_metric_category_value_and_limit() -> None:
@@ -180,6 +183,14 @@ def test_scratch_of_kernels_is_judged_on_the_processor_of_the_record(
     found = budget._check_file(BudgetFile(Path("b.yaml"), [], {environment: budgets}), [measured], [], False)
     assert sorted(one.metric for one in found if one.kind != "ok") == worse
     assert ("b.yaml: recorded on AMD EPYC, measured on Intel Xeon: " in capsys.readouterr().out) == (len(worse) == 2)
+
+
+def test_runs_without_a_budget_hide_no_regression(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "code_age", lambda row: "current")
+    file = BudgetFile(Path("b.yaml"), [], {"A100, torch 2.13": Environment({}, {"c": CellBudget("1", exact(row()))})})
+    rows = [row(name="c", work="1", environment=f"A100, torch 2.{n}", peak_bytes=11 * MIB) for n in (13, 12)]
+    kinds = [finding.kind for finding in budget._check_file(file, rows, [], False) if finding.kind != "ok"]
+    assert kinds == ["regression", "unjudged"]
 
 
 @pytest.mark.slow

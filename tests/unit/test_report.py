@@ -10,6 +10,8 @@ import pytest
 
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
+from zerobench.commands.compare import Judge
+from zerobench.commands.report.settings import group_by_setting, setting_verdict
 from zerobench.records import CATEGORIES, COLLECTIVES
 from zerobench.results.summary import summarize
 from zerobench.results.tables import collect, load
@@ -52,6 +54,16 @@ def page_of(out: Path, *arguments: object, code: int = 0) -> Page:
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return page_of(tmp_path_factory.mktemp("stages") / "report.html", STAGES)
+
+
+def test_cells_of_one_choice_have_names_and_predictions_of_their_own() -> None:
+    runs = load(STAGES.parent / "offload_time").runs
+    runs.loc[runs["config"].str.contains('"fraction": ?0.5'), "states_bytes"] += 1000
+    (setting,) = group_by_setting(runs)
+    assert len({cell.name for cell in setting.cells}) == len(setting.cells) == 5
+    answers = dict(setting_verdict(setting, Judge(0.0, [])))
+    assert re.search(r"differ by zero2 offload=cpu fraction=0.5 \S+ \S+ \+1,000 B,", answers["Predictions"])
+    assert "72.0 MiB in host memory, 30 % less than" in answers["Least memory"], "the sum of both is compared"
 
 
 @pytest.mark.slow

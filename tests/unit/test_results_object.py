@@ -18,6 +18,7 @@ from tests.cells import cell
 from tests.made_up import results_of, run
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
+from zerobench.commands.plot import load_all
 from zerobench.config.schema_memory import CpuOffload
 from zerobench.config.schema_training import AdamW, Sgd
 from zerobench.records import LINKS, MemoryRow, RunRow
@@ -62,6 +63,15 @@ def test_files_and_merges_hold_what_they_held(stages: Results, tmp_path: Path) -
     for again in (load(tmp_path), merge([stages.of(stages.runs.run_id[:1]), stages.of(stages.runs.run_id[1:])])):
         for name in ALL_TABLES:
             pd.testing.assert_frame_equal(getattr(again, name), getattr(stages, name))
+
+
+def test_runs_that_two_folders_have_count_once_and_the_newest_is_the_latest(tmp_path: Path) -> None:
+    first, second = make(tmp_path / "a"), make(tmp_path / "b")
+    whole = load(first)
+    collect(whole, first.parent / "all")
+    for name in ("runs", "lines", "traffic"):
+        assert len(getattr(load(first.parent), name)) == len(getattr(whole, name))
+    assert selection.latest(load_all([second.parent, first.parent]).runs)["run_id"].tolist() == [second.name]
 
 
 def test_the_long_form_has_the_runs_figures_and_those_that_they_are_made_of(stages: Results) -> None:

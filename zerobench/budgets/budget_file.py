@@ -223,7 +223,8 @@ class LimitChange:
     metric: str
     before: float | None
     """None for a new metric."""
-    now: float
+    now: float | None
+    """None for one that was not measured: its limit goes."""
     part: str = ""
     line: str = ""
     is_tolerated: bool = False
@@ -234,6 +235,16 @@ class LimitChange:
         """The change as a table row, under HEADER."""
         if not self.metric:
             return [self.cell, f"{self.now:.0f} limits", "–", "–", "new", "", ""]
+        if self.now is None:
+            return [
+                self.cell,
+                self.metric,
+                judge.show_value(self.metric, self.before or 0),
+                "–",
+                "not measured",
+                "",
+                "",
+            ]
         now = judge.show_value(self.metric, self.now)
         if self.before is None:
             return [self.cell, self.metric, "–", now, "new", "", ""]
@@ -260,7 +271,8 @@ def limit_changes(row: dict[str, Any], before: CellBudget, after: CellBudget) ->
             category = part or (lines[0].category if lines else "")
             line, is_tolerated = lines[0].sentence if lines else "", was.judge(metric, limit.value) == judge.OK
             changes.append(LimitChange(name, metric, was.value, limit.value, category, line, is_tolerated))
-    return changes
+    gone = ((metric, was) for metric, was in before.limits.items() if metric not in after.limits)
+    return [*changes, *(LimitChange(name, metric, was.value, None) for metric, was in gone)]
 
 
 def print_changes(changes: list[LimitChange]) -> None:

@@ -53,7 +53,7 @@ from ..records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS
 from ..results.frames import Row, to_records
 from ..results.provenance import torch_minor
 from ..results.selection import latest
-from ..results.summary import LEAST_LAUNCHES, TIMES, geometric_interval, summarize
+from ..results.summary import LEAST_LAUNCHES, NOT_SHAPE, TIMES, geometric_interval, summarize
 from .lines import Lines, lines_by_cell
 
 CONFIDENCE = 0.95
@@ -246,7 +246,7 @@ def _read_file(path: Path) -> list[NoiseFloor]:
 WORK = ("model.", "huggingface.", "data.name", "data.vocabulary", "world_size", "batch", "sequence", "precision.name")
 """Keys, or prefixes of keys, that determine the training, in addition to `device_class` and `device`."""
 
-CHOICES = ("model.name", "model.checkpointing")
+CHOICES = tuple(f"model.{name}" for name in NOT_SHAPE if name != "kind")
 """Keys with these prefixes that change only the name or the method of the training."""
 
 DEVICE = ("device", "device_class")

@@ -199,15 +199,16 @@ def _judge_watch(
     watched: WatchedByTest, results: Results, request: Request, home: Home, record: bool, verdict: GateVerdict
 ) -> None:
     row, name = measured(results, watched.name), watched.name
+    if row["status"] != "ok":
+        done = "recorded" if record else "judged"
+        raise GateError(f"zerobench: {name}: {row['status']}: {row['reason']}; nothing was {done}")
     sections = _Sections(results, lines.line_tables(results.lines))
     total = sections.check_hand(watched, request.limits if watched.limits is None else watched.limits)
     if request.recorded and watched.limits is None:
-        if not record:
-            total += sections.check_recorded(name, recorded_budget(home, name, row["environment"]), verdict)
-        elif row["status"] == "ok":
+        if record:
             verdict.recorded.append(row)
         else:
-            raise GateError(f"zerobench: {name}: {row['status']}: {row['reason']}; nothing was recorded")
+            total += sections.check_recorded(name, recorded_budget(home, name, row["environment"]), verdict)
     if sections.texts:
         failed = ", ".join(finding.metric for finding in sections.findings)
         world, broken = sections.row["world_size"], f"{len(sections.texts)} of {total} limits broken"

@@ -36,9 +36,9 @@ USAGE = """\
 zerobench budget record [--file FILE] [--runs PATH] [--metrics A,B] [--time] [--dry-run] [-m] [KEY=VALUE ...]
 zerobench budget check [FILE ...] [--runs PATH] [--strict] [--junit FILE] [--comment FILE] [KEY=VALUE ...]
 
-record writes the bytes and volumes of cells as limits, and explains each limit that changes (without KEY=VALUE it runs
-the cells that the file was recorded by); check runs the cells again (or reads --runs) and prints each change with the line of code that caused it, which it annotates in a GitHub
-workflow.
+record writes the bytes and volumes of cells as limits, and explains each limit that changes; without KEY=VALUE it runs
+the cells that the file was recorded by. check runs the cells again (or reads --runs) and prints each change with the
+line of code that caused it, which it annotates in a GitHub workflow.
 Bytes and volumes are compared exactly, both ways. Files are yaml: ceilings such as `states_bytes: <= 24 GiB`
 may be written by hand:
 
@@ -71,8 +71,8 @@ def budget(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except (OSError, ValueError) as error:
-        refuse(error, "zerobench budget")
-        return UNJUDGED if arguments[0] == "check" else 2
+        code = refuse(error, "zerobench budget")
+        return UNJUDGED if arguments[0] == "check" and isinstance(error, (OSError, judge.UnjudgedError)) else code
 
 
 def record(arguments: list[str]) -> int:
@@ -95,6 +95,7 @@ def record(arguments: list[str]) -> int:
     add("--comment", type=Path, metavar="FILE", help="the same, for a comment that a bot updates")
     chosen = parser.parse_intermixed_args(arguments)
     wanted = _wanted(chosen)
+    _check_selection(chosen)
     command = [*(["-m"] if chosen.multirun else []), *chosen.overrides]
     named = [part for part in command if not part.startswith(("results_dir=", "rerun="))]
     budget_file.check_command(named)
@@ -137,6 +138,13 @@ def record(arguments: list[str]) -> int:
     return 0
 
 
+def _check_selection(chosen: argparse.Namespace) -> None:
+    """Raises ValueError for options that select finished runs if there are none to select from."""
+    for option, value in (("--where", chosen.where), ("--all", chosen.all)):
+        if value and chosen.runs is None:
+            raise ValueError(f"{option} selects finished runs; name their folder with --runs")
+
+
 def _wanted(chosen: argparse.Namespace) -> Wanted:
     named = chosen.metrics.split(",") if chosen.metrics else []
     for metric in named:
@@ -173,7 +181,10 @@ def check(arguments: list[str]) -> int:
     github_help = "annotate lines and write the step's summary; default: where GITHUB_ACTIONS is true"
     add("--github", action=argparse.BooleanOptionalAction, default=None, help=github_help)
     chosen = parser.parse_intermixed_args(arguments)
+    _check_selection(chosen)
     more = [word for word in chosen.files if "=" in word]
+    if chosen.runs and more:
+        raise ValueError(f"{more[0]}: with --runs nothing is run; leave it out, or leave out --runs")
     paths = [Path(word) for word in chosen.files if "=" not in word]
     paths = paths or sorted(budget_file.DEFAULT_FOLDER.glob("*.yaml"))
     for path in paths:
@@ -189,17 +200,22 @@ def check(arguments: list[str]) -> int:
         except (OSError, ValueError) as error:  # the other files are judged all the same
             findings.append(judge.Finding("unjudged", str(path), "", str(error), limits=0))
     reports.print_findings(findings)
-    if chosen.junit:
-        reports.write_junit(chosen.junit, findings)
-    if chosen.markdown:
-        write_text("\n".join(reports.check_body(findings)), chosen.markdown)
-    if chosen.comment:
-        reports.write_comment(chosen.comment, reports.MARKER, reports.check_body(findings))
-    if chosen.benchmark_json:
-        reports.write_benchmark(chosen.benchmark_json, findings)
-    if is_github() if chosen.github is None else chosen.github:
-        report_to_github(findings)
-    return exit_code(findings, chosen.strict)
+    code = exit_code(findings, chosen.strict)
+    try:
+        if chosen.junit:
+            reports.write_junit(chosen.junit, findings)
+        if chosen.markdown:
+            write_text("\n".join(reports.check_body(findings)), chosen.markdown)
+        if chosen.comment:
+            reports.write_comment(chosen.comment, reports.MARKER, reports.check_body(findings))
+        if chosen.benchmark_json:
+            reports.write_benchmark(chosen.benchmark_json, findings)
+        if is_github() if chosen.github is None else chosen.github:
+            report_to_github(findings)
+    except (OSError, ValueError) as error:
+        refused = refuse(error, "zerobench budget")
+        return code if code == 1 else refused  # a regression counts all the same
+    return code
 
 
 UNJUDGED = 125
@@ -236,7 +252,11 @@ def _check_file(
             print_line(f"by older code than this: {', '.join(older)}; without --runs they are measured again")
     findings: list[judge.Finding] = []
     for environment in dict.fromkeys(row["environment"] for row in rows):
-        _require(file, environment)
+        try:
+            _require(file, environment)
+        except judge.UnjudgedError as error:  # runs of other environments are judged all the same
+            findings.append(judge.Finding("unjudged", str(file.path), "", str(error), limits=0))
+            continue
         own_rows = [row for row in rows if row["environment"] == environment]
         matched = []
         away = _recorded_elsewhere(file, environment, own_rows)

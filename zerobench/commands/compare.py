@@ -255,13 +255,15 @@ def compare(arguments: list[str]) -> int:
     chosen = parser.parse_args(own)
     try:
         check_sides(chosen.a, chosen.b, chosen.interleave, overrides)
+        if chosen.runs and not chosen.interleave:
+            raise ValueError("--runs is the folder of the runs of --interleave; A and B name finished runs")
         judge = Judge.of(chosen)
         if chosen.interleave:
             chosen.a, chosen.b = chosen.interleave
             a, b = measure_in_turns(chosen.a, chosen.b, chosen.launches, overrides or [], chosen.runs)
         else:
             a, b = (load_side(where) for where in (chosen.a, chosen.b))
-            a, b = (replace(side, runs=matching(side.runs, chosen.where)) for side in (a, b))
+        a, b = (replace(side, runs=matching(side.runs, chosen.where)) for side in (a, b))
     except KeyboardInterrupt:
         return 130
     comparison = judge.compare_runs(a, b)

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from ..host.pipes import print_note
@@ -20,7 +19,7 @@ from ..plots.page import CAPTIONED, FORMATS, Page, add_page_options, pop_page
 from ..plots.panels import MOST_PANELS
 from ..plots.scaling import DDP, REFERENCES
 from ..results.options import RESULTS, Parser, add_options, number_type, refuse
-from ..results.tables import Results, load
+from ..results.tables import ALL_TABLES, Results, load, merge
 from ..sizes import parse_memory
 
 OWN = {"capacity": "memory", "drop_from": "throughput"}
@@ -112,10 +111,6 @@ def _place(page: Page, out: Path, name: str) -> tuple[Page, Path, str]:
 
 def load_all(paths: Sequence[Path]) -> Results:
     """Returns the concatenated tables of all folders, without duplicate rows."""
-    parts = {path.resolve(): load(path) for path in paths}.values()
-    tables = {}
-    for field in fields(Results):
-        frames = [getattr(part, field.name) for part in parts]
-        filled = [frame for frame in frames if len(frame)]
-        tables[field.name] = pd.concat(filled, ignore_index=True).drop_duplicates() if filled else frames[0]
-    return Results(**tables)
+    whole = merge([*{path.resolve(): load(path) for path in paths}.values()])
+    tables = {name: getattr(whole, name) for name in ALL_TABLES}
+    return Results(**{name: table.drop_duplicates(ignore_index=True) for name, table in tables.items()})

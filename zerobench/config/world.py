@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..host import job
-from ..host.environment import FAKE, SIMULATED, exported_threads, nccl_version
+from ..host.environment import FAKE, SIMULATED, exported_threads, nccl_version, usable_cores
 from ..sections import known
 from ..sizes import show_count
 from ..strategies import names_with, spec_of
@@ -92,7 +92,7 @@ def resolve_ranks(draft: Config, problems: list[str], launcher: LauncherChoice |
     if (draft.device, draft.backend) == ("cpu", "nccl"):
         problems.append("backend=nccl: on device=cpu use gloo")
     if draft.device == "cpu" and not chosen_by_user and launcher is None:
-        cores = os.cpu_count() or 1
+        cores = usable_cores()
         if ranks > max(ALWAYS_FEW, RANKS_PER_CORE * cores):
             few = f"use backend={SIMULATED} for the bytes and volumes of one rank, in seconds, or backend=gloo to run"
             why = f"{ranks} processes would take turns on {show_count(cores, 'core')}"
@@ -149,7 +149,7 @@ def _resolve_threads(draft: Config, ranks_per_machine: int, launcher: LauncherCh
         per_task = per_node // (launcher.asked.get("tasks_per_node") or per_node)
         draft.launch.threads = max(1, int(cpus) // max(1, per_task))
         return
-    cores = (os.cpu_count() or 1) if launcher is None else 1
+    cores = usable_cores() if launcher is None else 1
     draft.launch.threads = exported_threads() or max(1, cores // max(1, ranks_per_machine))
 
 

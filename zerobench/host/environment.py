@@ -168,11 +168,16 @@ def loopback_bytes() -> int | None:
 
 
 def usable_cores() -> int:
-    """Returns the number of cores that this process may use; all, if the system has no affinity, such as macOS."""
+    """Returns the number of cores that this process may use."""
+    return len(_usable())
+
+
+def _usable() -> set[int]:
+    """Returns the numbers of these cores; all, if the system has no affinity, such as macOS."""
     try:
-        return len(os.sched_getaffinity(0))
+        return os.sched_getaffinity(0)
     except AttributeError:
-        return psutil.cpu_count() or 1
+        return set(range(psutil.cpu_count() or 1))
 
 
 OMP_THREADS = "OMP_NUM_THREADS"
@@ -264,12 +269,14 @@ BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 
 class _Reading(NamedTuple):
     at: float
-    machine_s: float
+    cores_s: float
     own_s: float
 
 
 class OtherProcesses:
-    """CPU time of other processes since creation: the machine's minus that of this process and its descendants."""
+    """CPU time of other processes since creation, on the cores that this process may use: the cores' minus that of this
+    process and its descendants.
+    """
 
     def __init__(self) -> None:
         self._before = _read()
@@ -279,15 +286,17 @@ class OtherProcesses:
         now, before = _read(), self._before
         if now.at <= before.at:
             return None
-        busy = (now.machine_s - before.machine_s) - (now.own_s - before.own_s)
+        busy = (now.cores_s - before.cores_s) - (now.own_s - before.own_s)
         return max(0.0, busy / (now.at - before.at))
 
 
 def _read() -> _Reading:
-    machine = psutil.cpu_times()
+    usable = _usable()
+    cores = [times for core, times in enumerate(psutil.cpu_times(percpu=True)) if core in usable]
     me = psutil.Process()
     own = 0.0
     for process in (me, *me.children(recursive=True)):
         with suppress(psutil.Error):  # it has ended: its time is its parent's now
             own += sum(process.cpu_times()[:4])  # its own, and that of children which have ended
-    return _Reading(time.monotonic(), sum(getattr(machine, kind, 0.0) for kind in BUSY), own)
+    busy = sum(getattr(times, kind, 0.0) for times in cores for kind in BUSY)
+    return _Reading(time.monotonic(), busy, own)

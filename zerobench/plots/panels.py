@@ -90,10 +90,10 @@ def _labeled(cells: pd.DataFrame) -> pd.DataFrame:
     """Adds `label`: the strategy, and the keys other than N and batch in which cells of this strategy differ;
     measurement keys only if nothing else distinguishes two cells.
     """
-    choices: tuple[dict[str, Any], ...] = ({"measure": {}}, {})
-    for more in choices:
-        ignored = {"world_size": 0, "batch": 0, "threads": 0} | more
-        configs = [CellConfig.from_dict(json.loads(text) | ignored) for text in cells["config"]]
+    shared = {"world_size": 0, "batch": 0}
+    choices: tuple[dict[str, Any], ...] = ({"measure": {}, "threads": 0}, {"threads": 0}, {})
+    for ignored in choices:
+        configs = [CellConfig.from_dict(json.loads(text) | shared | ignored) for text in cells["config"]]
         pairs = zip(configs, name_cells(configs), strict=True)
         whole = cells.assign(label=[config.strategy.name + name.split("b=0", 1)[1] for config, name in pairs])
         if not whole.duplicated(["label", "world_size", "batch", "micro_batch"]).any():

@@ -17,7 +17,7 @@ from typing import Any
 from .. import strategies
 from ..config.cell import CellConfig
 from ..host import job
-from ..host.environment import nccl_version
+from ..host.environment import nccl_version, usable_cores
 from ..host.revisions import GitError, git, installed_version
 from ..registry import DATA, MODELS
 
@@ -121,7 +121,7 @@ def machine(device: str, backend: str) -> dict[str, Any]:
         else f"{backend} of torch {version('torch')}",
         "cuda": torch.version.cuda,
         "processor": processor,
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.platform(),
     }

@@ -24,7 +24,7 @@ from __future__ import annotations
 import difflib
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, partial
 from pathlib import Path
@@ -245,7 +245,11 @@ def load(path: str | Path) -> Results:
     folders = run_folders(where)
     is_large = len(folders) >= MANY
     rows, table_of_runs = _read_runs(folders, is_large)
-    collected = [collection for folder in collections_in(where) if (collection := _read_collection(folder)) is not None]
+    read, collected = set(rows["run_id"]), []
+    for folder in collections_in(where):
+        if (collection := _read_collection(folder, read)) is not None:
+            collected.append(collection)
+            read |= {*collection["runs"]["run_id"]}
 
     def long_table(name: str) -> pd.DataFrame:
         return to_frame([table_of_runs(name), *(collection[name] for collection in collected)], TABLES[name], "run_id")
@@ -255,7 +259,7 @@ def load(path: str | Path) -> Results:
     search_rows = (_read_json_row(path, SearchRow) for path in sorted((where / SEARCHES).glob("*.json")))
     searches = [pd.DataFrame([vars(row) for row in search_rows if row is not None])]
     searches += [collection["searches"] for collection in collected]
-    return Results(runs, **tables, searches=to_frame(searches, SearchRow))
+    return Results(runs, **tables, searches=to_frame(searches, SearchRow).drop_duplicates(ignore_index=True))
 
 
 def merge(parts: Sequence[Results]) -> Results:
@@ -326,8 +330,10 @@ def _read_or_warn(folder: Path, name: str, run_id: str) -> pa.Table | None:
         return None
 
 
-def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:
-    """Reads the tables of a collection without runs of a later version; None, with a warning, if a table is damaged."""
+def _read_collection(folder: Path, others: Collection[str]) -> dict[str, pd.DataFrame] | None:
+    """Reads the tables of a collection without runs of a later version and those with the ids `others`, which an export
+    into the runs' own folder repeats; None, with a warning, if a table is damaged.
+    """
     try:
         tables = {name: read_table(folder / f"{name}.parquet").to_pandas() for name in ALL_TABLES}
     except ValueError as error:
@@ -338,7 +344,11 @@ def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:
     for run_id, problem in zip(runs["run_id"], problems, strict=True):
         if problem:
             warnings.warn(f"{folder}: {run_id} is left out: {problem}", stacklevel=3)
-    return tables | {"runs": runs[[not problem for problem in problems]]}
+    kept = {run for run, problem in zip(runs["run_id"], problems, strict=True) if not problem and run not in others}
+    return {
+        name: table[table["run_id"].isin(kept)] if "run_id" in table and name != "searches" else table
+        for name, table in tables.items()
+    }
 
 
 def run_folders(where: Path) -> list[Path]:

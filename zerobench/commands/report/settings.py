@@ -20,7 +20,7 @@ from ...records import CATEGORIES, COLLECTIVES
 from ...results.frames import Row
 from ...results.grid import Grid
 from ...results.markup import Bar, BarFigure, BarPart
-from ...results.printed_table import COLUMNS, best_rows, in_tables_order, step_interval
+from ...results.printed_table import COLUMNS, ONE_MEMORY, best_rows, in_tables_order, shares_memory, step_interval
 from ...results.summary import LEAST_LAUNCHES, SETTING, busy_words
 from ...sizes import show_bytes, show_count, show_length, show_ms, show_rate
 from ...strategies import find
@@ -120,8 +120,10 @@ def _memory(setting: Setting) -> str:
     answer = f"{_names(best)}: {show_bytes(row['peak_bytes'])} at the peak of the largest rank{host}"
     if reference is None or reference in best or not reference.row["peak_bytes"]:
         return answer
-    less = 1 - row["peak_bytes"] / reference.row["peak_bytes"]
-    return f"{answer}, {less * 100:.0f} % less than {reference.name} ({show_bytes(reference.row['peak_bytes'])})"
+    ranked = COLUMNS["peak MiB"].value  # with host memory, if that is the device's own
+    less = 1 - ranked(row) / ranked(reference.row)
+    note = f"; {ONE_MEMORY}, and their sum is compared" if shares_memory([row, reference.row]) else ""
+    return f"{answer}, {less * 100:.0f} % less than {reference.name} ({show_bytes(reference.row['peak_bytes'])}){note}"
 
 
 def _price(setting: Setting, judge: Judge) -> str:
@@ -139,7 +141,8 @@ def _price(setting: Setting, judge: Judge) -> str:
         step = pair.effects[0]
         certainty = f"95 % interval {interval(step)}, " if interval(step) else ""
         comparisons.append(f"{step.ratio:.3f} times the step of {base.name} ({certainty}{step.verdict})")
-    refused = f"; times are not comparable: {_refused(pair, base.name, cell.name)}" if pair.time_refused else ""
+    is_refused = pair.refused or pair.time_refused
+    refused = f"; times are not comparable: {_refused(pair, base.name, cell.name)}" if is_refused else ""
     return f"{cell.name} takes {' and '.join(comparisons)}{refused}" if comparisons else ""
 
 
@@ -147,7 +150,7 @@ def _refused(pair: Compared, a: str, b: str) -> str:
     """Returns why times are not comparable, with the cells' names instead of A and B."""
     if pair.a.row["step_s"] is None or pair.b.row["step_s"] is None:
         return "there are none"
-    reasons = "; ".join(pair.time_refused)
+    reasons = "; ".join(pair.refused or pair.time_refused)
     return reasons.replace(" in A and ", f" in {a} and ").replace(" in B", f" in {b}")
 
 
@@ -200,12 +203,12 @@ def _predictions(setting: Setting) -> str:
     predicted = [cell for cell in counted if cell.row["predicted_states_bytes"] is not None]
     if not predicted:
         return "none: theory does not cover these strategies" if counted else "none: no pass counted bytes"
-    off = {cell.name: cell.row["states_bytes"] - cell.row["predicted_states_bytes"] for cell in predicted}
-    wrong = [f"{label} {by:+,} B" for label, by in off.items() if by]
+    off = [(cell.name, cell.row["states_bytes"] - cell.row["predicted_states_bytes"]) for cell in predicted]
+    wrong = [f"{label} {by:+,} B" for label, by in off if by]
     answer = "states " + (f"differ by {', '.join(wrong)}" if wrong else "are met to the byte")
     volumes = [cell for cell in predicted if None not in (cell.row["volume_psi"], cell.row["predicted_volume_psi"])]
-    moved = {cell.name: cell.row["volume_psi"] - cell.row["predicted_volume_psi"] for cell in volumes}
-    wrong = [f"{label} {by:+.4f} ψ" for label, by in moved.items() if abs(by) > 1e-9]
+    moved = [(cell.name, cell.row["volume_psi"] - cell.row["predicted_volume_psi"]) for cell in volumes]
+    wrong = [f"{label} {by:+.4f} ψ" for label, by in moved if abs(by) > 1e-9]
     answer += ", volumes " + (f"differ by {', '.join(wrong)}" if wrong else "to the element") if volumes else ""
     unknown = [cell for cell in setting.ok if cell not in predicted]
     return answer + (f"; without a prediction: {_names(unknown)}" if unknown else "")
