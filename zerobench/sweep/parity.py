@@ -95,6 +95,8 @@ of a folder for 60 s (acdirmax).
 
 ABSENT = "the run is not in its results folder"
 
+NOT_MADE = "the sweep ended before it made the DDP run of this check; the same command makes it"
+
 NONE_AT_HAND = "no DDP run of the same training is in this sweep or folder; measure.check_training=true makes one"
 
 
@@ -262,8 +264,9 @@ class ParityCheck:
                 self.see(*pair)
         waiting, self._waiting = self._waiting, []
         for cell, row in waiting:
-            why = NONE_AT_HAND
-            if makes and cell.config.measure.check_training == "true" and not self._find(cell, row):
+            wanted = cell.config.measure.check_training == "true"
+            why = NOT_MADE if wanted else NONE_AT_HAND
+            if makes and wanted and not self._find(cell, row):
                 say(f"{base_name(cell.config)}: DDP trains the same for a few steps, to check it")
                 try:
                     why = self._make(cell, row, run or run_here)
