@@ -136,7 +136,7 @@ def test_fail_fast_begins_no_other_job(monkeypatch, tmp_path: Path) -> None:
 def searching(where: Path, batch: int = 4) -> tuple[Cell, SearchRow]:
     """Returns a search, and its result on another machine, where its id is another one."""
     asked = sound("zero1", 2, batch=batch, search=Search(memory_limit="1 GiB"), results_dir=str(where))
-    blank = vars(_conclude(BatchSearch(asked), []))
+    blank = vars(_conclude(BatchSearch(asked)))
     return asked, SearchRow(**blank | {"search_id": f"elsewhere{batch}", "status": "found", "micro_batch": 1})
 
 
