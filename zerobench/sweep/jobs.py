@@ -263,7 +263,7 @@ class JobSweep(Sweep):
         launch = job.launches.pop(row.repeat)
         self.reporter.start(launch)
         self.take(launch, row)
-        self.failed_fast |= row.status != "ok" and launch.config.fail_fast
+        self.failed_fast |= row.status != "ok" and launch.config.fail_fast and not self.stopped
 
     def _end(self, job: LauncherJob, error: BaseException | None, folder: Path) -> None:
         """Ends a job that is over: its first launch without a row gets one, and the other launches of its cell none."""
