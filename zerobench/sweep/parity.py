@@ -48,7 +48,7 @@ from ..results.provenance import source_of
 from ..results.selection import CODE
 from ..sizes import show_count
 from ..strategies import spec_of
-from .cell import LONGEST_NAME, find_reusable, run_cell
+from .cell import LONGEST_NAME, find_reusable, recorded_versions, run_cell
 
 REFERENCE, EQUAL, CLOSE, DIFFERS, UNCHECKED = "reference", "equal", "close", "differs", "unchecked"
 """Kinds of a verdict."""
@@ -298,7 +298,7 @@ class ParityCheck:
                     warnings.simplefilter("ignore")  # an unreadable run is not a reference
                     other = tables.read_row(folder)
                 if other is not None and other.status == "ok":
-                    config = CellConfig.from_json(other.config)
+                    config = replace(CellConfig.from_json(other.config), results_dir=str(folder.parent))
                     if _key(config, other) == key and tables.is_whole(folder):
                         self._references.setdefault(key, (config, _steps(folder)))
         return key in self._references
@@ -338,6 +338,8 @@ def _key(config: CellConfig, row: RunRow) -> str:
     code = {name: getattr(row, name) for name in CODE}
     if code["source_hash"] == source_of(config):  # a user's strategy is code that its reference does not run
         code["source_hash"] = source_of(replace(config, strategy=strategies.reference().options()))
+    if config.model.kind == "huggingface":  # whose code builds the model
+        code |= recorded_versions(Path(config.results_dir) / row.run_id, ["transformers"])
     return " ".join([training_key(config), *map(str, code.values())])
 
 
