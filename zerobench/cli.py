@@ -85,7 +85,8 @@ def main() -> None:
         finally:
             ignore(ending)
             fork_server.end()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was open when the process began
+            sys.stdout.flush()
         sys.exit(code)
 
 

@@ -19,15 +19,16 @@ from zerobench.commands.dry_run import print_plan
 from zerobench.config.cell import Cell
 from zerobench.config.compose import compose, compose_cells, in_hydras_form, propose
 from zerobench.config.plugins import LauncherChoice, Resources, at_once, job_nodes, requested_resources
-from zerobench.config.schema import Launch, Measure, Search
+from zerobench.config.schema import Huggingface, HuggingfaceModel, Launch, Measure, Search
 from zerobench.host import environment
 from zerobench.ranks.start_ranks import Interrupted, launch_each
 from zerobench.records import SearchRow
+from zerobench.results import provenance
 from zerobench.results.folders import JOBS, write_search
 from zerobench.results.tables import load
 from zerobench.simulation.execute import Limits, execute, execute_all, kept_processes
 from zerobench.sweep import jobs
-from zerobench.sweep.cell import new_row
+from zerobench.sweep.cell import _write_run, find_elsewhere, new_row
 from zerobench.sweep.command import run_cells
 from zerobench.sweep.jobs import JobSweep, job_command, resources_for, run_job
 from zerobench.sweep.progress import Reporter
@@ -44,11 +45,11 @@ End = Callable[[str, Path], object]
 """Ends a job of a strategy; its rows go into the file."""
 
 
-def row(status: str = "ok", repeat: int = 0) -> str:
+def row(strategy: str = "zero1", status: str = "ok", repeat: int = 0, **more: Any) -> str:
     """A line with the row of a run."""
     one = {"status": status, "reason": "because", "run_id": f"x{repeat}", "seconds": 1.0, "loss_last": 1.0,
            "peak_bytes": 5, "step_s": 1.0, "passes_agree": True, "repeat": repeat}  # fmt: skip
-    return json.dumps(vars(new_row(cell("zero1", 2))) | one) + "\n"
+    return json.dumps(vars(new_row(cell(strategy, 2, **more))) | one) + "\n"
 
 
 def run(
@@ -94,7 +95,7 @@ def cells_of(where: Path, *strategies: str, **more: Any) -> list[Cell]:
 
 def test_a_job_runs_all_repeats_of_a_cell_and_its_rows_are_taken_once(monkeypatch, tmp_path: Path, capsys) -> None:
     def end(strategy: str, rows: Path) -> None:
-        rows.write_text(row(repeat=0) + row(repeat=0) + row(repeat=1) + row()[:9])  # requeued, and cut off
+        rows.write_text(row(strategy) * 2 + row(strategy, repeat=1) + row(strategy)[:9])  # requeued, and cut off
 
     cells = cells_of(tmp_path, "ddp", "zero1", measure=Measure(2, 2, repeats=2))
     sweep, launched = run(monkeypatch, cells, end)
@@ -104,22 +105,26 @@ def test_a_job_runs_all_repeats_of_a_cell_and_its_rows_are_taken_once(monkeypatc
     assert not list(tmp_path.glob(f"{JOBS}*")), "the folder of jobs that are over goes"
 
 
-@pytest.mark.parametrize("raises", [True, False])
-def test_a_lost_job_is_a_row_and_the_others_go_on(monkeypatch, tmp_path: Path, raises: bool) -> None:
+LOST = {
+    "raises": "failed: OSError: the node is gone; the same command runs it again",
+    "silent": "ended without a row for it; the same command runs it again",
+    "strays": "ran another cell, with seed=5; give such a key a plain value, without ${...}",
+}
+
+
+@pytest.mark.parametrize(("ends", "why"), LOST.items())
+def test_a_lost_job_is_a_row_and_the_others_go_on(monkeypatch, tmp_path: Path, ends: str, why: str) -> None:
     def end(strategy: str, rows: Path) -> None:
-        if strategy == "zero1":
-            rows.write_text(row())
-        else:
+        rows.write_text(row() if strategy == "zero1" else row("ddp", seed=5) if ends == "strays" else "")
+        if strategy == "ddp":
             rows.with_name("log-1-0.txt").write_text("the last words")
-            if raises:
+            if ends == "raises":
                 raise OSError("the node\nis gone")
 
     cells = cells_of(tmp_path, "ddp", "zero1", measure=Measure(2, 2, repeats=2))
     sweep, launched = run(monkeypatch, cells, end)
     assert launched == ["ddp", "zero1"]
-    assert [one.status for one in sweep.rows][:1] == ["crash"]
-    why = "failed: OSError: the node is gone" if raises else "ended without a row for it"
-    assert sweep.rows[0].reason == f"its job of jobs {why}; the same command runs it again"
+    assert (sweep.rows[0].status, sweep.rows[0].reason) == ("crash", f"its job of jobs {why}")
     lost = next(one for one in load(tmp_path).runs.to_dict("records") if one["strategy"] == "ddp")
     assert (lost["status"], lost["launcher"]) == ("crash", "jobs")
     assert "the last words" in (tmp_path / lost["run_id"] / "logs/job.log").read_text()
@@ -128,15 +133,16 @@ def test_a_lost_job_is_a_row_and_the_others_go_on(monkeypatch, tmp_path: Path, r
 
 def test_fail_fast_begins_no_other_job(monkeypatch, tmp_path: Path) -> None:
     cells = cells_of(tmp_path, "ddp", "zero1", fail_fast=True)
-    sweep, launched = run(monkeypatch, cells, lambda _, rows: rows.write_text(row("oom")))
-    assert launched == ["ddp"]
-    assert sweep.failed_fast
+    wrong = cell("zero2", 2, clip=-1.0, fail_fast=True)
+    for begun, given in ((["ddp"], cells), ([], [wrong, *cells])):
+        sweep, launched = run(monkeypatch, given, lambda name, rows: rows.write_text(row(name, "oom")))
+        assert (launched, sweep.failed_fast) == (begun, True)
 
 
 def searching(where: Path, batch: int = 4) -> tuple[Cell, SearchRow]:
     """Returns a search, and its result on another machine, where its id is another one."""
     asked = sound("zero1", 2, batch=batch, search=Search(memory_limit="1 GiB"), results_dir=str(where))
-    blank = vars(_conclude(BatchSearch(asked), []))
+    blank = vars(_conclude(BatchSearch(asked)))
     return asked, SearchRow(**blank | {"search_id": f"elsewhere{batch}", "status": "found", "micro_batch": 1})
 
 
@@ -145,8 +151,24 @@ def combination(asked: Cell, status: str) -> str:
     return json.dumps(blank) + "\n"
 
 
+def ran(one: Cell) -> Cell:
+    """Writes an earlier run of a cell, as by a job."""
+    _write_run(one, replace(new_row(one), status="ok", launcher="jobs"), lambda _: {}, print)
+    return one
+
+
+def test_a_run_with_another_version_of_transformers_is_not_reused(monkeypatch, tmp_path: Path) -> None:
+    plain = ran(sound("zero1", 2, results_dir=str(tmp_path)))
+    theirs = ran(plain.changed(model=HuggingfaceModel(), huggingface=Huggingface()))
+    assert None not in (find_elsewhere(one, ("ok",), "jobs") for one in (plain, theirs))
+    real = provenance.installed_version
+    monkeypatch.setattr(provenance, "installed_version", lambda name: real(name) if name == "torch" else "0.1")
+    assert [find_elsewhere(one, ("ok",), "jobs") is None for one in (plain, theirs)] == [False, True]
+
+
 def test_the_result_of_a_search_is_that_of_its_job(monkeypatch, tmp_path: Path) -> None:
     asked, result = searching(tmp_path)
+    ran(asked)  # a combination, which has the id of the search
     write_search(tmp_path, searching(tmp_path, batch=8)[1])
     write_search(tmp_path, replace(result, search_id="earlier"))
 
@@ -155,8 +177,7 @@ def test_the_result_of_a_search_is_that_of_its_job(monkeypatch, tmp_path: Path) 
         rows.write_text(combination(asked, "oom") + "".join(lines))
 
     sweep, _ = run(monkeypatch, [asked], end, exits=0)
-    assert sweep.searches == [result]
-    assert sweep.rows == []
+    assert (sweep.searches, sweep.rows) == ([result], [])
     assert [entry.state for entry in sweep.reporter.entries] == ["found"]
 
 
@@ -181,9 +202,10 @@ def test_a_job_ends_with_its_sweep_and_does_not_begin_without_it(tmp_path: Path)
 @pytest.mark.slow
 def test_a_job_runs_the_words_of_its_cell_as_they_were_resolved() -> None:
     words = ["-m", "strategy=ddp,zero3", "strategy.keep_root=true", "model=mlp", "hydra/launcher=joblib"]
-    composed = compose(words)
+    composed = compose([*words, "seed=${hydra:job.num}", "results_dir='~/runs'", "offload=nvme", "offload.path='~'"])
     ddp, zero3 = (job_command(one, composed) for one in composed.cells)
-    assert "strategy.keep_root=true" in zero3
+    home = Path.home()
+    assert {"strategy.keep_root=true", "seed=1", f'results_dir="{home}/runs"', f'offload.path="{home}"'} <= {*zero3}
     assert not any("keep_root" in word for word in ddp), "ddp has no such key"
     assert {"model=mlp", "world_size=2", "device=cpu", "backend=gloo", "hydra.mode=RUN"} <= set(ddp)
 
@@ -242,17 +264,10 @@ def test_jobs_on_this_machine_are_as_many_as_its_cores_hold(monkeypatch: pytest.
     assert at_once(choice("ray", ray={"remote": {}}), wanted) is None, "Ray's own scheduler bounds them"
 
 
-@pytest.mark.parametrize(
-    ("word", "whole"),
-    [
-        ("launch.retry=crash,timeout", "launch.retry=[crash,timeout]"),
-        ("launch.retry=[crash]", "launch.retry=[crash]"),
-        ("launch.retry=null", "launch.retry=null"),
-        ("strategy=ddp,zero2", "strategy=ddp,zero2"),
-    ],
-)
-def test_commas_in_a_list_of_words_make_no_sweep(word: str, whole: str) -> None:
-    assert in_hydras_form(word) == whole
+def test_commas_in_a_list_of_words_make_no_sweep() -> None:
+    assert in_hydras_form("launch.retry=crash,timeout") == "launch.retry=[crash,timeout]"
+    for word in ("launch.retry=[crash]", "launch.retry=null", "strategy=ddp,zero2"):
+        assert in_hydras_form(word) == word
 
 
 def test_a_dry_run_shows_jobs_and_what_they_ask_for(tmp_path: Path, capsys) -> None:
@@ -303,10 +318,8 @@ def test_a_process_that_is_kept_simulates_the_next_call_s_cell() -> None:
         (first,) = execute_all([cell("zero1", 4).config], jobs=1, processes=processes)
         (kept,) = processes
         (second,) = execute_all([cell("zero2", 4).config], jobs=1, processes=processes)
-        assert processes == [kept]
+        assert (processes, first.problem, second.problem) == ([kept], "", "")
         assert kept.process.is_alive()
-        assert not first.problem
-        assert not second.problem
     assert not kept.process.is_alive()
     assert not multiprocessing.active_children()
 
@@ -316,8 +329,7 @@ def test_cells_side_by_side_are_as_executed_here_and_one_that_fails_has_a_senten
     configs = [cell(name, 4).config for name in ("zero1", "fsdp2")]
     ended: list[int] = []
     found = execute_all(configs, tell=lambda number, news: None if isinstance(news, dict) else ended.append(number))
-    assert [one.problem for one in found] == ["", ""]
-    assert sorted(ended) == [0, 1]
+    assert ([one.problem for one in found], sorted(ended)) == (["", ""], [0, 1])
     here = execute(configs[1])
     assert (found[1].peak_bytes, found[1].at_peak, found[1].tensors) == (here.peak_bytes, here.at_peak, here.tensors)
     (starved,) = execute_all([cell("zero2", 4).config], limits=Limits(memory_bytes=2**20))

@@ -17,6 +17,7 @@ lists    `launch.retry=crash,oom` is one value, which Hydra would parse as a swe
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -226,18 +227,13 @@ def compose(arguments: list[str], verbs: tuple[str, ...] = (), target: str = "")
                     batch = hydra.split(line.swept)
                 except Exception as error:
                     raise RefusedError([not_composed([*line.own, *line.swept], error)]) from error
-                line.cells.extend(_distinct(line.cells_of(batch, 0), by_id=bool(line.elsewhere)))
+                line.cells.extend(_distinct(line.cells_of(batch, 0)))
         return line
 
 
-def _distinct(cells: Sequence[Cell], by_id: bool) -> list[Cell]:
-    """Returns the cells without repetitions: of a value given twice, or, `by_id`, of keys that do not apply to all."""
-    seen: dict[str, list[Cell]] = {}
-    for cell in cells:
-        alike = seen.setdefault(cell.cell_id, [])
-        if not any(by_id or (cell.config, cell.problems) == (other.config, other.problems) for other in alike):
-            alike.append(cell)
-    return [cell for cell in cells if any(cell is kept for kept in seen[cell.cell_id])]
+def _distinct(cells: Sequence[Cell]) -> list[Cell]:
+    """Returns the cells without repetitions: of a value given twice, or of keys that do not apply to all."""
+    return list({(json.dumps(cell.config.as_dict()), cell.problems): cell for cell in cells}.values())
 
 
 def propose(line: CommandLine, run: Callable[[list[Cell]], Sequence[Sequence[float]]]) -> dict[str, Any]:

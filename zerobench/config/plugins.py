@@ -68,7 +68,10 @@ def chosen_launcher(hydra: DictConfig, overrides: Iterable[str]) -> LauncherChoi
     if name == BASIC:
         return None
     settings: Any = OmegaConf.to_container(hydra.launcher, resolve=False)
-    defaults: Any = OmegaConf.to_container(ConfigStore.instance().load(f"{LAUNCHER}/{name}.yaml").node, resolve=False)
+    # by its class: a yaml of the user's own, which begins with a plugin's, has another name
+    stored: Any = [plugin.node for plugin in ConfigStore.instance().repo["hydra"]["launcher"].values()]
+    plugins = [node for node in stored if node.get("_target_") == settings.get("_target_")]
+    defaults: Any = OmegaConf.to_container(plugins[0], resolve=False) if plugins else {}
     given = {word.partition("=")[0].lstrip("+").removeprefix(f"{SETTINGS}.") for word in overrides}
     asked = {key: value for key, value in settings.items() if key in given or value != defaults.get(key)}
     return LauncherChoice(name, settings, asked)

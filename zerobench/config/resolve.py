@@ -32,20 +32,19 @@ def resolve(
     the device that fake tensors act as, whose defaults the cell gets; empty: the cell's own.
     """
     problems = list(stray)
+    draft.results_dir = os.path.expanduser(draft.results_dir)
     spec = strategies.spec_of(draft.strategy.name)
     draft.strategy = replace(draft.strategy, **spec.filled(draft.strategy.values()))
     measure = draft.measure
     measure.check_training = measure.check_training.lower()  # Hydra reads true as a truth value: "True"
-    choices = keys.KEYS["measure.check_training"].words
-    if measure.check_training not in choices:
-        problems.append(f"measure.check_training={measure.check_training}: use {', '.join(choices)}")
     if strange := [word for word in draft.launch.retry if word not in RETRIED]:
         problems.append(
             f"launch.retry={','.join(strange)}: use {', '.join(RETRIED)}; other ends would be the same again"
         )
     chosen = {
-        "draw_on": draft.draw_on, "tensors": draft.tensors, "measure.passes": measure.passes,
-        "measure.save": measure.save, "huggingface.loss": draft.huggingface.loss, "compile": draft.compile,
+        "measure.check_training": measure.check_training, "draw_on": draft.draw_on, "tensors": draft.tensors,
+        "measure.passes": measure.passes, "measure.save": measure.save, "huggingface.loss": draft.huggingface.loss,
+        "compile": draft.compile,
     }  # fmt: skip
     wrong = {key: word for key, word in chosen.items() if word not in keys.KEYS[key].words}
     problems += [f"{key}={word}: use one of {', '.join(keys.KEYS[key].words)}" for key, word in wrong.items()]
@@ -72,7 +71,7 @@ def unresolved(config: Any, model_name: str, reason: str) -> Cell:
     readable: dict[str, Any] = _without_interpolations(OmegaConf.to_container(config, resolve=False))
     model = readable["model"] if isinstance(readable["model"], dict) else {}
     readable["model"] = model | {"name": model_name}
-    readable["results_dir"] = readable["results_dir"] or "results/runs"
+    readable["results_dir"] = os.path.expanduser(readable["results_dir"] or "results/runs")
     if model.get("kind") != "huggingface":
         readable.pop("huggingface", None)
     return Cell(CellConfig.from_dict(readable), (reason,))
@@ -157,12 +156,8 @@ def _resolve_model(draft: Config, problems: list[str]) -> None:
     if hasattr(shape, "positions"):
         shape.positions = shape.positions if shape.positions is not None else draft.sequence
         if shape.positions < draft.sequence:
-            own = (
-                "huggingface.options.max_position_embeddings"
-                if getattr(shape, "config", None)
-                else f"{where}.positions"
-            )
-            why = f"the model has only {shape.positions} positions; add {own}={draft.sequence}"
+            own = "options.max_position_embeddings" if getattr(shape, "config", None) else "positions"
+            why = f"the model has only {shape.positions} positions; add {where}.{own}={draft.sequence}"
             problems.append(f"sequence={draft.sequence}: {why}, or take sequence={shape.positions}")
     if model.kind in MODELS.own:
         problems += _problems_of_shape(where, shape) + _problems_of_parts(model, where, shape, draft.sequence)
@@ -237,13 +232,11 @@ def _resolve_strategy(strategy: StrategyOptions, spec: StrategySpec, model: str,
     defaults = {field.name: field.default for field in fields(Options)} | MODES.get(mode, {})
     for key in [key for key, value in chosen.items() if value is None]:
         setattr(strategy, key, defaults[key])
-    keep_root, reduce_with, shards = (getattr(strategy, key, None) for key in ("keep_root", "reduce_with", "shards"))
-    if keep_root not in (None, True, False, AUTO):
+    if (keep_root := getattr(strategy, "keep_root", None)) not in (None, True, False, AUTO):
         problems.append(f"strategy.keep_root={keep_root}: use true, false or {AUTO}")
-    if shards not in (None, *SHARDS):
-        problems.append(f"strategy.shards={shards}: use {' or '.join(SHARDS)}")
-    if reduce_with not in (None, *REDUCE_WITH):
-        problems.append(f"strategy.reduce_with={reduce_with}: use {' or '.join(REDUCE_WITH)}")
+    for key, words in {"shards": SHARDS, "reduce_with": REDUCE_WITH}.items():
+        if (word := getattr(strategy, key, None)) not in (None, *words):
+            problems.append(f"strategy.{key}={word}: use {' or '.join(words)}")
 
 
 def _problems_of_strategy(cell: CellConfig, spec: StrategySpec) -> list[str]:

@@ -9,6 +9,7 @@ Each is a separate group, with an axis per choice (axis.py).
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -139,7 +140,8 @@ class NvmeOffloadConfig(OffloadConfig):
 
     def resolved(self, strategy: str) -> OffloadConfig:
         leave = spec_of(strategy).composes.offload
-        return replace(self, parameters="parameters" in leave) if self.parameters is None and leave else self
+        parameters = "parameters" in leave if self.parameters is None and leave else self.parameters
+        return replace(self, parameters=parameters, path=self.path and os.path.expanduser(self.path))
 
     def validate(self, cell: CellKeys) -> list[str]:
         strategy = cell.strategy.name

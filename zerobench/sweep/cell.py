@@ -5,6 +5,7 @@ A cell already measured with the same code, torch and device class is reused, no
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 import traceback
@@ -19,6 +20,7 @@ from typing import Any
 from ..config.cell import Cell, CellConfig
 from ..host import job
 from ..host.environment import SIMULATED, OtherProcesses
+from ..host.files import read_text
 from ..predict.estimate import activations_depend_on, simulated_ranks
 from ..probes import allocator, probe, snapshot
 from ..rank_record import RankRecord
@@ -28,6 +30,7 @@ from ..records import RunRow
 from ..results import folders, provenance, selection, tables
 from ..results.folders import Unwritten
 from ..simulation.execute import execute
+from ..strategies import spec_of
 from ..worker import RankJob, run_rank
 from . import aggregate
 
@@ -217,16 +220,27 @@ def find_reusable(cell: Cell, statuses: Sequence[str] = ("ok",)) -> RunRow | Non
 
 
 def find_elsewhere(cell: Cell, statuses: Sequence[str], launcher: str) -> RunRow | None:
-    """Returns the row of an earlier run by this launcher with the same cell, code and torch, or None.
+    """Returns the row of an earlier run by this launcher with the same cell, code and packages, or None.
 
     The device class is ignored, since it belongs to the launcher's machines and is unknown here.
     """
+    needed = {"torch", spec_of(cell.config.strategy.name).requires}
+    needed |= {"transformers"} if cell.config.model.kind == "huggingface" else set()
+    names = [name for name in provenance.PACKAGES if name in needed]
 
-    def is_wanted(row: RunRow) -> bool:
-        code, torch = provenance.source_of(cell.config), provenance.versions(["torch"])["torch"]
-        return (row.launcher, row.source_hash, row.torch_version) == (launcher, code, torch)
+    def is_wanted(folder: Path, row: RunRow) -> bool:
+        same = (row.launcher, row.source_hash) == (launcher, provenance.source_of(cell.config))
+        return same and recorded_versions(folder, names) == provenance.versions(names)
 
     return _newest(cell, _cell_prefix(cell), statuses, lambda run: run[1].started, is_wanted)
+
+
+def recorded_versions(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Returns the versions of packages that a run has recorded; {} if they cannot be read."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        recorded = json.loads(read_text(folder / "provenance.json"))["versions"]
+        return {name: recorded[name] or "not installed" for name in names}
+    return {}
 
 
 def _newest(
@@ -234,7 +248,7 @@ def _newest(
     prefix: str,
     statuses: Sequence[str],
     key: Callable[[tuple[Path, RunRow]], Any],
-    is_wanted: Callable[[RunRow], bool] = lambda _: True,
+    is_wanted: Callable[[Path, RunRow], bool] = lambda folder, row: True,
 ) -> RunRow | None:
     """Returns the last row, by `key`, of complete runs whose names begin with `prefix`, or None."""
     results_dir = Path(cell.config.results_dir)
@@ -243,7 +257,7 @@ def _newest(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
         rows = ((folder, tables.read_row(folder)) for folder in results_dir.glob(f"{escape(prefix)}-*"))
-        candidates = [(folder, row) for folder, row in rows if row is not None and is_wanted(row)]
+        candidates = [(folder, row) for folder, row in rows if row is not None and is_wanted(folder, row)]
         candidates = [run for run in candidates if run[1].status in statuses and run[1].repeat == cell.repeat]
         newest = sorted(candidates, key=key, reverse=True)
         return next((row for folder, row in newest if tables.is_whole(folder)), None)

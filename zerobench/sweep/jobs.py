@@ -35,9 +35,10 @@ from typing import Any, ClassVar
 
 from hydra.core.utils import JobStatus
 
-from ..config.cell import Cell
+from ..config.cell import LOCAL, Cell, CellConfig
 from ..config.compose import CommandLine
 from ..config.composer import instantiate_launcher
+from ..config.flat import differences, show_value
 from ..config.plugins import LAUNCHER, RAY, SWEEPER, LauncherChoice, Resources, at_once, requested_resources
 from ..host import job as cluster
 from ..host.files import read_text
@@ -87,12 +88,13 @@ def run_job(folder: str, number: int, command: Sequence[str], launcher: str, cwd
 
 @dataclass(eq=False)
 class LauncherJob:
-    """A job of the launcher. `launches`: without a row so far, by repeat."""
+    """A job of the launcher. `launches`: without a row so far, by repeat. `reason`: why they have none."""
 
     number: int
     cell: Cell
     launches: dict[int, Cell]
     resources: Resources
+    reason: str = "ended without a row for it; the same command runs it again"
 
 
 def resources_for(cell: Cell, choice: LauncherChoice) -> Resources:
@@ -103,21 +105,31 @@ def resources_for(cell: Cell, choice: LauncherChoice) -> Resources:
 
 def job_command(cell: Cell, composed: CommandLine) -> list[str]:
     """Returns the command that runs a cell in its job. It has the values that were resolved for the job, so that the
-    job runs the cell that was planned. The launcher and the sweeper are chosen as for the sweep, since an experiment's
-    settings of them compose with no others, and ignored: hydra.mode=RUN.
+    job runs the cell that was planned: an interpolation may have another value there. The launcher and the sweeper are
+    chosen as for the sweep, since an experiment's settings of them compose with no others, and ignored: hydra.mode=RUN.
     """
     config = cell.config
     resolved = {"world_size": config.world_size, "device": config.device, "backend": config.backend}
     values = {"launch.threads": str(config.launch.threads)} | {key: str(value) for key, value in resolved.items()}
     for override in cell.overrides:
         key, _, value = override.lstrip("+").partition("=")
-        section, _, last = key.partition(".")
-        lacks = key in composed.elsewhere and not hasattr(getattr(config, section, None), last)
+        section, _, last = key.rpartition(".")
+        holder = getattr(config, section, None) if section else config
+        if ("${" in value or "~" in value) and hasattr(holder, last):
+            value = json.dumps(getattr(holder, last), ensure_ascii=False)
+        lacks = key in composed.elsewhere and not hasattr(holder, last)
         if key in (LAUNCHER, SWEEPER) or (not key.startswith("hydra") and not lacks):
             values.setdefault(key, value)
     folders = [f"--config-dir={folder.absolute()}" for folder in composed.composer.extra_dirs]
     overrides = [f"{key}={value}" for key, value in values.items()]
     return [sys.executable, *program(), *folders, *overrides, "hydra.mode=RUN"]
+
+
+def other_values(planned: CellConfig, row: RunRow) -> str:
+    """Returns the values of a row that were planned otherwise, as on a command line, without those of its machine."""
+    differing = {} if row.status == "invalid" else differences(CellConfig.from_json(row.config), planned)
+    own = (*LOCAL, "ranks_per_gpu")
+    return " ".join(f"{key}={show_value(value)}" for key, (value, _) in differing.items() if key not in own)
 
 
 def program() -> list[str]:
@@ -143,6 +155,9 @@ class JobSweep(Sweep):
         for launch, row in self.expect(cells, first, names):
             if launch.problems:
                 self.run_one(launch)
+                if launch.config.fail_fast:
+                    self.failed_fast = True
+                    return
             elif row is not None:
                 self.reuse(launch, row)
             else:
@@ -161,7 +176,8 @@ class JobSweep(Sweep):
         return row
 
     def find(self, launch: Cell) -> RunRow | None:
-        return find_elsewhere(launch, self.answers, self.choice.name)
+        # a search has the id of one of its combinations, which is an ordinary run
+        return None if is_search(launch) else find_elsewhere(launch, self.answers, self.choice.name)
 
     def _run_jobs(self, waiting: list[LauncherJob]) -> None:
         bound = at_once(self.choice, [job.resources for job in waiting]) or len(waiting)
@@ -255,6 +271,8 @@ class JobSweep(Sweep):
             elif is_search(job.cell):
                 row = RunRow(**written)
                 combinations[row.cell_id, row.repeat] = row
+            elif others := other_values(job.cell.config, RunRow(**written)):
+                job.reason = f"ran another cell, with {others}; give such a key a plain value, without ${{...}}"
             elif written["repeat"] in job.launches:  # else the job was started again, and reused it
                 self._take_row(job, RunRow(**written))
         self.combinations += combinations.values()
@@ -263,18 +281,17 @@ class JobSweep(Sweep):
         launch = job.launches.pop(row.repeat)
         self.reporter.start(launch)
         self.take(launch, row)
-        self.failed_fast |= row.status != "ok" and launch.config.fail_fast
+        self.failed_fast |= row.status != "ok" and launch.config.fail_fast and not self.stopped
 
     def _end(self, job: LauncherJob, error: BaseException | None, folder: Path) -> None:
         """Ends a job that is over: its first launch without a row gets one, and the other launches of its cell none."""
         self._take_rows(job, folder)
         failed = any(row.status != "ok" for row in self.by_cell.get(job.cell.cell_id, []))
         if job.launches and not failed and not self.failed_fast:
-            reason = "ended without a row for it"
             if error is not None:
                 message = " ".join(str(error).split()) or "no message"
-                reason = f"failed: {type(error).__name__}: {message[:600]}"
-            reason = f"its job of {self.choice.name} {reason}; the same command runs it again"
+                job.reason = f"failed: {type(error).__name__}: {message[:600]}; the same command runs it again"
+            reason = f"its job of {self.choice.name} {job.reason}"
             logs = [path.read_text(errors="replace") for path in sorted(folder.glob(f"log-{job.number}-*.txt"))]
             launch = next(iter(job.launches.values()))
             row = write_lost(launch, reason, self.choice.name, "\n".join(logs), self.unwritten.append)

@@ -48,7 +48,7 @@ from ..results.provenance import source_of
 from ..results.selection import CODE
 from ..sizes import show_count
 from ..strategies import spec_of
-from .cell import LONGEST_NAME, find_reusable, run_cell
+from .cell import LONGEST_NAME, find_reusable, recorded_versions, run_cell
 
 REFERENCE, EQUAL, CLOSE, DIFFERS, UNCHECKED = "reference", "equal", "close", "differs", "unchecked"
 """Kinds of a verdict."""
@@ -94,6 +94,8 @@ of a folder for 60 s (acdirmax).
 """
 
 ABSENT = "the run is not in its results folder"
+
+NOT_MADE = "the sweep ended before it made the DDP run of this check; the same command makes it"
 
 NONE_AT_HAND = "no DDP run of the same training is in this sweep or folder; measure.check_training=true makes one"
 
@@ -262,8 +264,9 @@ class ParityCheck:
                 self.see(*pair)
         waiting, self._waiting = self._waiting, []
         for cell, row in waiting:
-            why = NONE_AT_HAND
-            if makes and cell.config.measure.check_training == "true" and not self._find(cell, row):
+            wanted = cell.config.measure.check_training == "true"
+            why = NOT_MADE if wanted else NONE_AT_HAND
+            if makes and wanted and not self._find(cell, row):
                 say(f"{base_name(cell.config)}: DDP trains the same for a few steps, to check it")
                 try:
                     why = self._make(cell, row, run or run_here)
@@ -295,7 +298,7 @@ class ParityCheck:
                     warnings.simplefilter("ignore")  # an unreadable run is not a reference
                     other = tables.read_row(folder)
                 if other is not None and other.status == "ok":
-                    config = CellConfig.from_json(other.config)
+                    config = replace(CellConfig.from_json(other.config), results_dir=str(folder.parent))
                     if _key(config, other) == key and tables.is_whole(folder):
                         self._references.setdefault(key, (config, _steps(folder)))
         return key in self._references
@@ -335,6 +338,8 @@ def _key(config: CellConfig, row: RunRow) -> str:
     code = {name: getattr(row, name) for name in CODE}
     if code["source_hash"] == source_of(config):  # a user's strategy is code that its reference does not run
         code["source_hash"] = source_of(replace(config, strategy=strategies.reference().options()))
+    if config.model.kind == "huggingface":  # whose code builds the model
+        code |= recorded_versions(Path(config.results_dir) / row.run_id, ["transformers"])
     return " ".join([training_key(config), *map(str, code.values())])
 
 

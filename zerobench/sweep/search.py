@@ -8,6 +8,7 @@ A *search* is a cell with `search.memory_limit`: strategy, model and `batch` are
    keeps another set of gradients. A combination fits if the peak of the rank that uses most is within the limit;
    running out of memory counts as not fitting.
 2. The *finalists*, combinations within a tenth of the fastest, are measured again, longer, all strategies interleaved.
+   If none of them fits then, the next fastest are finalists.
 3. The fastest finalist is the result; if nothing fits, that is the result, with the smallest memory that is needed.
 """
 
@@ -38,10 +39,11 @@ FINALISTS_WITHIN = 0.9
 
 @dataclass
 class BatchSearch:
-    """One search. `tried`: cells and rows of the short runs."""
+    """One search. `tried`: combinations, as cells for a longer measurement, with the rows that count for them."""
 
     cell: Cell
     tried: list[tuple[Cell, RunRow]] = field(default_factory=list)
+    confirmed: list[RunRow] = field(default_factory=list)
 
     @property
     def identity(self) -> str:
@@ -57,15 +59,19 @@ class BatchSearch:
         return row.status == "ok" and used_bytes(row) <= self.limit_bytes
 
     def finalists(self) -> list[Cell]:
-        """Returns the combinations that fit and are about as fast as the fastest, as cells for a longer measurement."""
-        fitting = [(cell, known(row.tokens_per_s)) for cell, row in self.tried if self.fits(row)]
-        best = max((speed for _, speed in fitting), default=0.0)
-        fast = [cell for cell, speed in fitting if speed >= FINALISTS_WITHIN * best]
-        search = self.cell.config.search
-        return [
-            cell.changed(measure=replace(cell.config.measure, steps=search.steps, repeats=search.repeats))
-            for cell in fast
-        ]
+        """Returns the combinations that fit and are about as fast as the fastest; none once a longer run fits."""
+        fitting = [(cell, row, known(row.tokens_per_s)) for cell, row in self.tried if self.fits(row)]
+        if any(row in self.confirmed for _, row, _ in fitting):
+            return []
+        best = max((speed for _, _, speed in fitting), default=0.0)
+        return [cell for cell, _, speed in fitting if speed >= FINALISTS_WITHIN * best]
+
+    def confirm(self, rows: list[RunRow]) -> None:
+        """Takes longer launches of its combinations, even for another limit; the one that does not fit counts."""
+        ids = {cell.cell_id for cell, _ in self.tried}
+        self.confirmed += [row for row in rows if row.cell_id in ids]
+        longer = {row.cell_id: row for row in sorted(self.confirmed, key=self.fits, reverse=True)}
+        self.tried = [(cell, longer.get(cell.cell_id, row)) for cell, row in self.tried]
 
 
 def is_search(cell: Cell) -> bool:
@@ -106,17 +112,14 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
             _climb(search, ladder, sweep, rows)
     if sweep.stopped:
         return []
-    final = {(cell.cell_id, cell.config.measure.repeats): cell for search in searches for cell in search.finalists()}
-    before = len(sweep.rows)
-    sweep.run(list(final.values()), first=1)  # without the short run, whose selection is biased by luck
-    if sweep.stopped:
-        return []
-    confirmed = sweep.rows[before:]
-    concluded = []
-    for search in searches:  # launches for another limit count for this one too, if they fit
-        alike = [other for other in searches if other.identity == search.identity]
-        ids = {cell.cell_id for other in alike for cell in other.finalists()}
-        concluded.append(_conclude(search, [row for row in confirmed if row.cell_id in ids]))
+    while final := {(c.cell_id, c.config.measure.repeats): c for search in searches for c in search.finalists()}:
+        before = len(sweep.rows)
+        sweep.run(list(final.values()), first=1)  # without the short run, whose selection is biased by luck
+        if sweep.stopped:
+            return []
+        for search in searches:
+            search.confirm(sweep.rows[before:])
+    concluded = [_conclude(search) for search in searches]
     for search, row in zip(searches, concluded, strict=True):
         results_dir = Path(search.cell.config.results_dir)
         report_row(vars(row))
@@ -129,7 +132,7 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
 
 def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, rows: dict[str, RunRow]) -> None:
     """Runs combinations until one does not fit, then only the last; `rows`: of a search with another limit."""
-    too_large = False
+    too_large, wanted = False, search.cell.config.search
     for cell in ladder:
         if too_large and cell is not ladder[-1]:
             continue
@@ -140,13 +143,14 @@ def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, rows: dict[str
                 return
             rows[cell.cell_id] = sweep.rows[before]
         row = rows[cell.cell_id]
-        search.tried.append((cell, row))
+        longer = replace(cell.config.measure, steps=wanted.steps, repeats=wanted.repeats)
+        search.tried.append((cell.changed(measure=longer), row))
         too_large = too_large or not search.fits(row)
 
 
-def _conclude(search: BatchSearch, confirmed: list[RunRow]) -> SearchRow:
-    """Builds the result. `confirmed`: confirming launches of this search's strategy."""
-    config = search.cell.config
+def _conclude(search: BatchSearch) -> SearchRow:
+    """Builds the result."""
+    config, confirmed = search.cell.config, search.confirmed
     peaks = [used_bytes(row) for _, row in search.tried if row.status == "ok"]
     identity = f"{search.identity} {search.limit_bytes} {device_class(config.device)}"
     row = SearchRow(
@@ -160,7 +164,7 @@ def _conclude(search: BatchSearch, confirmed: list[RunRow]) -> SearchRow:
     fitting = [cell for cell in cells if search.fits(cell)]
     if not fitting:
         row.status, lost = "nothing_fits", [run for run in confirmed if run.status != "ok"]
-        if row.least_bytes is not None and row.least_bytes <= row.limit_bytes and lost:
+        if lost:
             row.reason = f"what fitted could not be confirmed: {lost[0].status}: {lost[0].reason}"
         elif row.least_bytes is not None:
             row.reason = f"needs at least {show_bytes(row.least_bytes)}, and the limit is {show_bytes(row.limit_bytes)}"

@@ -61,7 +61,7 @@ class Sweep:
             row = self.run_one(launch) if reusable is None else self.reuse(launch, reusable)
             if row is not None and row.status != "ok":
                 spoilt.add(id(launch.config))
-                self.failed_fast = launch.config.fail_fast
+                self.failed_fast = launch.config.fail_fast and not self.stopped
 
     def expect(self, cells: list[Cell], first: int, names: Sequence[str] | None) -> list[tuple[Cell, RunRow | None]]:
         """Returns the launches in order, each with the row of an earlier run that it reuses."""
