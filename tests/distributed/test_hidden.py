@@ -118,9 +118,7 @@ def read_in_parts(rank: int, n: int) -> None:
             assert all(torch.equal(a, b) for a, b in zip(fresh.parameters(), engine.parameters(), strict=True))
     engine.module.reads_beside = False
     for transform in (transformed_forward, lambda run, x: torch.func.grad(lambda x: run(x).sum())(x)):
-        with pytest.raises(
-            RuntimeError, match=r"blocks\.0: zero3 cannot gather it inside of a transform of torch\.func"
-        ):
+        with pytest.raises(RuntimeError, match=r"blocks\.0: zero3 cannot gather it inside of a transform of torch"):
             transform(engine, batch(6, rank))
         with engine.full_parameters():
             transform(engine.module, batch(6, rank))

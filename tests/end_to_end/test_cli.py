@@ -108,10 +108,7 @@ FASTEST = ["plan", "--device-memory", "2GiB", "--gpus", "8", "--goal", "fastest"
         (["calibrate", "--repetitions", "2"], "--repetitions 2: must be at least 3"),
         (["budget", "record"], "name the cells, as in"),
         (["budget", "record", "--metrics", "peak", "strategy=zero2"], "--metrics: peak is none of peak_bytes"),
-        (
-            ["budget", "check", "--where", "strategy=ddp"],
-            "--where selects finished runs; name their folder with --runs",
-        ),
+        (["budget", "check", "--where", "strategy=ddp"], "--where selects finished runs"),
         (["compare", "a", "b", "--runs", "c"], "--runs is the folder of the runs of --interleave"),
         (["export", "--format", "parquet", "--out", "x", "--price", "2"], "--price are for csv, markdown and latex"),
         (["budget"], "record or check?"),
@@ -169,10 +166,7 @@ def test_other_tools_words_are_answered_with_keys_that_are_there() -> None:
         (["measure.warmup=1"], "measure.warmup=1: must be at least 2"),
         (["model.heads=5"], "model.heads=5: it must divide hidden=16"),
         (["model.vocabulary=100"], "model.vocabulary=100: the data's tokens need at least 256"),
-        (
-            ["model.positions=8"],
-            "sequence=16: the model has only 8 positions; add model.positions=16, or take sequence=8",
-        ),
+        (["model.positions=8"], "sequence=16: the model has only 8 positions; add model.positions=16, or"),
         (["data.path=nowhere.txt"], "data.path=nowhere.txt: there is no such file"),
         (["-m", "seed=1,2", "world_size=0"], "world_size=0: must be at least 1"),
         (["world_size=512"], "use backend=simulated for the bytes and volumes of one rank"),

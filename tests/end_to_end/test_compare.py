@@ -52,9 +52,7 @@ def test_a_sweep_against_itself_and_its_strategies_against_one_another(tmp_path:
 
     one, two = (next(iter(sorted(Path("results/runs").glob(f"{name}-*")))) for name in ("zero1", "zero2"))
     assert cli.run(["compare", str(one), str(two)]) == 0
-    assert (
-        "1 pair of launches, so there is no verdict on times. More pairs: measure.repeats=6" in capsys.readouterr().out
-    )
+    assert "1 pair of launches, so there is no verdict on times. More pairs: measure" in capsys.readouterr().out
     assert cli.run(["noise", "record", "--runs", "results/runs"]) == 2
     assert "holds 2 cells that are ok; name one" in capsys.readouterr().err
 

@@ -166,9 +166,7 @@ def test_fallback_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
             with problem, monkeypatch.context() as patch:
                 if "missing" in words:
                     patch.delattr(optim, "adam_kernel")
-                with pytest.warns(
-                    UserWarning, match=f"^Adam's update on cpu does not use its kernel, and is slower: {words}"
-                ):
+                with pytest.warns(UserWarning, match=f"^Adam's update on cpu does not use its kernel, and .*: {words}"):
                     assert OnePass.of(optimizer, [share], CPU) is None
                 with warnings.catch_warnings(action="error"):
                     assert OnePass.of(optimizer, [share], CPU) is None

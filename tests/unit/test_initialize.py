@@ -52,9 +52,7 @@ def test_anything_but_one_optimizer_that_can_be_sharded_is_named(make, words: st
 def test_ranks_without_a_process_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(4, 4)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        RuntimeError, match=r"^initialize: WORLD_SIZE=2, but .* call torch\.distributed\.init_process_group"
-    ):
+    with pytest.raises(RuntimeError, match=r"^initialize: WORLD_SIZE=2, but .* call torch\.distributed\.init_pro"):
         zerobench.initialize(model, adam(model), "zero2")
     monkeypatch.setenv("WORLD_SIZE", "1")
     zerobench.initialize(model, adam(model), "zero2")

@@ -112,9 +112,7 @@ def test_a_refusal_is_one_sentence(words: list[str], sentence: str, capsys, tmp_
 def test_without_events_the_command_that_records_them_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["replay", str(RECORDED.parent / "reference/cpu/stages")]) == 2
     said = capsys.readouterr().err
-    assert re.search(
-        r"no finished run has a table of events; record one with: zerobench .+ measure.events=true\n", said
-    )
+    assert re.search(r"no finished run has a table of events; record one with: zerobench .+events=true\n", said)
 
 
 def test_runs_of_different_settings_are_no_one_page(results: zerobench.Results) -> None:
