@@ -227,7 +227,7 @@ def export(arguments: list[str]) -> int:
     if chosen.format in (PARQUET, PERFETTO) and chosen.out is None:
         parser.error(f"--format {chosen.format} needs --out {'FILE' if chosen.format == PERFETTO else 'FOLDER'}")
     if chosen.format in (PARQUET, PERFETTO) and (chosen.columns, chosen.table, chosen.price) != (None, "runs", None):
-        parser.error(f"--format {chosen.format}: --table, --columns and --price are for csv, markdown and latex")
+        raise ValueError(f"--format {chosen.format}: --table, --columns and --price are for csv, markdown and latex")
     results, _ = tables.load(chosen.runs).chosen(chosen.where)
     if chosen.format in (PARQUET, PERFETTO):
         results = results.of(latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"])
