@@ -265,7 +265,7 @@ def setting_of(row: Row) -> Iterator[tuple[str, str]]:
     yield "strategy", _words(config.section("strategy"))
     yield "model", _words(config.section("model")) + psi
     yield "ranks", f"{row['world_size']} on {row['device']} over {row['backend']}, threads a rank: {row['threads']}"
-    parts = f"{row['micro_batch']} a micro-batch × {row['accumulation']} × {row['world_size']} ranks"
+    parts = f"{row['micro_batch']} a micro-batch × {row['accumulation']} × {config.data_ranks} ranks"
     yield "batch", f"{show_samples(row['batch'], row['sequence'])} a step: {parts}"
     clip = "" if config.clip is None else f", clipped at {config.clip:g} (norm {config.clip_norm})"
     how = f"{row['precision']}, {_words(config.section('optimizer'))}{clip}"

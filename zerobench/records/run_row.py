@@ -85,7 +85,7 @@ class RunSetting:
     accumulation: int
     """Micro-batches per step."""
     batch: int
-    """Samples per step over all ranks: micro_batch · accumulation · world_size."""
+    """Samples per step over all ranks: micro_batch · accumulation · world_size / tensor_parallel."""
     sequence: int
     """Tokens in a sequence; 1 if samples have no length."""
     seed: int
