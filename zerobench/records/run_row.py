@@ -373,7 +373,7 @@ class RunTimes(RunTraffic):
     tokens_per_s: float | None = None
     """Tokens of all measured steps over wall_s; samples if the data have no sequence."""
     others_cores: float | None = None
-    """Of the cores that the run could use, those that other processes kept busy during the timed pass, on average; None
+    """Cores that other processes kept busy during the timed pass, on average, of the cores that the run could use; None
     in a joined job, and of older runs."""
     sm_clock_mhz: int | None = None
     """CUDA: the lowest SM clock of two readings, right before and right after the measured steps, over all ranks."""
