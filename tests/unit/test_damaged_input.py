@@ -29,7 +29,7 @@ def test_configs_that_take_one_another_in_are_told_in_words(tmp_path: Path) -> N
 def test_launcher_without_a_schema_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "hydra/launcher").mkdir(parents=True)
     (tmp_path / "hydra/launcher/mine.yaml").write_text("_target_: x")
-    with pytest.raises(RefusedError, match=r"it cannot be composed: Structured config mine\.yaml not found"):
+    with pytest.raises(RefusedError, match=r"it cannot be composed: mine\.yaml has _target_=x, which is no"):
         compose_cells(["-m", f"--config-dir={tmp_path}", "hydra/launcher=mine", "strategy=ddp,zero1", "world_size=2"])
 
 

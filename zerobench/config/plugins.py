@@ -70,8 +70,12 @@ def chosen_launcher(hydra: DictConfig, overrides: Iterable[str]) -> LauncherChoi
     settings: Any = OmegaConf.to_container(hydra.launcher, resolve=False)
     # by its class: a yaml of the user's own, which begins with a plugin's, has another name
     stored: Any = [plugin.node for plugin in ConfigStore.instance().repo["hydra"]["launcher"].values()]
-    plugins = [node for node in stored if node.get("_target_") == settings.get("_target_")]
-    defaults: Any = OmegaConf.to_container(plugins[0], resolve=False) if plugins else {}
+    plugins, target = {node.get("_target_"): node for node in stored}, settings.get("_target_")
+    if target not in plugins:
+        raise ValueError(
+            f"{name}.yaml has _target_={target}, which is no installed launcher's; begin it with one's yaml"
+        )
+    defaults: Any = OmegaConf.to_container(plugins[target], resolve=False)
     given = {word.partition("=")[0].lstrip("+").removeprefix(f"{SETTINGS}.") for word in overrides}
     asked = {key: value for key, value in settings.items() if key in given or value != defaults.get(key)}
     return LauncherChoice(name, settings, asked)
