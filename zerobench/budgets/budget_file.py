@@ -235,20 +235,10 @@ class LimitChange:
         """The change as a table row, under HEADER."""
         if not self.metric:
             return [self.cell, f"{self.now:.0f} limits", "–", "–", "new", "", ""]
-        if self.now is None:
-            return [
-                self.cell,
-                self.metric,
-                judge.show_value(self.metric, self.before or 0),
-                "–",
-                "not measured",
-                "",
-                "",
-            ]
-        now = judge.show_value(self.metric, self.now)
-        if self.before is None:
-            return [self.cell, self.metric, "–", now, "new", "", ""]
-        before = judge.show_value(self.metric, self.before)
+        values = (self.before, self.now)
+        before, now = ("–" if value is None else judge.show_value(self.metric, value) for value in values)
+        if self.before is None or self.now is None:
+            return [self.cell, self.metric, before, now, "new" if self.before is None else "not measured", "", ""]
         by = judge.show_difference(self.metric, self.now - self.before)
         part = self.part or ("within its tolerance" if self.is_tolerated else "")
         return [self.cell, self.metric, before, now, by, part, self.line]

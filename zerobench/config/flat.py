@@ -130,11 +130,6 @@ def name_strategies(cells: Sequence[CellConfig]) -> list[str]:
         for config in flat
     ]
     names = _told_apart(names, told)
-    names = _told_apart(
-        names,
-        [
-            {key: value for key, value in config.items() if key not in unsaid and key.split(".")[0] in chosen}
-            for config in flat
-        ],
-    )
+    # cells with the same choice differ in its keys
+    names = _told_apart(names, [{key: config[key] for key in config if key not in unsaid} for config in flat])
     return _told_apart(names, [{"micro_batch": config.get("micro_batch")} for config in flat])
