@@ -127,6 +127,9 @@ def test_numbers_have_units_and_intervals_and_failures_a_word() -> None:
     assert ddp == ["ddp tiny N=2 b=4", "36.0", "100 [100, 100]", "3.000", "1280 [1280, 1280]", "2"]
     assert zero1[:3] == ["zero1 tiny N=2 b=4", "5.000", "100"]
     assert zero3[:3] == ["zero3 tiny N=2 b=4", "oom", "--"]
+    assert rows_of(to_latex(results_of(rows), "runs", "cell"))[3] == ["zero3 tiny N=2 b=4 (oom)"]
+    small = replace(rows[0], loss_deviation=3e-4)
+    assert rows_of(to_latex(results_of([small]), "runs", "loss_deviation"))[1] == ["0.000300"]
     assert text.splitlines()[0] == r"% \usepackage{booktabs}"
 
 
@@ -141,6 +144,8 @@ def test_what_runs_are_called_reaches_no_command_of_latex() -> None:
 def test_the_verb_writes_it_and_names_a_column_that_is_none(tmp_path: Path, capsys) -> None:
     collect(results_of([run("ddp", 2), run("zero1", 2)]), tmp_path / "runs")
     out = tmp_path / "runs.tex"
+    onto = ["--format", "parquet", "--where", "strategy=ddp", "--out", str(tmp_path / "runs")]
+    assert cli.run(["export", str(tmp_path / "runs"), *onto]) == 2, "the other run would be lost"
     assert cli.run(["export", str(tmp_path / "runs"), "--format", "latex", "--out", str(out)]) == 0
     assert re.findall(r"\\(begin|toprule|midrule|bottomrule|end)", out.read_text()) == [
         "begin", "toprule", "midrule", "bottomrule", "end",

@@ -57,7 +57,7 @@ def select(
         frame = frame[frame["run_id"].isin(kept)]
         frame = frame.assign(cell=results.of(kept).cell) if table == "runs" else frame  # of fewer: shorter names
     usual = short_columns(frame) if short and table == "runs" else list(frame.columns)
-    wanted = columns.split(",") if columns else usual
+    wanted = [*dict.fromkeys(map(str.strip, columns.split(",")))] if columns else usual
     for column in wanted:
         if column not in frame.columns:
             near = get_close_matches(column, frame.columns, n=3, cutoff=0.6)
@@ -121,11 +121,13 @@ REPEATS_NAME = ("loss", "norm", "norm²", "number", "factor")
 """Units that repeat the column's name."""
 
 
-def to_latex(results: tables.Results, table: str, columns: str | None, price: float | None = None) -> str:
+def to_latex(
+    results: tables.Results, table: str, columns: str | None, latest: bool = False, price: float | None = None
+) -> str:
     """Returns the table as LaTeX. Raises ValueError for a column that does not exist."""
     if table == "runs":
         results = results.with_runs(summarize(results.runs))
-    frame, wanted = select(results, table, columns, latest=False, short=False, price=price)
+    frame, wanted = select(results, table, columns, latest and table != "runs", short=False, price=price)
     if table == "runs" and columns is None:
         figures = [name for name in short_columns(frame) if name not in ("cell", "repeat", "status")]
         wanted = ["cell", *(name for name in figures if frame[name].astype("float64").fillna(0).ne(0).any())]
@@ -133,7 +135,8 @@ def to_latex(results: tables.Results, table: str, columns: str | None, price: fl
     if "status" in frame and "status" not in wanted:  # a failed cell shows its status instead of its first number
         for row in frame.index[frame["status"] != "ok"]:
             empty = text.columns[text.loc[row] == "--"]
-            text.loc[row, empty[0] if len(empty) else wanted[-1]] = frame.loc[row, "status"]
+            status = str(frame.loc[row, "status"])
+            text.loc[row, [*empty, wanted[0]][0]] = status if len(empty) else f"{text.loc[row, wanted[0]]} ({status})"
     sides = "".join("r" if _is_numeric(frame[name]) else "l" for name in wanted)
     heads, noun = [], counted(frame.get("sequence", ()))
     for name in wanted:
@@ -158,7 +161,7 @@ def _latex_scale(frame: pd.DataFrame, name: str) -> tuple[str, float]:
 
 
 def _latex_cells(frame: pd.DataFrame, name: str) -> list[str]:
-    """Formats the column's values with three significant digits (four below ten) and the ends of their intervals."""
+    """Formats the column's values with three significant digits, four from 1 to 10, and the ends of their intervals."""
     by = _latex_scale(frame, name)[1]
 
     def show(value: Any, digits: int) -> str:
@@ -174,6 +177,7 @@ def _latex_cells(frame: pd.DataFrame, name: str) -> list[str]:
         else:
             size = abs(value / by)
             digits = 0 if size >= 100 or not math.isfinite(size) else 1 if size >= 10 else 3
+            digits = 2 - math.floor(math.log10(size)) if 0 < size < 1 else digits
             interval = "" if pd.isna(low) or pd.isna(high) else f" [{show(low, digits)}, {show(high, digits)}]"
             cells.append(show(value, digits) + interval)
     return cells
@@ -217,7 +221,7 @@ def export(arguments: list[str]) -> int:
     )
     parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv, markdown and latex")
     parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for runs else")
-    parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
+    parser.add_argument("--latest", action="store_true", help="the newest launches of each cell only")
     add_price(parser)
     add_options(parser, attempts=False)
     parser.add_argument(
@@ -228,18 +232,24 @@ def export(arguments: list[str]) -> int:
         parser.error(f"--format {chosen.format} needs --out {'FILE' if chosen.format == PERFETTO else 'FOLDER'}")
     if chosen.format in (PARQUET, PERFETTO) and (chosen.columns, chosen.table, chosen.price) != (None, "runs", None):
         raise ValueError(f"--format {chosen.format}: --table, --columns and --price are for csv, markdown and latex")
+    if chosen.table == "searches" and (chosen.where or chosen.latest):
+        raise ValueError("--table searches: --where and --latest choose runs, and a search has several")
+    if chosen.price is not None and chosen.table != "runs":
+        raise ValueError(f"--price {chosen.price:g}: is for --table runs")
     results, _ = tables.load(chosen.runs).chosen(chosen.where)
     if chosen.format in (PARQUET, PERFETTO):
         results = results.of(latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"])
         if chosen.format == PERFETTO:
             print_line(write_perfetto(results, chosen.out))
         else:
+            if (chosen.where or chosen.latest) and chosen.out.resolve() == Path(chosen.runs).resolve():
+                raise ValueError(f"--out {chosen.out}: holds the other runs, too, which would be lost; name another")
             tables.collect(results, chosen.out)
             runs = show_count(len(results.runs), "run")
             print_line(f"{chosen.out}: {runs}, a table each as parquet; zerobench.load reads it")
         return 0
     if chosen.format == LATEX:
-        text = to_latex(results, chosen.table, chosen.columns, chosen.price)
+        text = to_latex(results, chosen.table, chosen.columns, chosen.latest, chosen.price)
     else:
         short = chosen.format == "markdown"
         frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short, chosen.price)

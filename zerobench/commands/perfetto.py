@@ -53,6 +53,8 @@ class TraceSpan:
 
 def write_perfetto(results: Results, out: Path) -> str:
     """Writes one trace of all ranks of all runs; gzipped if `out` ends in .gz. Raises ValueError without any events."""
+    if out.is_dir():
+        raise ValueError(f"--out {out}: is a folder; name a file")
     with_events = set(results.events["run_id"])
     recorded = [run for run in results.runs.query("status == 'ok'")["run_id"] if run in with_events]
     if not recorded:
@@ -69,7 +71,7 @@ def write_perfetto(results: Results, out: Path) -> str:
     partial = out.with_name(f".{out.name}")
     partial.write_bytes(gzip.compress(text.encode(), mtime=0) if out.suffix == ".gz" else text.encode())
     partial.replace(out)
-    return f"{out}: {len(entries)} entries of {ranks} ranks of {len(recorded)} runs; open it at https://ui.perfetto.dev"
+    return f"{out}: {len(entries)} entries of {ranks} ranks of {len(recorded)} of {len(results.runs)} runs; open it at https://ui.perfetto.dev"
 
 
 def streams_by_rank(events: pd.DataFrame) -> dict[int, pd.DataFrame]:
