@@ -49,7 +49,8 @@ def test_step_times_whiskers_are_the_summarys_interval() -> None:
     assert tops(figure.axes[0])[1.0] == pytest.approx(100)
     caption = figure.get_suptitle()
     assert "over 3 launches" in caption
-    assert "too few steps" in caption
+    assert "too few steps or launches" in caption
+    assert figure_of("step_time", results_of(rows[3:])).get_suptitle().startswith("Intervals: none, ")
 
 
 @pytest.mark.slow
@@ -111,6 +112,15 @@ def test_what_did_not_run_is_drawn_or_a_sentence() -> None:
     mixed = replace(run("ddp", 2), device="cuda", run_id="gpu", cell_id="gpu")
     devices = ["cuda" in titled(axes) for axes in results_of([run("ddp", 2), mixed]).plot.memory()]
     assert sorted(devices) == [False, True], "one panel for each device"
+    timed = results_of([replace(run("ddp", 2), peak_bytes=None, volume_psi=None)])
+    for name, word in {
+        "volume": "no volumes",
+        "pareto": "no bytes",
+        "scaling": "no bytes",
+        "throughput": "no bytes",
+    }.items():
+        assert word in " ".join(texts(figure_of(name, timed)))
+    assert "no losses" in " ".join(texts(figure_of("losses", replace(timed, steps=timed.steps[:0]))))
     for results, sentence in (
         (results_of([]), "plot.memory: there are no runs in these results"),
         (results_of([crash]), "plot.memory: no run has a result; the last is crash: rank 1 died"),

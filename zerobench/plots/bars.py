@@ -16,7 +16,7 @@ from ..results.tables import Results
 from ..sizes import show_bytes
 from .marks import absent, bars, number, patches, rule, seen, show, size_unit, split, stack
 from .page import key, sheet
-from .panels import MOST_PANELS, cell_rows, comparisons, on_cores, title, with_times
+from .panels import MOST_PANELS, cell_rows, comparisons, on_cores, title, with_times, with_values
 
 OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
 """The part that is not a category of the ledger: the allocator's peak minus the ledger's."""
@@ -98,7 +98,7 @@ def volume(results: Results, panels: int = MOST_PANELS) -> Figure:
     mark is the prediction. One panel for each set of cells that train the same thing; a cell that failed, or was not
     run, is drawn as such.
     """
-    settings = comparisons(results)
+    settings = with_values(comparisons(results), "volume_psi", "no volumes")
     figure, grid = sheet(settings, panels, (3.2, 2.2), "What a rank communicates in one step, by collective.")
     for axes, cells in grid:
         bars(axes, cells, _draw_volume)
@@ -151,19 +151,20 @@ def _step_caption(settings: Sequence[pd.DataFrame]) -> str:
     """Returns the caption, with the unit of the intervals: launches or steps."""
     cells = pd.concat(settings)
     cells = cells[cells["status"] == "ok"]
-    several, single = cells[cells["launches"] > 1], cells[cells["launches"] == 1]
+    if cells.empty:
+        return "No cell is ok."
+    known = cells[cells["step_s_low"].notna()]
+    several, single = known[known["launches"] > 1], known[known["launches"] == 1]
     spans = []
     if len(several):
         counts = sorted({int(count) for count in several["launches"]})
         spans.append(f"over {' or '.join(map(str, counts))} launches")
     if len(single):
         spans.append(f"over the steps of one launch{' elsewhere' if spans else ''}")
-    if not spans:
-        return "No cell is ok."
-    sentences = [f"Intervals: {'; '.join(spans)}{on_cores(settings)}."]
+    sentences = [f"Intervals: {'; '.join(spans) or 'none'}{on_cores(settings)}."]
     sentences.append("Bars are split in the proportions of the phases' medians.")
-    if cells["step_s_low"].isna().any():
-        sentences.append("Without whiskers: too few steps for an interval.")
+    if len(known) < len(cells):
+        sentences.append("Without whiskers: too few steps or launches for an interval.")
     if is_traced(cells).any():
         sentences.append("Right bar: the traced pass, slowed down by the profiler.")
     return " ".join(sentences)

@@ -56,8 +56,13 @@ def grids(results: Results) -> list[pd.DataFrame]:
 
 def with_times(settings: list[pd.DataFrame]) -> list[pd.DataFrame]:
     """Panels with the status "no times" for cells that ran without: simulated worlds, ranks that share a GPU."""
+    return with_values(settings, "step_s", "no times")
+
+
+def with_values(settings: list[pd.DataFrame], column: str, status: str) -> list[pd.DataFrame]:
+    """Panels with another status for cells that are ok without a value in a column."""
     return [
-        cells.assign(status=cells["status"].mask((cells["status"] == "ok") & cells["step_s"].isna(), "no times"))
+        cells.assign(status=cells["status"].mask((cells["status"] == "ok") & cells[column].isna(), status))
         for cells in settings
     ]
 
@@ -122,10 +127,11 @@ def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str]
     parts[-1] += show_length(first.sequence)
     parts.append("simulated" if SIMULATED in set(cells["backend"].dropna()) else first.device)
     parts += [f"ψ = {psi.iloc[0] / 1e6:.3g} M"] if len(psi) else []
-    differing = [k for k in ("precision", "optimizer", "data") if len({panel[k].iloc[0] for panel in panels}) > 1]
+    keys = ("precision", "optimizer", "data", "seed")
+    differing = [key for key in keys if len({panel[key].iloc[0] for panel in panels}) > 1]
     shapes = [set(panel["shape"].iloc[0].split()) for panel in panels if panel["model"].iloc[0] == first.model]
     own = [option for option in first["shape"].split() if not all(option in shape for shape in shapes)]
-    return ", ".join([*parts, *(str(first[key]) for key in differing), *own])
+    return ", ".join([*parts, *(f"seed {first[key]}" if key == "seed" else str(first[key]) for key in differing), *own])
 
 
 def model_of(name: str, shape: str) -> str:

@@ -24,7 +24,7 @@ from ..results.tables import Results
 from ..sizes import counted
 from .marks import look, rule, size_unit
 from .page import key, sheet
-from .panels import MOST_PANELS, completed, families, on_cores, title, with_times
+from .panels import MOST_PANELS, completed, families, on_cores, title, with_times, with_values
 
 VARIANT = ["world_size", "micro_batch", "accumulation", "checkpointing"]
 
@@ -40,6 +40,7 @@ def pareto(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One panel per setting: cells with the same number of ranks and sequences."""
     settings = list(_settings(results))
     figure, grid = sheet(settings, panels, (3.2, 2.6), CAPTION.format(on_cores(settings)))
+    room = int(13 * figure.get_figwidth() / min(2, len(settings)))  # letters below a panel
     for axes, cells in grid:
         ok = cells[cells["status"] == "ok"]
         unit, busy = _points(axes, ok), busy_words(ok.to_dict("records"))
@@ -47,12 +48,12 @@ def pareto(results: Results, panels: int = MOST_PANELS) -> Figure:
         axes.set_ylabel(f"{counted(cells['sequence'])}/s, all ranks together")
         lines = [f"peak, largest rank ({unit})"]
         if busy:
-            lines += wrap(f"no front: {busy}", 90)
+            lines += wrap(f"no front: {busy}", room)
         elif len(ok) > MOST_LABELS:
             lines.append(f"({len(ok)} cells: only those on the front are labeled)")
         failed = cells[cells["status"] != "ok"].itertuples()
         statuses = [f"× {' '.join([cell.strategy, cell.name]).strip()}: {cell.status}" for cell in failed]
-        axes.set_xlabel("\n".join([*lines, *wrap("; ".join(statuses), 90)]))
+        axes.set_xlabel("\n".join([*lines, *wrap("; ".join(statuses), room)]))
         axes.set_title(title(cells, settings), loc="left")
         axes.grid(axis="both", alpha=0.3)
     strategies = dict.fromkeys(name for cells in settings for name in cells["strategy"])
@@ -65,7 +66,7 @@ def pareto(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 def _settings(results: Results) -> Iterator[pd.DataFrame]:
     """Yields the cells of each panel. `name`: the difference of a cell from others of its strategy."""
-    for family in with_times(families(results)):
+    for family in with_values(with_times(families(results)), "peak_bytes", "no bytes"):
         cells = completed(family, ["strategy"], VARIANT)
         cells["batch"] = cells["batch"].fillna(cells["world_size"] * cells["micro_batch"] * cells["accumulation"])
         for _, setting in cells.groupby(["world_size", "batch"]):
@@ -125,7 +126,6 @@ def _label(axes: Axes, cells: pd.DataFrame) -> None:
     """
     cells = cells.assign(front=front(cells))
     shown = cells if len(cells) <= MOST_LABELS else cells[cells["front"]]
-    shown = shown[shown["peak_bytes"].notna()]  # a timed pass alone counts no bytes
     unit = size_unit(cells["peak_bytes"].max())[1]
     for cell in shown[shown["name"] != ""].itertuples():
         axes.annotate(

@@ -14,7 +14,7 @@ from ..sizes import counted
 from ..strategies import reference
 from .marks import curves, entries, rule, size_unit
 from .page import key, sheet
-from .panels import MOST_PANELS, grids, on_cores, shared_cores, title, with_times
+from .panels import MOST_PANELS, grids, on_cores, shared_cores, title, with_times, with_values
 
 
 def scaling(results: Results, panels: int = MOST_PANELS) -> Figure:
@@ -25,7 +25,7 @@ def scaling(results: Results, panels: int = MOST_PANELS) -> Figure:
     One row of panels for each model and micro-batch; a cell that failed, or that has no run although others have, is
     named at its N.
     """
-    settings = grids(results)
+    settings = with_values(grids(results), "peak_bytes", "no bytes")
     name, unit = size_unit(results.runs["peak_bytes"].max())
     caption = "Memory on the rank with the most, at a fixed micro-batch."
     figure, grid = sheet(settings, panels, (3.2, 2.1), caption, across=2)
@@ -33,7 +33,8 @@ def scaling(results: Results, panels: int = MOST_PANELS) -> Figure:
         for group, style in curves(states, cells, "states_bytes", "", unit):
             for column, line in (("predicted_states_bytes", "--"), ("floor_states_bytes", ":")):
                 predicted = group[column].astype("float64") / unit
-                states.plot(group["world_size"], predicted, color=style["color"], linestyle=line, lw=1.2)
+                states.plot(group["world_size"], predicted, color=style["color"], linestyle=line, lw=1.2,
+                            marker="" if len(group) > 1 else "_", ms=14)  # fmt: skip
         for _ in curves(peak, cells, "peak_bytes", "-", unit):
             pass
         states.set_ylabel(f"states with buffers in flight ({name})")
@@ -62,6 +63,8 @@ def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP
     If ranks are processes on one CPU, the caption gives their number of cores, and the shaded area marks more ranks
     than cores. A cell that failed, or that has no run although others have, is named at its N.
     """
+    if drop_from not in REFERENCES:
+        raise ValueError(f"drop_from={drop_from!r}: is none of {', '.join(REFERENCES)}")
     settings = with_times(grids(results))
     name, unit = size_unit(results.runs["peak_bytes"].max())
     caption = f"Left: throughput at a fixed micro-batch{on_cores(settings)}, with 95 % intervals. "
@@ -79,7 +82,7 @@ def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP
         lacking = cells[(cells["status"] == "ok") & cells["drop"].isna()]
         missing = "\n".join(f"{cell.label}: no reference at N = {cell.world_size}" for cell in lacking.itertuples())
         lost.text(0.02, 0.98, missing, transform=lost.transAxes, va="top", fontsize="small", style="italic")
-        for _ in curves(peak, cells, "peak_bytes", "-", unit):
+        for _ in curves(peak, with_values([cells], "peak_bytes", "no bytes")[0], "peak_bytes", "-", unit):
             pass
         lost.axhline(0, color="black", lw=0.8)
         cores = shared_cores(cells)

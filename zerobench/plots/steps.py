@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,13 @@ def losses(results: Results, panels: int = MOST_PANELS) -> Figure:
     did not run); omitted if no setting has differences. A loss that is not finite is a gap, with a cross at the axis;
     a cell that failed, or was not run, is named.
     """
+    timed = set(results.steps.loc[results.steps["mode"] == "timed", "run_id"])
     settings = [
-        cells.assign(status=cells["status"].mask(cells["backend"] == "simulated", "simulated, no losses"))
+        cells.assign(
+            status=cells["status"]
+            .mask(cells["backend"] == "simulated", "simulated, no losses")
+            .mask((cells["status"] == "ok") & ~cells["run_id"].isin(timed), "no losses")
+        )
         for cells in comparisons(results)
     ]
     curves = []
@@ -57,7 +63,7 @@ def _distinct(curves: Curves) -> Curves:
         same = next((first for first in groups if curves[first].equals(curve)), label)
         groups.setdefault(same, []).append(label)
     return {
-        " = ".join(labels) + (", to the bit" if len(labels) > 1 else ""): curves[first]
+        fill(" = ".join(labels) + (", to the bit" if len(labels) > 1 else ""), 45): curves[first]
         for first, labels in groups.items()
     }
 
@@ -94,7 +100,7 @@ def _draw_differences(axes: Axes, curves: Curves) -> None:
     if largest:  # else they differ in values that are not finite
         axes.set_ylim(-1.3 * largest, 1.3 * largest)
         axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    axes.set_ylabel(f"loss − loss of {first} (nats per token)")
+    axes.set_ylabel(f"loss − loss of {first.split()[0]} (nats per token)")
     axes.set_title(f"largest difference: {largest:.2g}", loc="left")
 
 

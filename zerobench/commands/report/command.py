@@ -138,7 +138,12 @@ def columns_of_runs(results: Results, sides: Sequence[str] | None = None) -> lis
         if any(map(column.is_shown, ok)):
             meaning = all_columns[column.key].meaning if column.key else name
             texts = [column.show(row) if row["status"] == "ok" else "–" for row in rows]
-            exact = [_plain(row[column.key]) if column.key else text for row, text in zip(rows, texts, strict=True)]
+            exact = [
+                _plain(row[column.key]) if column.key
+                else float(text.split()[0]) if text[0].isdigit()  # of a price with its interval, or of a pair
+                else text
+                for row, text in zip(rows, texts, strict=True)
+            ]  # fmt: skip
             values = [None if text == "–" else value for value, text in zip(exact, texts, strict=True)]
             columns.append(PageColumn(name, meaning, name != "trains", True, values, texts))
     sweep, taken = results.sweep(), {column.name for column in columns}

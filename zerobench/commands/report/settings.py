@@ -113,6 +113,8 @@ def setting_verdict(setting: Setting, judge: Judge) -> Iterator[tuple[str, str]]
 
 def _memory(setting: Setting) -> str:
     best, reference = setting.best("peak MiB"), setting.reference
+    if not best and setting.ok[0].row["peak_bytes"] is None:
+        return "unknown: no cell has an accounted pass"
     if not best:
         return f"no cell differs: {show_bytes(setting.ok[0].row['peak_bytes'])} at the peak of the largest rank"
     row = best[0].row
@@ -161,7 +163,7 @@ def _timed(setting: Setting) -> list[Measured]:
 def _fastest(setting: Setting, judge: Judge) -> str:
     timed = _timed(setting)
     if not timed:
-        return "no cell has times: one rank of a simulated world, or ranks that share a GPU"
+        return "no cell has times: one rank of a simulated world, ranks that share a GPU, or measure.passes=accounted"
     if busy := busy_words([cell.row for cell in timed]):
         return f"not judged: {busy}"
     best = setting.best("step ms") or timed[:1]
