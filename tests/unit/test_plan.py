@@ -13,7 +13,7 @@ import yaml
 
 from tests.cells import cell
 from zerobench.commands.plan import search
-from zerobench.commands.plan.answer import GOALS, nothing_fits, print_plan, recommended, sentence
+from zerobench.commands.plan.answer import GOALS, commands_of, nothing_fits, print_plan, recommended, sentence
 from zerobench.commands.plan.candidates import SAME, Candidate, candidates
 from zerobench.commands.plan.command import plan, progress
 from zerobench.commands.plan.search import FIXED, Capacity, Plan, PlanAxis, PlanRow
@@ -124,6 +124,11 @@ def test_the_cheapest_of_what_fits_is_recommended_and_a_peer_may_win() -> None:
     assert words.endswith("3.00 ψ a step between GPUs, 3,000 elements beside 33,000 frozen parameters")
     rows[1] = row("zero3", None)
     assert "Take fsdp2 (PyTorch's own, not a strategy of zerobench)" in sentence(plan_of(rows))
+    for name, count in (("zero3", 2), ("fsdp2", 1)):
+        lines = commands_of(plan_of([]), row(name, replace(used(MIB), cell=cell(name, 12))))
+        assert len(lines) == count, "no peer is simulated on a device"
+        assert "--nnodes 2 " in lines[-1]
+        assert "--nproc-per-node 6 " in lines[-1]
     assert recommended(plan_of([row("ddp", None)])) is None
 
 

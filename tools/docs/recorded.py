@@ -90,7 +90,7 @@ ASKED = (*SIMULATED, *(f"commands/{name}" for name in COMMANDS))
 RECORDED = {
     "reference/cpu/stages": ("record-stages", ENGINE),
     "answer_times.csv": ("answer-times", ASKED),
-    "largest_model": ("largest-model", (*SIMULATED, "commands/plan")),
+    "largest_model": ("largest-model", (*SIMULATED, "commands/plan/candidates.py", "commands/plan/search.py")),
     "predicted_runs": ("predicted-runs", SIMULATED),
     "predicted_maps": ("predicted-maps", SIMULATED),
     "table1": ("table1 TABLE1=--rerun", SIMULATED),

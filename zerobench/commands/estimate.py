@@ -71,6 +71,8 @@ def estimate(arguments: list[str]) -> int:
     add("--figure", type=Path, metavar="FILE", help="stacked bars by part: .svg, .png or .pdf")
     chosen = parser.parse_intermixed_args(arguments)
     memory = parse_memory(chosen.device_memory, "--device-memory: ") if chosen.device_memory else None
+    if memory == 0:
+        raise ValueError(f"--device-memory {chosen.device_memory}: must be above 0")
     if chosen.tensors < 0:
         raise ValueError(f"--tensors {chosen.tensors}: must be at least 0")
     for flag, path in (("--out", chosen.out), ("--figure", chosen.figure)):

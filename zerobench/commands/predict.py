@@ -73,11 +73,14 @@ def predict(arguments: list[str]) -> int:
         raise ValueError(f"--cluster: name one of {', '.join(hardware.names('cluster'))}, or a yaml file")
     if chosen.node_gbit_s is not None and not chosen.node_gbit_s > 0:
         raise ValueError(f"--node-gbit-s {chosen.node_gbit_s:g}: must be above 0")
+    for flag, path in (("--out", chosen.out), ("--trace", chosen.trace)):
+        if path is not None and path.is_dir():
+            raise ValueError(f"{flag} {path}: is a folder; name a file")
     costs = costs_of(chosen.cluster, chosen.node_gbit_s)
     try:
         overrides = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
         question = ask(overrides, "cuda", defaults=DEFAULTS | {"sequence": SEQUENCE})
-        cells = tuple(_within_rates(cell, costs) for cell in question.cells)
+        cells = tuple(within_rates(cell, costs) for cell in question.cells)
         simulated = simulate("predict", replace(question, cells=cells), chosen.jobs, chosen.timeout, costs=costs)
         rows = [columns_of(cell, chosen.cluster, costs, chosen.price) for cell in simulated]
     except KeyboardInterrupt:
@@ -110,7 +113,7 @@ def costs_of(cluster: str, node_gbit_s: float | None) -> GpuCosts:
     return GpuCosts(hardware.device(resolved.device), resolved)
 
 
-def _within_rates(cell: Cell, costs: GpuCosts) -> Cell:
+def within_rates(cell: Cell, costs: GpuCosts) -> Cell:
     """Returns the cell, with a problem if the rates do not cover it."""
     config, per_node = cell.config, costs.cluster.devices_per_node
     if cell.problems:

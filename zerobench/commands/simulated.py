@@ -64,7 +64,7 @@ def ask(
     for key in ("backend", "tensors"):
         if key in given:
             raise ValueError(f"{key}={given[key]}: an estimate runs no ranks; leave {key} out")
-    if given.get("search.memory_limit"):
+    if given.get("search.memory_limit", "null") not in ("null", ""):
         raise ValueError("search.memory_limit: a search runs cells; zerobench plan searches over estimates")
     device = device or given.get("device") or DEVICE
     target = Target("cpu" if device == "auto" else device, attention)

@@ -19,6 +19,7 @@ from ...host.terminal import print_on, stdout_console
 from ...results.grid import Grid
 from ...results.options import show_price
 from ...sizes import counted, show_bytes, show_count
+from ...strategies.table import names_with
 from ..predict import show_time
 from ..reserved import reserved_table
 from ..simulated import SimulatedCell, Step
@@ -314,8 +315,9 @@ def print_plan(plan: search.Plan, columns: Sequence[str] | None = None) -> None:
     lines = [rule, *(f"not simulated: {', '.join(names)}: {why}" for why, names in reasons.items()), *plan.notes]
     lines += [""] * (best is not None) + [sentence(plan)]
     if best is not None and plan.goal != FASTEST:
-        lines += ["", "To confirm it, one rank of it, then all:"]
-        lines += [f"  {command}" for command in commands_of(plan, best)]
+        commands = commands_of(plan, best)
+        lines += ["", f"To confirm it{', one rank of it, then all' * (len(commands) > 1)}:"]
+        lines += [f"  {command}" for command in commands]
     if plan.goal == LEAST_TRAFFIC:
         lines += ["", BYTES_ALONE]
     for line in lines:
@@ -323,7 +325,7 @@ def print_plan(plan: search.Plan, columns: Sequence[str] | None = None) -> None:
 
 
 def commands_of(plan: search.Plan, row: search.PlanRow) -> list[str]:
-    """Returns the commands that confirm a plan: one rank on one device first, then the whole world."""
+    """Returns the commands that confirm a plan: one rank on one device, except of a peer, then the whole world."""
     config, changed = row.fit.config, dict[str, Any]()
     if plan.goal == "largest_model":
         changed = {f"model.{key}": getattr(config.model, key) for key in ("layers", "hidden", "heads")}
@@ -336,10 +338,11 @@ def commands_of(plan: search.Plan, row: search.PlanRow) -> list[str]:
     line, ranks, device = " ".join(map(shlex.quote, overrides)), config.world_size, plan.device
     one_rank = f"zerobench {line} world_size={ranks} device={device} backend=simulated measure.warmup=2 measure.steps=1"
     one_rank += " draw_on=device" if device == "cuda" else ""
-    per_node = min(ranks, 8)
+    per_node = next(number for number in range(min(ranks, 8), 0, -1) if ranks % number == 0)
     rendezvous = f" --nnodes {ranks // per_node} --rdzv-backend c10d --rdzv-endpoint HOST:29400"
     nodes = rendezvous if ranks > per_node else ""
-    return [one_rank, f"torchrun{nodes} --nproc-per-node {per_node} -m zerobench {line} device={device}"]
+    whole = f"torchrun{nodes} --nproc-per-node {per_node} -m zerobench {line} device={device}"
+    return [*([one_rank] if config.strategy.name in names_with("simulated") else []), whole]
 
 
 # -- JSON ------------------------------------------------------------------------------------------

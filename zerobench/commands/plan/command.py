@@ -24,9 +24,9 @@ from ...results.options import Parser, add_columns, add_jobs, add_price, verb
 from ...results.provenance import source_hash
 from ...simulation.execute import Limits, Target, execute_all, kept_processes
 from ...sizes import parse_memory, show_count, show_left
-from ..predict import costs_of
+from ..predict import costs_of, within_rates
 from .answer import FASTEST, GOALS, HEADER, as_json, print_plan, recommended, result_of
-from .candidates import QUICKEST, TIERS, candidates, compose, split_axes
+from .candidates import AXES, QUICKEST, TIERS, candidates, compose, split_axes
 from .fastest import find_fastest
 from .search import RESERVE, Capacity, Plan, PlanRow, family_axis
 from .settings import SYSTEMS
@@ -82,9 +82,11 @@ def plan(arguments: list[str]) -> int:
     rows = candidates(axes, QUICKEST, ("none",)) if fastest else candidates(axes, tiers=bounded)
     print_on(progress_console(), f"{show_count(len(rows), 'candidate')}: theory's bounds first")
     cells = compose(rows, overrides, chosen.device)
+    costs = costs_of(chosen.cluster, chosen.node_gbit_s) if fastest else None
+    if costs is not None:
+        cells = {row: within_rates(cell, costs) for row, cell in cells.items()}
     refuse_senseless(list(cells.values()))
     _check(chosen, list(cells.values()))
-    costs = costs_of(chosen.cluster, chosen.node_gbit_s) if fastest else None
     with kept_processes() as processes:
         execute = partial(
             execute_all, target=Target(chosen.device), jobs=chosen.jobs, limits=LIMITS, processes=processes
@@ -188,10 +190,10 @@ def _capacity(chosen: argparse.Namespace) -> Capacity:
         raise ValueError(f"--gpus {chosen.gpus}: must be at least 1")
     given = {"--device-memory": chosen.device_memory, "--host-memory": chosen.host_memory, "--disk": chosen.disk}
     sizes = (None if text is None else parse_memory(text, f"{flag}: ") for flag, text in given.items())
-    device, host, disk = sizes
+    device, *tiers = sizes
     if not device:
         raise ValueError(f"--device-memory {chosen.device_memory}: must be above 0")
-    return Capacity(device, chosen.reserve, host, disk)
+    return Capacity(device, chosen.reserve, *(size if size is None else max(size, 1) for size in tiers))  # a byte: none
 
 
 def _check(chosen: argparse.Namespace, cells: Sequence[Cell]) -> None:
@@ -199,6 +201,11 @@ def _check(chosen: argparse.Namespace, cells: Sequence[Cell]) -> None:
     goal, keys = chosen.goal, {word.partition("=")[0] for word in chosen.overrides}
     fastest, has_layers = goal == FASTEST, all(isinstance(cell.config.model, Transformer) for cell in cells)
     wrong = {f"{key}: is what --goal {goal} looks for; leave it out": key in keys for key in GOALS[goal].varies} | {
+        f"{key}: must divide the number of GPUs, which --goal {goal} looks for; leave it out": goal == "fewest_gpus"
+        for key in ("tensor_parallel", "node_size", "shard_group", "strategy.reshard_ranks") if key in keys
+    } | {
+        f"{word}: name at least one {word[:-1]}": True for word in chosen.overrides if word in {f"{k}=" for k in AXES}
+    } | {
         "--goal largest_model: the model needs layers to vary; use model=gpt with model.hidden=WIDTH":
             goal == "largest_model" and not has_layers,
         "--cluster: is what --goal fastest needs, and nothing else takes; zerobench predict --help":
