@@ -106,6 +106,10 @@ FASTEST = ["plan", "--device-memory", "2GiB", "--gpus", "8", "--goal", "fastest"
         (["calibrate", "--sizes", "1MiB,many"], "'many' is no size"),
         (["calibrate", "--world-size", "0"], "--world-size 0: must be at least 1"),
         (["calibrate", "--repetitions", "2"], "--repetitions 2: must be at least 3"),
+        (["estimate", "model=mlp", "--device-memory", "0"], "--device-memory 0: must be above 0"),
+        (["plan", "--device-memory", "1GiB", "--gpus", "2", "offload="], "offload=: name at least one offload"),
+        ([*FASTEST[:6], "fewest_gpus", "node_size=2"], "node_size: must divide the number of GPUs"),
+        (["export", "--table", "memory", "--price", "2"], "--price 2: is for --table runs"),
         (["budget", "record"], "name the cells, as in"),
         (["budget", "record", "--metrics", "peak", "strategy=zero2"], "--metrics: peak is none of peak_bytes"),
         (["budget", "check", "--where", "strategy=ddp"], "--where selects finished runs"),
@@ -158,12 +162,14 @@ def test_other_tools_words_are_answered_with_keys_that_are_there() -> None:
             assert is_key(ours), (key, ours)
 
 
-@pytest.mark.shown(8)
+@pytest.mark.shown(10)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["batch=8", "micro_batch=2"], "give either batch or micro_batch=2, not both"),
         (["measure.warmup=1"], "measure.warmup=1: must be at least 2"),
+        (["optimizer.beta1=1"], "optimizer.beta1=1: must be below 1"),
+        (["clip_norm=inf"], "clip_norm=inf: it means nothing without clip"),
         (["model.heads=5"], "model.heads=5: it must divide hidden=16"),
         (["model.vocabulary=100"], "model.vocabulary=100: the data's tokens need at least 256"),
         (["model.positions=8"], "sequence=16: the model has only 8 positions; add model.positions=16, or"),
@@ -246,7 +252,7 @@ COMPOSES_WITH = {"offload": "strategy=zero2", "buffers": "strategy=zero2", "zero
 
 CHOICES = sorted((ROOT / "conf").glob("*/*.yaml"))
 ALONE = ("experiment", *COMPOSES_WITH)
-"""Groups whose choices are composed one by one; of the others one of each is composed at once, beside zero2."""
+"""Groups whose choices are composed one by one; the page of keys, which a test makes again, composes all others."""
 
 WITH_PARTS = ("partition", "partition_offload")
 """Choices for ranks that share a model."""
@@ -262,18 +268,6 @@ def test_every_yaml_composes_and_resolves(path: Path) -> None:
     assert_composes(
         f"{path.parent.name}={path.stem}", *words, *(f"{key}={first(values)}" for key, values in swept.items())
     )
-
-
-def test_choices_of_other_groups_compose_side_by_side(thorough: bool) -> None:
-    """In every run at most seven of each group; pages of the reference, which tests make again, have all."""
-    groups: dict[str, list[str]] = {}
-    for path in CHOICES:
-        if path.parent.name not in ALONE and path.stem not in WITH_PARTS:
-            groups.setdefault(path.parent.name, []).append(path.stem)
-    assert {*ALONE, *groups} == {path.name for path in (ROOT / "conf").iterdir() if path.is_dir()}
-    groups = {group: names if thorough else names[:: 1 + len(names) // 7] for group, names in groups.items()}
-    for turn in range(max(map(len, groups.values()))):
-        assert_composes("strategy=zero2", *(f"{group}={names[turn % len(names)]}" for group, names in groups.items()))
 
 
 @pytest.mark.parametrize("name", WITH_PARTS)
@@ -298,6 +292,8 @@ def test_a_key_that_the_default_choice_lacks_goes_with_a_sweep_over_its_group() 
     assert [cell.config.strategy.reduce_with for cell in cells] == ["all_reduce"] * 4
     halves = compose_cells(["-m", "precision=bf16,fp16", "strategy=zero1", "precision.gradient_dtype='fp32'"])
     assert [cell.config.precision.gradient_dtype for cell in halves] == ["fp32"] * 2
+    (cell,) = compose_cells([f"results_dir=~/{'9' * 20}"])
+    assert cell.config.results_dir == str(Path.home() / ("9" * 20)), "a folder is no number"
 
 
 LOOSE: list[tuple[list[str], str, list[Any]]] = [

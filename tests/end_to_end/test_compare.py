@@ -1,5 +1,6 @@
 """`zerobench compare`, `zerobench noise` and `zerobench budget` on runs that happened."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -55,6 +56,10 @@ def test_a_sweep_against_itself_and_its_strategies_against_one_another(tmp_path:
     assert "1 pair of launches, so there is no verdict on times. More pairs: measure" in capsys.readouterr().out
     assert cli.run(["noise", "record", "--runs", "results/runs"]) == 2
     assert "holds 2 cells that are ok; name one" in capsys.readouterr().err
+    elsewhere = one / "run.json"
+    elsewhere.write_text(re.sub('"cores": *', '"cores": 9', elsewhere.read_text()))
+    assert cli.run(["noise", "record", "--runs", zeros[0]]) == 2
+    assert "its launches differ in cores; a noise floor is of one environment" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

@@ -1,6 +1,5 @@
 """Wrong command lines and files: one error message, at once, and exit code 2."""
 
-import ast
 import csv
 import os
 import re
@@ -102,16 +101,6 @@ def test_markdown_of_a_stranger_has_no_html_image_link_or_mention(tmp_path: Path
     told = capsys.readouterr().out
     assert "someone" in told
     assert not re.findall(r"<(?!/?sub)|(?<!\\)[\[\]`*!]|@|://", told)
-
-
-def test_one_place_prints_what_came_from_outside() -> None:
-    """`print_line`, `print_note` and `print_on`: no other function prints a text that has a value in it."""
-    printed = []
-    for path in Path(cli.__file__).parent.rglob("*.py"):
-        for call in ast.walk(ast.parse(path.read_text())):
-            if isinstance(call, ast.Call) and "print" in (getattr(call.func, "id", ""), getattr(call.func, "attr", "")):
-                printed += [f"{path}:{call.lineno}" for one in call.args if isinstance(one, ast.JoinedStr)]
-    assert not printed
 
 
 FILES = {

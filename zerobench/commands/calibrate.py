@@ -38,7 +38,7 @@ def calibrate(arguments: list[str]) -> int:
     add("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     add("--timeout", type=time_limit, default=600, help="seconds for the launch of the ranks (default: %(default)s)")
-    add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS)")
+    add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS, -DTYPE unless {DTYPES[0]})")
     chosen = parser.parse_args(arguments)
     if chosen.world_size < 1:
         raise ValueError(f"--world-size {chosen.world_size}: must be at least 1")
@@ -46,6 +46,11 @@ def calibrate(arguments: list[str]) -> int:
         raise ValueError(f"--repetitions {chosen.repetitions}: must be at least 3, or a median says nothing")
     if chosen.out is not None and chosen.out.is_file():
         raise ValueError(f"--out {chosen.out}: is a file; name a folder")
+    if chosen.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ValueError("--device cuda: this machine has no GPU that torch can use")
     given = (size for size in chosen.sizes.split(",") if size.strip())
     sizes = tuple(sorted({collectives.evenly(parse_bytes(size), chosen.world_size) for size in given}))
     if len(sizes) < 2 or sizes[0] == 0:
@@ -69,7 +74,8 @@ def calibrate(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print_note("zerobench calibrate: stopped; nothing is recorded")
         return 130
-    folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
+    name = f"N={chosen.world_size}" + f"-{chosen.dtype}" * (chosen.dtype != DTYPES[0])
+    folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / name
     provenance = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **started(machines(chosen.world_size)),

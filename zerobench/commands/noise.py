@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..budgets.comparison import NoiseFloor, floor_from, read_floors, write_floor
+from ..budgets.comparison import NoiseFloor, floor_from, noise_environment, read_floors, write_floor
 from ..config.cell import Cell, CellConfig
 from ..config.compose import RefusedError, compose_cells
 from ..config.world import has_times
@@ -60,6 +60,10 @@ def noise(arguments: list[str]) -> int:
             hint = "name one, as in --runs 'results/runs/ddp-*'"
             raise ValueError(f"{chosen.runs}: holds {count} cells that are ok; {hint}")
         launches: list[Any] = runs.to_dict("records")
+        environments = [noise_environment(launch) for launch in launches]
+        if differing := [key for key in environments[0] if len({other[key] for other in environments}) > 1]:
+            message = f"its launches differ in {', '.join(differing)}; a noise floor is of one environment"
+            raise ValueError(f"{chosen.runs}: {message}")
         return _record(chosen.noise, launches, CellConfig.from_json(launches[0]["config"]))
     cell = _compose(overrides, chosen.launches)
     check_folders([cell])
@@ -86,7 +90,8 @@ def _compose(overrides: list[str], launches: int) -> Cell:
     if cells[0].problems:
         raise RefusedError(list(cells[0].problems))
     if not has_times(cells[0].config):
-        raise RefusedError([f"backend={cells[0].config.backend}: these ranks have no times that could differ"])
+        passes = cells[0].config.measure.passes
+        raise RefusedError([f"backend={cells[0].config.backend}, measure.passes={passes}: has no times to compare"])
     if cells[0].config.nodes > 1:
         raise RefusedError([f"nodes={cells[0].config.nodes}: a noise floor is of one machine; take ranks of one"])
     if cells[0].config.measure.repeats < LEAST_LAUNCHES:

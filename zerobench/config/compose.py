@@ -75,7 +75,7 @@ MOST_CELLS = 10_000
 
 ENDLESS = "an interval has no end of values; list them, or have a sweeper choose: hydra/sweeper=optuna objective=COLUMN"
 
-_WHOLE = re.compile(r"(?<![\w.])\d+(?![\w.])")
+_WHOLE = re.compile(r"(?<![\w./-])-?(\d+)(?![\w./-])")
 
 SUFFIX = "_bytes"
 
@@ -633,8 +633,8 @@ def problem_of_folder(line: str, value: Any) -> str:
 
 
 def in_hydras_form(word: str) -> str:
-    """Returns an override with sizes converted to bytes if its key ends in _bytes, and with the words of a key in
-    ONE_VALUE as one value; other overrides unchanged.
+    """Returns an override with sizes converted to bytes if its key ends in _bytes, with the words of a key in
+    ONE_VALUE as one value, and with a folder in the user's home quoted; other overrides unchanged.
     """
     key, equals, value = word.partition("=")
     if key.endswith(SUFFIX):
@@ -642,4 +642,6 @@ def in_hydras_form(word: str) -> str:
     form = ONE_VALUE.get(key.lstrip("+"))
     if form is not None and value.strip() and not value.lstrip().startswith(OPENINGS):
         value = form.format(value)
+    if value.startswith("~/"):  # zsh and Python leave it to the program, and Hydra's grammar has no such value
+        value = f"'{value}'"
     return f"{key}{equals}{value}"

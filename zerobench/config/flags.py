@@ -54,7 +54,9 @@ def take_value(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
         name, equals, value = word.partition("=")
         if name == flag:
             rest = arguments[index + 1 :]
-            return arguments[:index] + (rest if equals else rest[1:]), value if equals else "".join(rest[:1])
+            rest, later = take_value(rest if equals else rest[1:], flag)  # the last one counts
+            value = value if equals else "".join(arguments[index + 1 : index + 2])
+            return arguments[:index] + rest, value if later is None else later
     return arguments, None
 
 

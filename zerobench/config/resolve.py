@@ -247,7 +247,7 @@ def _problems_of_strategy(cell: CellConfig, spec: StrategySpec) -> list[str]:
     if cell.clip is not None and not spec.composes.clip:
         problems.append(f"clip={cell.clip:g}: strategy={spec.name} clips inside its own step, unseen; leave it out")
     few = getattr(cell.strategy, "reshard_ranks", None)
-    if few is not None and (cell.world_size % few or few == cell.world_size or spec.name != "fsdp2"):
+    if few is not None and (few < 1 or cell.world_size % few or few == cell.world_size or spec.name != "fsdp2"):
         why = f"it must divide world_size={cell.world_size} and be below it, and strategy be fsdp2; leave it out"
         problems.append(f"strategy.reshard_ranks={few}: {why}")
     return problems
@@ -269,3 +269,5 @@ def _resolve_training(draft: Config, device: str, problems: list[str]) -> None:
         problems.append(f"clip={draft.clip:g}: a norm to clip at must be above 0 and finite; null clips nothing")
     if draft.clip_norm not in NORMS:
         problems.append(f"clip_norm={draft.clip_norm}: use {' or '.join(NORMS)}")
+    elif draft.clip is None and draft.clip_norm != "2":
+        problems.append(f"clip_norm={draft.clip_norm}: it means nothing without clip; add clip=1.0, or leave it out")

@@ -149,7 +149,7 @@ class Optimizer(Axis):
             return [f"optimizer.implementation=fused: {why}"]
         if self.implementation == "foreach" and not KINDS[self.name].foreach:
             return [f"optimizer.implementation=foreach: {self.name} has a loop only; use loop"]
-        return []
+        return [f"optimizer.{key}=1: must be below 1" for key in ("beta1", "beta2") if getattr(self, key, 0) == 1]
 
     @property
     def label(self) -> str:
