@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 from tests.end_to_end.command import SMALL
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.plots import MODULES as FIGURES
 
 HERE = ["world_size=1", *SMALL]
 
@@ -81,12 +80,6 @@ def test_a_text_from_outside_stays_on_its_line_in_every_verb(
         assert "Traceback" not in told, line
         assert not [one for one in told.splitlines() if one.lstrip(" -|").startswith("FORGED")], line
         assert max(map(len, told.splitlines()), default=0) < 2500, line
-
-
-@pytest.mark.shown(1)
-@pytest.mark.parametrize("figure", FIGURES)
-def test_a_dollar_sign_in_a_name_is_no_formula(figure: str, of_a_stranger: Path, tmp_path: Path, capsys) -> None:
-    assert cli.run(["plot", figure, str(of_a_stranger), "--out", str(tmp_path), "--format", "svg"]) == 0
 
 
 MARKUP = "<img src=http://x.example/a> ![i](http://x.example/b) [l](javascript:c) `d` @someone **e**"

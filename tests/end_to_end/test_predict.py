@@ -126,8 +126,3 @@ def test_a_line_is_found_again_and_a_row_has_the_slowest_ranks_time() -> None:
     (row,) = slowest(ranks, 3, "float32")
     assert (row.seconds, row.world_size) == (0.3, 3)
     assert [evenly(size, 3) for size in (1, 384, 385)] == [384, 384, 768]
-
-
-def test_no_calibration_is_a_sentence(tmp_path: Path, capsys) -> None:
-    assert main(["calibration", str(tmp_path)]) == 2
-    assert "no calibration" in capsys.readouterr().err

@@ -147,7 +147,7 @@ def test_a_marker_holds_a_loop_and_names_what_breaks_it(toy: pytest.Pytester) ->
     )
     assert "gradients_bytes" not in said(result)
     assert "Traceback" not in said(result)
-    write(toy, 'gradients="5 psi", peak="<= 1 GiB"', also="def test_without():\n    pass\n")
+    write(toy, 'gradients="5 psi", peak="<= 1e0 GiB"', also="def test_without():\n    pass\n")
     result = toy.runpytest_inprocess()
     result.assert_outcomes(failed=1, passed=1)
     below = f"  max_gradients_bytes is {4 * PSI:,} B *: {PSI:,} B *below its budget of {5 * PSI:,} B*"

@@ -98,6 +98,7 @@ def test_a_page_that_is_too_large_is_not_written(world: ReplayWorld, tmp_path: P
         (["--worlds", "2,x"], "--worlds 2,x: 'x' is no number from 1 to 1,024"),
         (["--worlds", "4096"], "'4096' is no number from 1 to 1,024"),
         (["--ranks", "0,7", "--worlds", "none"], "--ranks 7: DDP at N=2 has recorded ranks 0, 1"),
+        (["--worlds", "2", "--cluster", "h100-3200"], "--worlds 2 simulates none; give other numbers of ranks"),
         (["--where", "strategy=zero9"], "--where strategy=zero9: no such run"),
     ],
 )

@@ -78,7 +78,7 @@ def prune(*arguments: str | Path) -> int:
 
 
 def test_status_tells_what_is_there_and_what_next(tmp_path: Path, capsys) -> None:
-    make(tmp_path)
+    make(tmp_path, status="crash", reason="rank 0 raised")
     make(tmp_path)
     make(tmp_path, "ddp", source_hash="0" * 12)
     make(tmp_path, "zero1", status="crash", reason="rank 0 raised")
@@ -90,7 +90,7 @@ def test_status_tells_what_is_there_and_what_next(tmp_path: Path, capsys) -> Non
     assert all(word in lines["zero2"] for word in ("zero2 tiny N=2 b=8", "ok", " d ", "current", "5.0 MiB", "250.0 ms"))
     assert "older" in lines["ddp"]
     assert "crash" in lines["zero1"]
-    assert "4 runs of 3 cells: 3 ok, 1 crash; 1 superseded;" in shown
+    assert "4 runs of 3 cells: 2 ok, 2 crash; 1 superseded;" in shown
     assert "being written now: zero3-tiny-n2\n" in shown
     assert "1 leftover of dead processes" in shown
     assert (
@@ -98,6 +98,8 @@ def test_status_tells_what_is_there_and_what_next(tmp_path: Path, capsys) -> Non
         " the same sweep resumes" in shown
     )
     assert "1 cell by older code" in shown
+    assert cli.run(["status", str(tmp_path), "--where", "status!=ok"]) == 0
+    assert "1 run not ok" in capsys.readouterr().out
     alive.release()
 
 

@@ -176,7 +176,7 @@ def test_an_honest_loop_gets_no_accusation(name: str, corpus: Path) -> None:
 ODD: dict[str, tuple[Callable[[Training], None], dict[str, Any]]] = {
     "masked gradients": (masked, {}),
     "update by assignment": (by_assignment, {"accumulation": 1}),
-    "subclass of an optimizer": (outer, {"accumulation": 1}),
+    "subclass of an optimizer": (outer, {"masters": torch.float32, "optimizer": Outer}),
     "step with a loss": (with_loss, {"accumulation": 1}),
     "projected weights": (projected, {"accumulation": 1}),
     "scheduler that catches up": (catches_up, {"accumulation": 1}),
@@ -294,7 +294,7 @@ def test_the_page_shows_a_real_certificate(capsys: pytest.CaptureFixture[str]) -
 def test_a_certificate_is_kept_and_changes_no_table_and_leaves_nothing(tmp_path: Path) -> None:
     before, plain, training = patched(), Training(), Training()
     with leave_out():
-        certificate = training.certificate(to=tmp_path / "with")
+        certificate = training.certificate(to=tmp_path / "with", name="./" + "名" * 90)
     assert patched() == before
     with leave_out(), zerobench.watch(plain.model, plain.optimizer, to=tmp_path / "without") as watch:
         for step in range(STEPS):
@@ -311,9 +311,12 @@ def test_a_certificate_is_kept_and_changes_no_table_and_leaves_nothing(tmp_path:
     assert str(certificate).startswith("same            dtypes: masters of all 6 parameters: float32; expected float32")
     with pytest.raises(FileNotFoundError, match="no certificate; watch a loop with verify=True"):
         zerobench.watch(plain.model, plain.optimizer, verify=tmp_path / "without")
-    next((tmp_path / "with").glob("*/certificate.json")).write_text("{}")
-    with pytest.raises(ValueError, match=r"certificate.json: it is no certificate of this version"):
-        zerobench.watch(plain.model, plain.optimizer, verify=tmp_path / "with")
+    Training().certificate(tmp_path / "with", to=tmp_path / "with")  # newer, and without updates
+    for name in ("updates.pt", "certificate.json"):
+        for path in (tmp_path / "with").glob(f"*/{name}"):
+            path.write_text("{}")
+        with pytest.raises(ValueError, match=f"{name}: it is no certificate of this version"):
+            zerobench.watch(plain.model, plain.optimizer, verify=tmp_path / "with")
 
 
 def test_values_that_the_loop_has_put_elsewhere_are_checked() -> None:
@@ -372,3 +375,5 @@ def test_a_model_that_has_no_hooks_or_no_shapes_is_refused() -> None:
         zerobench.watch(torch.jit.script(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="parameter weight of a lazy module has no shape yet"):
         zerobench.watch(nn.LazyLinear(2))
+    with pytest.raises(ValueError, match="gradients='fp32' is no dtype"):
+        ExpectedTraining(gradients="fp32")

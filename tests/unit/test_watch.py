@@ -148,7 +148,7 @@ CASES: dict[str, dict[str, Any]] = {
     "autocast": {"autocast": True},
     "checkpoint": {"again": False},
     "reentrant checkpoint": {"again": True},
-    "two optimizers": {"halves": True},
+    "two optimizers": {"halves": True, "accumulation": 2},
     "scaled": {"scaled": True, "accumulation": 2},
     "a skipped update": {"scaled": True, "skips": (2,)},
 }
@@ -170,7 +170,7 @@ def test_a_late_watch_sees_what_an_instrument_sees_that_was_there_from_the_start
         assert rows.max_bytes[category] == expected[category].max_bytes, category
         assert rows.at_peak_bytes[category] == expected[category].at_peak_bytes, category
     run, lines = results.runs.iloc[0], results.lines
-    assert (run.peak_bytes, run.strategy) == (expected["total"].max_bytes, "plain")
+    assert (run.peak_bytes, run.strategy, run.accumulation) == (expected["total"].max_bytes, "plain", seen.accumulation)
     assert lines[lines["at"] == "peak"].bytes.sum() == run.peak_bytes
     assert run.psi == sum(p.numel() for p in Net().parameters())
     assert run.growth_bytes == oracle.memory["growth_bytes"] == 0
@@ -394,6 +394,7 @@ def test_objects_that_cannot_be_watched_are_refused(tmp_path: Path) -> None:
     assert refused(model, optimizer, steps=0) == "watch: steps=0; it is a whole number from 1 on"
     assert refused(model, optimizer, warmup=-1) == "watch: warmup=-1; it is a whole number from 0 on"
     assert not list(tmp_path.iterdir())
+    assert "/dev/null/x" in sentence(zerobench.watch(model, optimizer, to="/dev/null/x").start, NotADirectoryError)
 
 
 LENGTH, ROWS = 16, 2

@@ -38,7 +38,8 @@ METRICS = {
 COLUMNS = tuple(METRICS.values())
 
 _LIMIT = re.compile(r"(<=|>=|==)?\s*([^±<>=]+?)\s*(?:±\s*([0-9]*\.?[0-9]+)\s*%)?")
-_TERM = re.compile(r"([0-9]*\.?[0-9]+)\s*(?:/\s*([0-9]*\.?[0-9]+))?\s*([a-zψ]*)", re.IGNORECASE)
+_PLUS = re.compile(r"(?<![0-9][eE])\+")  # none of an exponent
+_TERM = re.compile(r"([0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?)\s*(?:/\s*([0-9]*\.?[0-9]+))?\s*([a-zψ]*)", re.IGNORECASE)
 _PSI, _UNIT = ("psi", "ψ"), ("unit", "units")
 _FORMS = '"<= 24 GiB", "<= 16 psi + 2 unit", "30 MiB ± 2 %"'
 _BYTES = "B, KiB, MiB, GiB, KB, MB, GB, psi or unit"
@@ -87,7 +88,7 @@ def parse_hand(argument: str, value: Any) -> HandLimit:
     match = _LIMIT.fullmatch(str(value).strip())
     if match is None:
         raise GateError(f"zerobench: {written} is no limit; write <=, >= or nothing and a size, as {_FORMS}")
-    terms = tuple(_term(written, metric, part.strip()) for part in match[2].split("+"))
+    terms = tuple(_term(written, metric, part.strip()) for part in _PLUS.split(match[2]))
     bound = match[1] or ("<=" if metric == "growth_bytes" else "")
     return HandLimit(metric, written, bound.replace("==", ""), terms, float(match[3] or 0) / 100)
 

@@ -58,12 +58,14 @@ class FolderContents:
     named: frozenset[str]
     """Runs that a search names as its result."""
     damaged_searches: list[Path]
+    every_run: list[RunInFolder]
+    """All runs, where `runs` are those that conditions chose."""
 
     def verdicts(self) -> list[str]:
         """Returns for each run "superseded", "failed", "outdated", or "" if it should be kept."""
         newest: dict[tuple[Any, ...], Moment] = {}
         code: dict[tuple[Any, ...], str] = {}
-        for run in self.runs:
+        for run in self.every_run:
             if run.row.status == "ok":
                 newest[_launch(run.row)] = run.began
                 code[_environment(run.row)] = run.row.source_hash
@@ -104,7 +106,7 @@ def look(where: Path) -> FolderContents:
     leftovers = abandoned(where)
     writing = [path for path in partials(where) if path not in leftovers]
     named, damaged = _read_searches(where / SEARCHES)
-    return FolderContents(where, runs, collections, unreadable, writing, leftovers, named, damaged)
+    return FolderContents(where, runs, collections, unreadable, writing, leftovers, named, damaged, runs)
 
 
 @contextmanager

@@ -45,19 +45,10 @@ OBSERVED, UPDATES = "certificate.json", "updates.pt"
 """Files in a run's folder."""
 
 
-PARTITIONED = ("zero_redundancy", "zero1", "zero2", "zero3", "megatron", "fsdp1", "fsdp2", "deepspeed")
-"""Strategies that partition optimizer states."""
-
-REPLICATED = ("ddp", "zero_redundancy")
-"""Strategies that keep equal parameters on all ranks; in a plain loop ranks may hold different experts."""
-
-DATA_PARALLEL = (*PARTITIONED, "ddp")
-"""Strategies whose ranks usually have samples of their own."""
-
-
 @dataclass(frozen=True)
 class ExpectedTraining:
-    """The training that `zerobench.watch(..., verify=...)` expects. All fields are optional.
+    """The training that `zerobench.watch(..., verify=...)` expects. All fields are optional; a dtype or
+    class may be given as itself or by its name. Raises ValueError for what is no dtype.
 
     masters        dtype of the tensors that the optimizer updates
     moments        dtype of their states
@@ -89,10 +80,19 @@ class ExpectedTraining:
     reference: Certificate | str | Path | None = None
     unlike: Certificate | str | Path | None = None
 
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in ("masters", "moments", "gradients", "computes")}
+        dtypes = {name: str(dtype).replace("torch.", "") for name, dtype in {**given, **self.wire}.items()}
+        for name, text in dtypes.items():
+            if text and not all(isinstance(getattr(torch, one, None), torch.dtype) for one in text.split(", ")):
+                raise ValueError(f'watch: ExpectedTraining: {name}={text!r} is no dtype; write one such as "float32"')
+        vars(self).update({name: dtypes[name] for name in given}, wire={kind: dtypes[kind] for kind in self.wire})
+
     def optimizer_class(self, name: str) -> str:
         """Returns the expected class of the optimizer of a parameter; empty if none is declared."""
-        patterns = {"*": self.optimizer} if isinstance(self.optimizer, str) else self.optimizer
-        return next((kind for pattern, kind in patterns.items() if fnmatch(name, pattern)), "")
+        patterns = self.optimizer if isinstance(self.optimizer, Mapping) else {"*": self.optimizer}
+        kind = next((kind for pattern, kind in patterns.items() if fnmatch(name, pattern)), "")
+        return str(getattr(kind, "__name__", kind))
 
 
 NARROW = ("float16", "bfloat16", "float32")
@@ -209,7 +209,8 @@ class JobSeen:
 
     def reductions(self, step: int) -> list[float]:
         """Returns how often each gradient is reduced in each micro-batch, then in the rest of the step."""
-        psi, moved = sum(self.sizes.values()) or 1, self.ranks[0].steps[step].moved
+        own, moved = self.ranks[0].own, self.ranks[0].steps[step].moved
+        psi = sum(size for name, size in self.sizes.items() if name not in own) or 1
         return [max(section.get(kind, 0) for kind in REDUCTIONS) / psi for section in moved]
 
     @property
@@ -288,20 +289,21 @@ class Certificate:
             torch.save(vars(self.values), folder / UPDATES)
 
     @classmethod
-    def read(cls, where: str | Path) -> Certificate:
-        """Reads the newest certificate of a run's or results folder. Raises FileNotFoundError or ValueError."""
+    def read(cls, where: str | Path, with_updates: bool = False) -> Certificate:
+        """Reads a folder's newest certificate, or newest `with_updates`. Raises FileNotFoundError or ValueError."""
         paths = [path for path in (Path(where) / OBSERVED, *Path(where).glob(f"*/{OBSERVED}")) if path.is_file()]
         if not paths:
             raise FileNotFoundError(f"{where}: no certificate; watch a loop with verify=True and to= that folder")
-        newest = max(paths, key=lambda path: path.stat().st_mtime)
+        has = {path: with_updates and path.with_name(UPDATES).is_file() for path in paths}
+        reading = max(paths, key=lambda path: (has[path], path.stat().st_mtime))
         try:
-            plain: dict[str, Any] = json.loads(newest.read_text())
+            plain: dict[str, Any] = json.loads(reading.read_text())
             ranks = rebuild(list[RankSeen], plain["ranks"])
             job = JobSeen(str(plain["strategy"]), ranks, str(plain["name"]))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"{newest}: it is no certificate of this version: {error}") from error
-        updates = newest.with_name(UPDATES)
-        values = FirstUpdates(**torch.load(updates, weights_only=True)) if updates.is_file() else FirstUpdates()
+            reading = reading.with_name(UPDATES)
+            values = FirstUpdates(**torch.load(reading, weights_only=True)) if reading.is_file() else FirstUpdates()
+        except Exception as error:  # torch.load raises those of many kinds
+            raise ValueError(f"{reading}: it is no certificate of this version: {error!r:.160}") from error
         tensors = (tensor for named in (*values.values, values.noise) for tensor in named.values())
         not_of_loop.update(dict.fromkeys(tensors, True))
         return cls(job, values=values)

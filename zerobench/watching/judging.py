@@ -12,25 +12,26 @@ of whole tensors. A loop that averages its parameters now and then lets them dif
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import combinations, pairwise
 
 import torch
 
 from ..records import CertificateRow
 from ..sizes import show_count
-from .certificate import (
-    DATA_PARALLEL,
-    DIFFERENT,
-    PARTITIONED,
-    REPLICATED,
-    SAME,
-    UNKNOWN,
-    UNUSUAL,
-    ExpectedTraining,
-    JobSeen,
-)
+from .certificate import DIFFERENT, SAME, UNKNOWN, UNUSUAL, ExpectedTraining, JobSeen
 from .observed import UPDATES, PartSeen
+
+PARTITIONED = ("zero_redundancy", "zero1", "zero2", "zero3", "megatron", "fsdp1", "fsdp2", "deepspeed")
+"""Strategies that partition optimizer states."""
+
+REPLICATED = ("ddp", "zero_redundancy")
+"""Strategies that keep equal parameters on all ranks; in a plain loop ranks may hold different experts."""
+
+DATA_PARALLEL = (*PARTITIONED, "ddp")
+"""Strategies whose ranks usually have samples of their own."""
 
 WIDE = "float32 or wider"
 LOST = "in bfloat16 an update smaller than 2^-8 of a weight is lost, and moments decay in steps of 2^-8"
@@ -199,12 +200,13 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
         return "no gradient in the optimizer", "", why, UNKNOWN, line
     if seen.lost:  # its gradient did not reach the optimizer: that of all parts, or of some
         finding, wanted = "no gradient in the optimizer", "the gradient that backward left"
-        if seen.is_copy:
-            why = "backward makes one on the model's parameter, and the optimizer has another tensor of its shape"
-            return finding, wanted, why, DIFFERENT, line
-        why = f"backward left one before {seen.lost} of {job.steps} updates: is it dropped, or set to 0, before the"
-        reaches = any(square for step in range(job.steps) for square in job.squares(step, True).values())
-        return finding, wanted, f"{why} update?", UNUSUAL if reaches else DIFFERENT, line
+        why = "backward makes one on the model's parameter, and the optimizer has another tensor of its shape"
+        if not seen.is_copy:
+            why = f"backward left one before {seen.lost} of {job.steps} updates: is it dropped, or set to 0, before the"
+            why += " update?"
+        others = {other for other, part in job.parts.items() if part.is_copy or not seen.is_copy}  # of a copy: copies
+        reaches = any(job.squares(step, True).get(other) for step in range(job.steps) for other in others)
+        return finding, wanted, why, UNUSUAL if reaches else DIFFERENT, line
     if max(seen.updates, default=0) > 1:
         why = "no backward came in between"
         return f"{max(seen.updates)} updates with the same gradient", ONCE, why, UNUSUAL, line
@@ -269,16 +271,16 @@ def _finite(job: JobSeen) -> Iterator[CertificateRow]:
 def _schedules(job: JobSeen) -> Iterator[CertificateRow]:
     steps = [step for rank in job.ranks for step in rank.steps]
     most, rates = max(step.schedules for step in steps), [lr for seen in job.parts.values() for lr in seen.rates]
-    findings = []
+    row = partial(CertificateRow, "update", "schedule of the learning rate")
     if most > 1:
-        why = "is it stepped per micro-batch?"
-        findings.append((f"{most} steps of a scheduler per update", "once per update", why))
+        wanted, why, verdict = "once per update", "is it stepped per micro-batch?", UNUSUAL
+        if most == len(job.ranks) and "accelerate" in sys.modules:
+            wanted, why, verdict = "", "as many as ranks, as accelerate's scheduler does", UNKNOWN
+        yield row(f"{most} steps of a scheduler per update", wanted, why, verdict)
     if any(step.schedules_early for step in steps):
-        findings.append(("a scheduler steps before the update", "after it", "the first rate is never used"))
+        yield row("a scheduler steps before the update", "after it", "the first rate is never used", UNUSUAL)
     if rates and not any(rates):
-        findings.append((f"a learning rate of 0 in {job.steps} steps", "another one", "nothing is trained"))
-    for finding, wanted, why in findings:
-        yield CertificateRow("update", "schedule of the learning rate", finding, wanted, why, UNUSUAL)
+        yield row(f"a learning rate of 0 in {job.steps} steps", "another one", "nothing is trained", UNUSUAL)
 
 
 def _accumulation(job: JobSeen, expected: ExpectedTraining) -> Iterator[CertificateRow]:

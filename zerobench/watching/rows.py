@@ -234,7 +234,8 @@ def write(
     if certificate is not None:
         tables["certificate"] = certificate.rows
     with nullcontext(Path(to)) if to is not None else temporary_folder() as folder:
-        prefix = f"{NOT_IN_A_FOLDER_NAME.sub('-', about.name)[:80]}-{row.cell_id}"
+        name = NOT_IN_A_FOLDER_NAME.sub("-", about.name).lstrip(".-") or "loop"
+        prefix = f"{name.encode()[:80].decode(errors='ignore')}-{row.cell_id}"
         path = write_run(claim_folder(folder, prefix), prefix, row, config, machine, tables)
         if certificate is not None and to is not None:
             certificate.write(path)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -91,8 +92,12 @@ class Watch:
         self.model = held_tensors.inner_model(model)
         self._called = held_tensors.called_model(model)
         self._outer = model = self._called if model is self.model else model
-        if warmup is None:
-            warmup = 2 if isinstance(self._called, DistributedDataParallel) else 1
+        if is_ddp := isinstance(self._called, DistributedDataParallel):  # the ledger cannot read what it then sends
+            tables = {n: m for n, m in self.model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+            sparse = [name for name, table in tables.items() if table.sparse and table.weight.requires_grad]
+            if names := [name for name in sparse if f"{name}.weight" not in self._called.parameters_to_ignore]:
+                raise ValueError(f"watch: {names[0]}: sparse gradients in DDP are not counted; use sparse=False")
+        warmup = 1 + is_ddp if warmup is None else warmup
         optimizer = model if optimizer is None and is_engine(model) else optimizer
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
         if is_ours(model):  # whose step is more than its optimizer's, whichever of the two the loop calls
@@ -125,7 +130,7 @@ class Watch:
         self.certificate: Certificate | None = None
         """The certificate, on rank 0 once the watch has stopped, if `verify` is given."""
         self._observing, self._step = ExitStack(), ExitStack()
-        self._seen_forward, self._loss, self._backwards = False, 0.0, 0
+        self._seen_forward, self._loss, self._backwards, self._since_update = False, 0.0, 0, 0
         self._micro_batches, self._has_forward = 0, False  # a forward that no backward has followed
         self._others = ""  # the class of an optimizer that steps and is not watched
         self._history = History() if snapshot else None
@@ -147,6 +152,8 @@ class Watch:
             raise WatchError("watch: another one observes this process; leave it, or stop() it, before the next begins")
         self._world = WatchedWorld.here(self.node_size, self._timeout_s)
         self._thread = threading.get_ident()
+        if self._to is not None and self._world.rank == 0:
+            Path(self._to).mkdir(parents=True, exist_ok=True)  # one that cannot be made costs no training
         try:
             _watching.append(self)
             self._observing.callback(_watching.remove, self)
@@ -202,6 +209,10 @@ class Watch:
         self.state = STOPPED
         try:
             self._finish(error)
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"watch: its tables are not written: {failure}")
         finally:
             for name in OF_LOOP:  # a watch that is kept for its results keeps no model alive
                 vars(self).pop(name, None)
@@ -265,8 +276,7 @@ class Watch:
         self._step.close()
         self.done += 1
         self._about.losses.append(self._loss)
-        self._about.accumulation = max(1, self._backwards // max(1, len(self._optimizers)))
-        self._loss, self._backwards, self._micro_batches, self._has_forward = 0.0, 0, 0, False
+        self._loss, self._backwards, self._since_update, self._micro_batches, self._has_forward = 0.0, 0, 0, 0, False
         if not self._seen_forward:
             self.problem = (
                 f"watch: the watched {type(self.model).__name__} was not called in step {self.done}; was it replaced?"
@@ -304,12 +314,14 @@ class Watch:
         """Called when an optimizer's step begins, "before" its closure makes gradients and "after" it has."""
         if optimizer not in self._watched:
             self._others = type(optimizer).__name__
+        self._since_update = 0
         if self._observer is not None:
             self._observer.on_update(optimizer, closure)
 
     def on_loss(self, tensors: Any) -> None:
         """Called when backward is called."""
-        self._backwards += 1
+        self._backwards, self._since_update = self._backwards + 1, self._since_update + 1
+        self._about.accumulation = max(self._about.accumulation, self._since_update)
         if self._observer is not None and self._observer.before_backward():
             self._micro_batches = 0
         self._micro_batches += self._has_forward
@@ -340,8 +352,8 @@ class Verifying:
         else:
             self.expected = ExpectedTraining(reference=None if verify is True else verify)
         self.reference, self._unlike = (
-            Certificate.read(given) if isinstance(given, str | Path) else given
-            for given in (self.expected.reference, self.expected.unlike)
+            Certificate.read(given, with_updates) if isinstance(given, str | Path) else given
+            for given, with_updates in ((self.expected.reference, True), (self.expected.unlike, False))
         )
         if self.reference is not None and not self.reference.values.values:
             raise ValueError(

@@ -84,19 +84,9 @@ def part(name: str) -> str:
 
 
 WORDS = (
-    "kind",
-    "phase",
-    "category",
-    "previous",
-    "name",
-    "unit",
-    "module",
-    "source",
-    "tier",
-    "collective",
-    "operator",
+    "kind", "phase", "category", "previous", "name", "unit", "module", "source", "tier", "collective", "operator",
     "dtype",
-)
+)  # fmt: skip
 """Columns of words."""
 NUMBERS = ("bytes", "elements", "group_size", "micro_batch", "calls", "between_bytes")
 """Columns of integers."""
@@ -220,6 +210,9 @@ def replay(arguments: list[str]) -> int:
         costs = None if chosen.cluster is None else costs_of(chosen.cluster, None)
         powers = [2**power for power in range(1, MOST.bit_length())]
         simulated = [n for n in (powers if wanted is None else wanted) if n not in {world.ranks for world in worlds}]
+        if chosen.cluster is not None and not simulated:
+            why = f"it times simulated steps, and --worlds {chosen.worlds} simulates none"
+            raise ValueError(f"--cluster {chosen.cluster}: {why}; give other numbers of ranks, or no --cluster")
         made = executed_worlds(worlds[0].panels, simulated, chosen.jobs, costs) if simulated else []
         for world in made:
             for problem in {panel.problem for panel in world.panels if panel.problem}:
