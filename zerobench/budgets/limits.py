@@ -38,7 +38,7 @@ METRICS = {
 COLUMNS = tuple(METRICS.values())
 
 _LIMIT = re.compile(r"(<=|>=|==)?\s*([^±<>=]+?)\s*(?:±\s*([0-9]*\.?[0-9]+)\s*%)?")
-_PLUS = re.compile(r"(?<![0-9][eE])\+")  # none of an exponent
+_PLUS = re.compile(r"(?<![0-9][eE])\+")  # not that of an exponent
 _TERM = re.compile(r"([0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?)\s*(?:/\s*([0-9]*\.?[0-9]+))?\s*([a-zψ]*)", re.IGNORECASE)
 _PSI, _UNIT = ("psi", "ψ"), ("unit", "units")
 _FORMS = '"<= 24 GiB", "<= 16 psi + 2 unit", "30 MiB ± 2 %"'

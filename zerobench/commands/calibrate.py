@@ -38,7 +38,7 @@ def calibrate(arguments: list[str]) -> int:
     add("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     add("--timeout", type=time_limit, default=600, help="seconds for the launch of the ranks (default: %(default)s)")
-    add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS, -DTYPE unless {DTYPES[0]})")
+    add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS, for another dtype N=RANKS-DTYPE)")
     chosen = parser.parse_args(arguments)
     if chosen.world_size < 1:
         raise ValueError(f"--world-size {chosen.world_size}: must be at least 1")
@@ -50,7 +50,7 @@ def calibrate(arguments: list[str]) -> int:
         import torch
 
         if not torch.cuda.is_available():
-            raise ValueError("--device cuda: this machine has no GPU that torch can use")
+            raise ValueError("--device cuda: this machine has no GPU that torch can use; use --device cpu")
     given = (size for size in chosen.sizes.split(",") if size.strip())
     sizes = tuple(sorted({collectives.evenly(parse_bytes(size), chosen.world_size) for size in given}))
     if len(sizes) < 2 or sizes[0] == 0:

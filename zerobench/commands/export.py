@@ -135,8 +135,8 @@ def to_latex(
     if "status" in frame and "status" not in wanted:  # a failed cell shows its status instead of its first number
         for row in frame.index[frame["status"] != "ok"]:
             empty = text.columns[text.loc[row] == "--"]
-            status = str(frame.loc[row, "status"])
-            text.loc[row, [*empty, wanted[0]][0]] = status if len(empty) else f"{text.loc[row, wanted[0]]} ({status})"
+            column, status = [*empty, wanted[0]][0], str(frame.loc[row, "status"])
+            text.loc[row, column] = status if len(empty) else f"{text.loc[row, column]} ({status})"
     sides = "".join("r" if _is_numeric(frame[name]) else "l" for name in wanted)
     heads, noun = [], counted(frame.get("sequence", ()))
     for name in wanted:
@@ -242,8 +242,9 @@ def export(arguments: list[str]) -> int:
         if chosen.format == PERFETTO:
             print_line(write_perfetto(results, chosen.out))
         else:
-            if (chosen.where or chosen.latest) and chosen.out.resolve() == Path(chosen.runs).resolve():
-                raise ValueError(f"--out {chosen.out}: holds the other runs, too, which would be lost; name another")
+            sources = {path.resolve() for path in (Path(chosen.runs), *tables.collections_in(Path(chosen.runs)))}
+            if (chosen.where or chosen.latest) and chosen.out.resolve() in sources:
+                raise ValueError(f"--out {chosen.out}: holds other runs, which would be lost; name another folder")
             tables.collect(results, chosen.out)
             runs = show_count(len(results.runs), "run")
             print_line(f"{chosen.out}: {runs}, a table each as parquet; zerobench.load reads it")

@@ -90,8 +90,8 @@ def _compose(overrides: list[str], launches: int) -> Cell:
     if cells[0].problems:
         raise RefusedError(list(cells[0].problems))
     if not has_times(cells[0].config):
-        passes = cells[0].config.measure.passes
-        raise RefusedError([f"backend={cells[0].config.backend}, measure.passes={passes}: has no times to compare"])
+        why = "which a simulated world, ranks that share a GPU and measure.passes=accounted do not have"
+        raise RefusedError([f"a noise floor is of times, {why}"])
     if cells[0].config.nodes > 1:
         raise RefusedError([f"nodes={cells[0].config.nodes}: a noise floor is of one machine; take ranks of one"])
     if cells[0].config.measure.repeats < LEAST_LAUNCHES:

@@ -71,7 +71,7 @@ def write_perfetto(results: Results, out: Path) -> str:
     partial = out.with_name(f".{out.name}")
     partial.write_bytes(gzip.compress(text.encode(), mtime=0) if out.suffix == ".gz" else text.encode())
     partial.replace(out)
-    return f"{out}: {len(entries)} entries of {ranks} ranks of {len(recorded)} of {len(results.runs)} runs; open it at https://ui.perfetto.dev"
+    return f"{out}: {len(entries)} entries, {ranks} ranks, {len(recorded)} of {len(results.runs)} runs; open it at https://ui.perfetto.dev"
 
 
 def streams_by_rank(events: pd.DataFrame) -> dict[int, pd.DataFrame]:

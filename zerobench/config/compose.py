@@ -642,6 +642,5 @@ def in_hydras_form(word: str) -> str:
     form = ONE_VALUE.get(key.lstrip("+"))
     if form is not None and value.strip() and not value.lstrip().startswith(OPENINGS):
         value = form.format(value)
-    if value.startswith("~/"):  # zsh and Python leave it to the program, and Hydra's grammar has no such value
-        value = f"'{value}'"
+    value = re.sub(r"(?<![^,])~/[^,]*", r"'\g<0>'", value)  # zsh and Python leave it to the program, Hydra refuses it
     return f"{key}{equals}{value}"

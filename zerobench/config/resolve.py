@@ -248,7 +248,7 @@ def _problems_of_strategy(cell: CellConfig, spec: StrategySpec) -> list[str]:
         problems.append(f"clip={cell.clip:g}: strategy={spec.name} clips inside its own step, unseen; leave it out")
     few = getattr(cell.strategy, "reshard_ranks", None)
     if few is not None and (few < 1 or cell.world_size % few or few == cell.world_size or spec.name != "fsdp2"):
-        why = f"it must divide world_size={cell.world_size} and be below it, and strategy be fsdp2; leave it out"
+        why = f"it must divide world_size={cell.world_size}, be from 1 to below it, and strategy be fsdp2; leave it out"
         problems.append(f"strategy.reshard_ranks={few}: {why}")
     return problems
 

@@ -40,7 +40,7 @@ def pareto(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One panel per setting: cells with the same number of ranks and sequences."""
     settings = list(_settings(results))
     figure, grid = sheet(settings, panels, (3.2, 2.6), CAPTION.format(on_cores(settings)))
-    room = int(13 * figure.get_figwidth() / min(2, len(settings)))  # letters below a panel
+    room = int(13 * figure.get_figwidth() / grid[0][0].get_gridspec().ncols)  # letters below a panel
     for axes, cells in grid:
         ok = cells[cells["status"] == "ok"]
         unit, busy = _points(axes, ok), busy_words(ok.to_dict("records"))

@@ -33,8 +33,8 @@ def losses(results: Results, panels: int = MOST_PANELS) -> Figure:
     settings = [
         cells.assign(
             status=cells["status"]
-            .mask(cells["backend"] == "simulated", "simulated, no losses")
             .mask((cells["status"] == "ok") & ~cells["run_id"].isin(timed), "no losses")
+            .mask(cells["backend"] == "simulated", "simulated, no losses")
         )
         for cells in comparisons(results)
     ]
@@ -100,7 +100,7 @@ def _draw_differences(axes: Axes, curves: Curves) -> None:
     if largest:  # else they differ in values that are not finite
         axes.set_ylim(-1.3 * largest, 1.3 * largest)
         axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    axes.set_ylabel(f"loss − loss of {first.split()[0]} (nats per token)")
+    axes.set_ylabel(fill(f"loss − loss of {first} (nats per token)", 45))
     axes.set_title(f"largest difference: {largest:.2g}", loc="left")
 
 

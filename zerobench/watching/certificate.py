@@ -81,18 +81,23 @@ class ExpectedTraining:
     unlike: Certificate | str | Path | None = None
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in ("masters", "moments", "gradients", "computes")}
-        dtypes = {name: str(dtype).replace("torch.", "") for name, dtype in {**given, **self.wire}.items()}
-        for name, text in dtypes.items():
-            if text and not all(isinstance(getattr(torch, one, None), torch.dtype) for one in text.split(", ")):
-                raise ValueError(f'watch: ExpectedTraining: {name}={text!r} is no dtype; write one such as "float32"')
-        vars(self).update({name: dtypes[name] for name in given}, wire={kind: dtypes[kind] for kind in self.wire})
+        own = {name: _dtypes(name, getattr(self, name)) for name in ("masters", "moments", "gradients", "computes")}
+        vars(self).update(own, wire={kind: _dtypes(f"wire[{kind!r}]", dtype) for kind, dtype in self.wire.items()})
 
     def optimizer_class(self, name: str) -> str:
         """Returns the expected class of the optimizer of a parameter; empty if none is declared."""
         patterns = self.optimizer if isinstance(self.optimizer, Mapping) else {"*": self.optimizer}
         kind = next((kind for pattern, kind in patterns.items() if fnmatch(name, pattern)), "")
         return str(getattr(kind, "__name__", kind))
+
+
+def _dtypes(field: str, given: Any) -> str:
+    """Returns dtypes, comma-separated, by torch's own names. Raises ValueError for what is no dtype."""
+    text = str(given or "").replace("torch.", "")
+    dtypes = [getattr(torch, name, None) for name in text.split(", ")] if text else []
+    if not all(isinstance(dtype, torch.dtype) for dtype in dtypes):
+        raise ValueError(f'watch: ExpectedTraining: {field}={text!r} is no dtype; write one such as "float32"')
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 NARROW = ("float16", "bfloat16", "float32")

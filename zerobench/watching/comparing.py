@@ -104,7 +104,13 @@ def _trained(job: JobSeen, reference: JobSeen) -> Iterator[CertificateRow]:
 def _losses(job: JobSeen, reference: JobSeen, bounds: Bounds, steps: int, agrees: bool) -> CertificateRow:
     pairs = [(job.loss(step), reference.loss(step)) for step in range(steps)]
     if not all(map(any, zip(*pairs, strict=True))):
-        return _row(f"losses of {steps} steps", "none seen", "", "backward was not given a scalar loss", UNKNOWN)
+        return _row(
+            f"losses of {steps} steps",
+            "none seen",
+            "",
+            "backward was not given a scalar loss in this loop, or in the reference",
+            UNKNOWN,
+        )
     row, first = _series(f"losses of {steps} steps", pairs, bounds.loss, bounds, agrees)
     if first == 0 and row.verdict == DIFFERENT:
         row.why += "; there was no update yet: check the data, the seed, the initial values and the forward"

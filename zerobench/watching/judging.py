@@ -202,9 +202,10 @@ def _updated(job: JobSeen, name: str, reference: JobSeen | None) -> Finding:
         finding, wanted = "no gradient in the optimizer", "the gradient that backward left"
         why = "backward makes one on the model's parameter, and the optimizer has another tensor of its shape"
         if not seen.is_copy:
-            why = f"backward left one before {seen.lost} of {job.steps} updates: is it dropped, or set to 0, before the"
-            why += " update?"
-        others = {other for other, part in job.parts.items() if part.is_copy or not seen.is_copy}  # of a copy: copies
+            why = f"backward left one before {seen.lost} of {job.steps} updates: is it dropped or zeroed before them?"
+        others = {
+            other for other, part in job.parts.items() if part.is_copy or not seen.is_copy
+        }  # for a copy, only other copies
         reaches = any(job.squares(step, True).get(other) for step in range(job.steps) for other in others)
         return finding, wanted, why, UNUSUAL if reaches else DIFFERENT, line
     if max(seen.updates, default=0) > 1:
@@ -275,7 +276,7 @@ def _schedules(job: JobSeen) -> Iterator[CertificateRow]:
     if most > 1:
         wanted, why, verdict = "once per update", "is it stepped per micro-batch?", UNUSUAL
         if most == len(job.ranks) and "accelerate" in sys.modules:
-            wanted, why, verdict = "", "as many as ranks, as accelerate's scheduler does", UNKNOWN
+            wanted, why, verdict = "", "as many as there are ranks, as accelerate's scheduler takes", UNKNOWN
         yield row(f"{most} steps of a scheduler per update", wanted, why, verdict)
     if any(step.schedules_early for step in steps):
         yield row("a scheduler steps before the update", "after it", "the first rate is never used", UNUSUAL)

@@ -94,8 +94,8 @@ class Watch:
         self._outer = model = self._called if model is self.model else model
         if is_ddp := isinstance(self._called, DistributedDataParallel):  # the ledger cannot read what it then sends
             tables = {n: m for n, m in self.model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-            sparse = [name for name, table in tables.items() if table.sparse and table.weight.requires_grad]
-            if names := [name for name in sparse if f"{name}.weight" not in self._called.parameters_to_ignore]:
+            sparse = [f"{n}.weight".lstrip(".") for n, m in tables.items() if m.sparse and m.weight.requires_grad]
+            if names := [name for name in sparse if name not in self._called.parameters_to_ignore]:
                 raise ValueError(f"watch: {names[0]}: sparse gradients in DDP are not counted; use sparse=False")
         warmup = 1 + is_ddp if warmup is None else warmup
         optimizer = model if optimizer is None and is_engine(model) else optimizer
@@ -152,8 +152,8 @@ class Watch:
             raise WatchError("watch: another one observes this process; leave it, or stop() it, before the next begins")
         self._world = WatchedWorld.here(self.node_size, self._timeout_s)
         self._thread = threading.get_ident()
-        if self._to is not None and self._world.rank == 0:
-            Path(self._to).mkdir(parents=True, exist_ok=True)  # one that cannot be made costs no training
+        if self._to is not None:  # a folder that cannot be made is an error before the training, on all ranks
+            Path(self._to).mkdir(parents=True, exist_ok=True)
         try:
             _watching.append(self)
             self._observing.callback(_watching.remove, self)
@@ -212,7 +212,7 @@ class Watch:
         except Exception as failure:
             if error is None:
                 raise
-            error.add_note(f"watch: its tables are not written: {failure}")
+            error.add_note(f"watch: it could not finish: {failure}")
         finally:
             for name in OF_LOOP:  # a watch that is kept for its results keeps no model alive
                 vars(self).pop(name, None)

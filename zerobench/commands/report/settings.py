@@ -113,10 +113,11 @@ def setting_verdict(setting: Setting, judge: Judge) -> Iterator[tuple[str, str]]
 
 def _memory(setting: Setting) -> str:
     best, reference = setting.best("peak MiB"), setting.reference
-    if not best and setting.ok[0].row["peak_bytes"] is None:
+    known = [cell.row["peak_bytes"] for cell in setting.ok if cell.row["peak_bytes"] is not None]
+    if not known:
         return "unknown: no cell has an accounted pass"
     if not best:
-        return f"no cell differs: {show_bytes(setting.ok[0].row['peak_bytes'])} at the peak of the largest rank"
+        return f"no cell differs: {show_bytes(known[0])} at the peak of the largest rank"
     row = best[0].row
     host = f", and {show_bytes(row['host_peak_bytes'])} in host memory" if row["host_peak_bytes"] else ""
     answer = f"{_names(best)}: {show_bytes(row['peak_bytes'])} at the peak of the largest rank{host}"
