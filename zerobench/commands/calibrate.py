@@ -38,7 +38,7 @@ def calibrate(arguments: list[str]) -> int:
     add("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     add("--timeout", type=time_limit, default=600, help="seconds for the launch of the ranks (default: %(default)s)")
-    add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS, for another dtype N=RANKS-DTYPE)")
+    add("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS, N=RANKS-DTYPE for another)")
     chosen = parser.parse_args(arguments)
     if chosen.world_size < 1:
         raise ValueError(f"--world-size {chosen.world_size}: must be at least 1")

@@ -193,9 +193,7 @@ def _capacity(chosen: argparse.Namespace) -> Capacity:
     device, *tiers = sizes
     if not device:
         raise ValueError(f"--device-memory {chosen.device_memory}: must be above 0")
-    return Capacity(
-        device, chosen.reserve, *(size if size is None else max(size, 1) for size in tiers)
-    )  # no load divides by 0
+    return Capacity(device, chosen.reserve, *(size if size is None else max(size, 1) for size in tiers))  # a byte: none
 
 
 def _check(chosen: argparse.Namespace, cells: Sequence[Cell]) -> None:
