@@ -74,7 +74,7 @@ def calibrate(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print_note("zerobench calibrate: stopped; nothing is recorded")
         return 130
-    name = f"N={chosen.world_size}" + f"-{chosen.dtype}" * (chosen.dtype != DTYPES[0])
+    name = f"N={chosen.world_size}" + ("" if chosen.dtype == DTYPES[0] else f"-{chosen.dtype}")
     folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / name
     provenance = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -135,8 +135,11 @@ def to_latex(
     if "status" in frame and "status" not in wanted:  # a failed cell shows its status instead of its first number
         for row in frame.index[frame["status"] != "ok"]:
             empty = text.columns[text.loc[row] == "--"]
-            column, status = [*empty, wanted[0]][0], str(frame.loc[row, "status"])
-            text.loc[row, column] = status if len(empty) else f"{text.loc[row, column]} ({status})"
+            status = str(frame.loc[row, "status"])
+            if len(empty):
+                text.loc[row, empty[0]] = status
+            else:
+                text.loc[row, wanted[0]] += f" ({status})"
     sides = "".join("r" if _is_numeric(frame[name]) else "l" for name in wanted)
     heads, noun = [], counted(frame.get("sequence", ()))
     for name in wanted:
@@ -176,8 +179,7 @@ def _latex_cells(frame: pd.DataFrame, name: str) -> list[str]:
             cells.append(printable(value))
         else:
             size = abs(value / by)
-            digits = 0 if size >= 100 or not math.isfinite(size) else 1 if size >= 10 else 3
-            digits = 2 - math.floor(math.log10(size)) if 0 < size < 1 else digits
+            digits = 3 if size == 0 or 1 <= size < 10 else 2 - math.floor(math.log10(min(size, 100)))
             interval = "" if pd.isna(low) or pd.isna(high) else f" [{show(low, digits)}, {show(high, digits)}]"
             cells.append(show(value, digits) + interval)
     return cells
