@@ -22,7 +22,7 @@ from ..host.pipes import print_note, write_text
 from ..host.terminal import file_console, print_on, stdout_console
 from ..records.palette import CATEGORIES
 from ..results.grid import Grid
-from ..results.options import Parser, add_cells, verb
+from ..results.options import Parser, add_cells, refuse_folders, verb
 from ..results.provenance import versions
 from ..simulation.execute import KINDS, PARTS, Limits
 from ..sizes import SIZES, parse_memory, printable, show_bytes
@@ -75,9 +75,7 @@ def estimate(arguments: list[str]) -> int:
         raise ValueError(f"--device-memory {chosen.device_memory}: must be above 0")
     if chosen.tensors < 0:
         raise ValueError(f"--tensors {chosen.tensors}: must be at least 0")
-    for flag, path in (("--out", chosen.out), ("--figure", chosen.figure)):
-        if path is not None and path.is_dir():
-            raise ValueError(f"{flag} {path}: is a folder; name a file")
+    refuse_folders(out=chosen.out, figure=chosen.figure)
     if chosen.figure is not None and chosen.figure.suffix not in (".svg", ".png", ".pdf"):
         raise ValueError(f"--figure {chosen.figure}: name a file that ends in .svg, .png or .pdf")
     try:

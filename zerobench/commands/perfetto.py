@@ -26,6 +26,7 @@ from typing import Any
 import pandas as pd
 
 from ..records import CATEGORIES, TIERS
+from ..results.options import refuse_folders
 from ..results.tables import Results
 
 Entry = dict[str, Any]
@@ -53,8 +54,7 @@ class TraceSpan:
 
 def write_perfetto(results: Results, out: Path) -> str:
     """Writes one trace of all ranks of all runs; gzipped if `out` ends in .gz. Raises ValueError without any events."""
-    if out.is_dir():
-        raise ValueError(f"--out {out}: is a folder; name a file")
+    refuse_folders(out=out)
     with_events = set(results.events["run_id"])
     recorded = [run for run in results.runs.query("status == 'ok'")["run_id"] if run in with_events]
     if not recorded:

@@ -13,7 +13,7 @@ from ..host.pipes import print_note, write_text
 from ..host.terminal import print_on, stdout_console
 from ..predict.flops import step_flops
 from ..results.grid import Grid
-from ..results.options import PRICED, Parser, add_cells, add_columns, add_price, show_price, verb
+from ..results.options import PRICED, Parser, add_cells, add_columns, add_price, refuse_folders, show_price, verb
 from ..simulation import hardware
 from ..simulation.costs import GpuCosts
 from ..simulation.execute import Limits
@@ -73,9 +73,7 @@ def predict(arguments: list[str]) -> int:
         raise ValueError(f"--cluster: name one of {', '.join(hardware.names('cluster'))}, or a yaml file")
     if chosen.node_gbit_s is not None and not chosen.node_gbit_s > 0:
         raise ValueError(f"--node-gbit-s {chosen.node_gbit_s:g}: must be above 0")
-    for flag, path in (("--out", chosen.out), ("--trace", chosen.trace)):
-        if path is not None and path.is_dir():
-            raise ValueError(f"{flag} {path}: is a folder; name a file")
+    refuse_folders(out=chosen.out, trace=chosen.trace)
     costs = costs_of(chosen.cluster, chosen.node_gbit_s)
     try:
         overrides = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]

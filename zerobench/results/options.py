@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import update_wrapper
+from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from ..sizes import printable
@@ -69,6 +70,13 @@ def add_columns(parser: argparse.ArgumentParser, columns: Sequence[str]) -> None
     names = ", ".join(name for name in dict.fromkeys(columns) if name)
     columns_help = f"{HELP}. Here: {names}".replace("%", "%%")
     parser.add_argument("--columns", type=lambda text: choose(text, columns), metavar="NAME,NAME", help=columns_help)
+
+
+def refuse_folders(**files: Path | None) -> None:
+    """Raises ValueError for an output file that is a folder. `files`: flag -> path."""
+    for flag, path in files.items():
+        if path is not None and path.is_dir():
+            raise ValueError(f"--{flag} {path}: is a folder; name a file")
 
 
 def choose(text: str, columns: Sequence[str]) -> tuple[str, ...]:

@@ -193,16 +193,18 @@ def _capacity(chosen: argparse.Namespace) -> Capacity:
     device, *tiers = sizes
     if not device:
         raise ValueError(f"--device-memory {chosen.device_memory}: must be above 0")
-    return Capacity(device, chosen.reserve, *(size if size is None else max(size, 1) for size in tiers))  # a byte: none
+    return Capacity(device, chosen.reserve, *tiers)
 
 
 def _check(chosen: argparse.Namespace, cells: Sequence[Cell]) -> None:
     """Raises ValueError if the goal contradicts the rest of the command."""
-    goal, keys = chosen.goal, {word.partition("=")[0] for word in chosen.overrides}
+    goal, given = chosen.goal, {key: value for key, _, value in (word.partition("=") for word in chosen.overrides)}
+    keys = given.keys()
     fastest, has_layers = goal == FASTEST, all(isinstance(cell.config.model, Transformer) for cell in cells)
     wrong = {f"{key}: is what --goal {goal} looks for; leave it out": key in keys for key in GOALS[goal].varies} | {
         f"{key}: must divide the number of GPUs, which --goal {goal} looks for; leave it out": goal == "fewest_gpus"
-        for key in ("tensor_parallel", "node_size", "shard_group", "strategy.reshard_ranks") if key in keys
+        for key in ("tensor_parallel", "node_size", "shard_group", "strategy.reshard_ranks")
+        if given.get(key) not in (None, "1", "null")
     } | {
         f"{word}: name at least one {word[:-1]}": True for word in chosen.overrides if word in {f"{k}=" for k in AXES}
     } | {

@@ -70,7 +70,7 @@ class Capacity:
     def fullest(self, held: Mapping[str, int]) -> tuple[str, float]:
         """Returns the fullest tier of those with bytes `held`, and its load; above 1 they do not fit."""
         limits = {"device": self.usable_bytes, "host": self.host_bytes, "nvme": self.disk_bytes}
-        loads = {tier: 0.0 if (limit := limits[tier]) is None else size / limit for tier, size in held.items()}
+        loads = {tier: 0.0 if (limit := limits[tier]) is None else size / max(limit, 1) for tier, size in held.items()}
         return max(loads.items(), key=lambda item: item[1], default=("device", 0.0))
 
     def load(self, held: Mapping[str, int]) -> float:
