@@ -1,10 +1,8 @@
 """Training is checked wherever it is measured: norms of every strategy, verdicts, planted faults, and lost losses."""
 
 import math
-from dataclasses import replace
 from math import sqrt
 from pathlib import Path
-from threading import Timer
 from typing import Any
 from unittest import mock
 
@@ -23,7 +21,6 @@ from zerobench.probes.probe import squares as squares_of
 from zerobench.records import RunRow
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
-from zerobench.sweep import parity
 from zerobench.sweep.parity import REFERENCES, ParityCheck
 from zerobench.zero.bucket import GradientBucket
 
@@ -186,32 +183,6 @@ def test_planted_faults_of_training_are_named(reference: Path, monkeypatch, work
     if worker is doubled:
         assert row.grad_norm_deviation == pytest.approx(1, rel=1e-3)
         assert row.loss_deviation < 1e-5  # Adam hides it
-
-
-@pytest.mark.thorough
-def test_a_run_of_another_machine_may_be_late_to_be_seen(reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its row comes through the folder of the job; on NFS its own folder is seen up to a minute after."""
-    one = cell("zero1", 2, results_dir=str(reference), measure=MEASURED)
-    row = replace(cells.run_cell(one, lambda _: None), launcher="submitit_slurm")
-    folder, hidden = reference / row.run_id, reference / ".not seen"
-    said: list[str] = []
-
-    def say(words: str) -> None:
-        """The first time, the run is seen while it is waited for."""
-        said.append(words)
-        if len(said) == 1:
-            Timer(0.7, hidden.rename, [folder]).start()
-
-    for late_s, verdict in ((60.0, "equal"), (0.1, "unchecked")):
-        monkeypatch.setattr(parity, "LATE_S", late_s)
-        folder.rename(hidden)
-        check = ParityCheck()
-        check.see(one, row)
-        assert row.training_words == "the run is not in its results folder"
-        check.finish(makes=True, say=say)
-        assert row.training == verdict
-    hidden.rename(folder)
-    assert said[0] == "1 run of other machines cannot be seen here yet: up to 60 s more"
 
 
 def test_a_loss_that_is_lost_is_a_status(reference: Path, monkeypatch) -> None:

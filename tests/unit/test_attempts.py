@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +11,12 @@ from unittest.mock import MagicMock
 import pytest
 
 from tests.cells import cell, sound
-from zerobench import cli
-from zerobench.commands.folder_contents import look
-from zerobench.commands.interleave import load_side
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema import Launch, Search
 from zerobench.records import LineRow
 from zerobench.results.folders import claim_folder, write_run
-from zerobench.results.selection import latest, split
-from zerobench.results.tables import collect, load
+from zerobench.results.selection import split
+from zerobench.results.tables import load
 from zerobench.sweep import cell as cells
 from zerobench.sweep import sweep as sweeps
 from zerobench.sweep.search import combinations
@@ -33,45 +29,6 @@ def attempt(one: Cell, hour: int, **more: object) -> str:
     where, prefix = Path(one.config.results_dir), cells.run_prefix(one)
     tables = {"lines": [LineRow(0, "peak", "activations", "mlp", "model.py:7 in forward", 4096, 1)]}
     return write_run(claim_folder(where, prefix), prefix, row, one.config, {}, tables).name
-
-
-@pytest.mark.slow
-def test_a_clock_that_is_set_back_makes_no_older_run_the_newest(tmp_path: Path) -> None:
-    """With ten attempts, and more, whose names sort otherwise; another cell has its place by the clock."""
-    one = cell("zero1", 2, results_dir=str(tmp_path / "runs"))
-    other = cell("zero2", 2, results_dir=str(tmp_path / "runs"))
-    made = [attempt(one, hour) for hour in (4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 3)]
-    beside = attempt(other, 13)
-    expected = [*made[:9], beside, *made[9:]]
-    results = load(tmp_path / "runs")
-    assert list(results.runs["run_id"]) == expected
-    assert list(latest(results.runs)["run_id"]) == [made[-1], beside]
-    assert getattr(cells.find_reusable(one), "run_id", None) == made[-1]
-    held = look(tmp_path / "runs")
-    kept = [run.row.run_id for run, verdict in zip(held.runs, held.verdicts(), strict=True) if not verdict]
-    assert kept == [beside, made[-1]]
-    assert list(load_side(str(tmp_path / "runs")).runs["run_id"]) == expected
-    collect(results, tmp_path / "collection")
-    assert list(load(tmp_path / "collection").runs["run_id"]) == expected
-    assert look(tmp_path / "collection").verdicts().count("superseded") == len(made) - 1
-
-
-@pytest.mark.slow
-def test_two_folders_whose_files_are_copied_hold_every_run_once(tmp_path: Path, capsys) -> None:
-    """As `rsync -a` in both directions; between attempts of two machines the clock decides."""
-    here, there = (cell("zero1", 2, results_dir=str(tmp_path / name)) for name in ("here", "there"))
-    made = [attempt(here, 5, seed=1), attempt(here, 6, seed=1), attempt(there, 8, seed=2), attempt(here, 7, seed=1)]
-    for one, other in (("here", "there"), ("there", "here")):
-        for run in sorted((tmp_path / one).iterdir()):
-            if not (tmp_path / other / run.name).exists():
-                shutil.copytree(run, tmp_path / other / run.name)
-    for name in ("here", "there"):
-        runs = load(tmp_path / name).runs
-        assert list(runs["run_id"]) == [made[0], made[1], made[3], made[2]]
-        assert list(latest(runs)["seed"]) == [2]
-        assert cli.run(["status", str(tmp_path / name)]) == 0
-        assert "4 runs of 1 cell" in capsys.readouterr().out
-    assert attempt(there, 9).startswith(f"{split(made[0])[0]}-4-x"), "numbers go on"
 
 
 def test_runs_of_earlier_versions_have_no_random_word(tmp_path: Path) -> None:

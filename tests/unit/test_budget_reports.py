@@ -1,11 +1,8 @@
 """Budgets of a watched loop, and a check's reports for GitHub, a comment and charts; texts of strangers stay texts."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -310,23 +307,3 @@ def steps(job: str) -> list[dict[str, Any]]:
 def test_the_marker_of_the_script_is_that_of_the_comment() -> None:
     (script,) = [step["with"]["script"] for step in steps("comment") if "script" in step.get("with", {})]
     assert f"'{MARKER}'" in script
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_the_step_of_the_check_runs(loops: Path, recorded: Path, tmp_path: Path) -> None:
-    """As a runner runs it: bash -e, its inputs in the environment."""
-    (step,) = [step for step in steps("check") if step.get("name") == "Check"]
-    variables = {"MEASURE": "python train.py", "RUNS": str(loops / "after"), "BUDGETS": str(recorded), "STRICT": "true"}
-    assert set(variables) == set(step["env"])
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    around = {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(ROOT), "PYTHONPATH": str(ROOT), "PATH": path}
-    environment = os.environ | around | variables | {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
-    done = subprocess.run(
-        ["bash", "-e", "-c", step["run"].replace("budget/", f"{tmp_path}/budget/")],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert f"::error file={HERE.relative_to(ROOT)},line={KEPT}," in done.stdout
-    assert {path.name for path in (tmp_path / "budget").iterdir()} == {"junit.xml", "comment.md", "benchmark.json"}
-    assert (tmp_path / "summary.md").read_text().startswith("### Memory and traffic: ")
