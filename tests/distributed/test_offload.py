@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from tests import zoo
 from tests.cells import MODELS, sound
@@ -30,7 +31,7 @@ from zerobench.config.schema_training import Adagrad, Bf16, Fp16
 from zerobench.records import LINKS, RunRow
 from zerobench.sweep.aggregate import join
 from zerobench.sweep.cell import new_row
-from zerobench.zero import Offload, initialize
+from zerobench.zero import NvmeOffload, Offload, initialize
 from zerobench.zero.optim import delayed_update, step_by_tiles
 from zerobench.zero.optim.step_by_tiles import raw_step
 from zerobench.zero.precision import clip_coefficient
@@ -117,6 +118,51 @@ def test_gradients_dropped_after_the_forward_are_not_those_of_the_late_update(mo
     plain, disturbed = train(False), train(True)
     assert_equal(disturbed, plain)
     assert not torch.equal(plain["embedding.weight"], zoo.build("tied").state_dict()["embedding.weight"])
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_gradients_of_a_step_that_raised_are_not_those_of_the_next(tmp_path: Path, gradients: bool) -> None:
+    """A hook of the optimizer skips a step, whose chunks have been read from the file."""
+
+    def train(offload: Any) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = zoo.Chain(nn.Identity(), width=4)  # of one chunk
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        engine = initialize(model, optimizer, "zero2", offload=offload)
+        take_steps(engine, 0, 1, range(1))
+        hook = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            take_steps(engine, 0, 1, range(1, 2))
+        hook.remove()
+        engine.zero_grad()
+        take_steps(engine, 0, 1, range(2, 4))
+        return engine.full_state_dict()
+
+    files = NvmeOffload(path=str(tmp_path), block_bytes=4096, buffers=12, gradients=gradients)
+    assert_equal(train(files), train(None))
+
+
+def test_a_pending_update_keeps_its_options_and_takes_groups_that_were_added(tmp_path: Path) -> None:
+    """It is loaded without delay, so that it is made at once: with the rate of its own step, and without hooks."""
+
+    def engine_of(**options: Any) -> Any:
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1).requires_grad_(False))
+        return initialize(model, torch.optim.SGD(model[0].parameters(), lr=1.0), "zero2", **options)
+
+    first = engine_of(offload=Offload(delayed_after=0))
+    before = first.full_state_dict()
+    first.backward(first(torch.ones(1, 3)).sum())
+    first.step()
+    first.optimizer.param_groups[0]["lr"] = 0.1  # the schedule's next
+    first.optimizer.add_param_group({"params": list(first.module[1].parameters())})
+    first.save(tmp_path / "saved")
+    second = engine_of()
+    second.optimizer.add_param_group({"params": list(second.module[1].parameters())})
+    second.optimizer.register_step_post_hook(lambda *_: pytest.fail("a hook ran in a load"))
+    second.load(tmp_path / "saved")
+    moved = before["0.bias"] - second.full_state_dict()["0.bias"]
+    torch.testing.assert_close(moved, before["1.weight"][0])  # a rate of 1 times the gradient
+    assert second.optimizer.param_groups[0]["lr"] == 0.1
 
 
 class NotToBeRead:

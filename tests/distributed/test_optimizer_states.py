@@ -95,6 +95,9 @@ def refused(rank: int, n: int) -> None:
     with pytest.raises(ValueError, match="its states differ between the ranks"):
         initialize(other, changed, "zero2")
     assert_equal(before, other.state_dict())
+    uneven = torch.nn.Sequential(torch.nn.Linear(6, 6 + rank), torch.nn.Linear(6 + rank, 6))  # of equal flat sizes
+    with pytest.raises(ValueError, match="shapes, dtypes or requires_grad of its parameters or buffers differ between"):
+        initialize(uneven, OPTIMIZERS["adamw"](uneven))
     plain = get_optimizer_state_dict(model, optimizer)
     engine = initialize(model, optimizer, "zero2")
     with pytest.raises(RuntimeError, match=r"get_optimizer_state_dict .* engine\.full_optimizer_state\(name\)"):

@@ -42,9 +42,11 @@ def weights_of(model: Any) -> dict[str, torch.Tensor]:
 # -- the loops: each trains `model` with `optimizer` and yields losses ----------------------------------------------
 
 
-def plain(model: Any, optimizer: Any, rank: int, n: int, steps: range = range(STEPS)) -> Iterator[float]:
+def plain(
+    model: Any, optimizer: Any, rank: int, n: int, steps: range = range(STEPS), drops: Any = None
+) -> Iterator[float]:
     for step in steps:
-        optimizer.zero_grad()
+        (drops or optimizer).zero_grad()
         loss = loss_of(model(*zoo.tokens(rank, n, step)))
         loss.backward()
         optimizer.step()
@@ -90,22 +92,36 @@ def with_closure(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[floa
 
 
 def recovering(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
-    """A hook fails in the middle of a backward, on all ranks, and the loop goes on. DDP cannot, and so has no such
-    step: what is left of it must change nothing.
+    """A hook fails in the middle of a backward, or of a step, on all ranks, and the loop goes on. DDP cannot, and so
+    has no such step: what is left of it must change nothing.
     """
     inner, is_ddp = model.module, isinstance(model, DistributedDataParallel)
 
-    def fail(_gradient: torch.Tensor) -> None:
+    def fail(*_: Any) -> None:
         raise ZeroDivisionError("half way")
 
     for step in range(STEPS):
-        if step % 2 and not is_ddp:
-            hook = inner.blocks[0][0].up.bias.register_hook(fail)
+        if step and not is_ddp:
+            hooks = inner.blocks[0][0].up.bias.register_hook, optimizer.register_step_pre_hook
+            hook = hooks[step % 2](fail)
             with pytest.raises(ZeroDivisionError, match="half way"):
-                model(*zoo.tokens(rank, n, 7)).backward()
+                next(plain(model, optimizer, rank, n, range(7, 8)))
             hook.remove()
             assert not model.gradients.in_backward
-        yield from plain(model, optimizer, rank, n, range(step, step + 1))
+        yield from plain(model, optimizer, rank, n, range(step, step + 1), drops=inner)
+
+
+def by_parts(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
+    """A backward for the parameters of some blocks alone."""
+    for step in range(STEPS):
+        loss = model(*zoo.tokens(rank, n, step))
+        if not isinstance(model, DistributedDataParallel):  # whose reducer would wait for the others
+            loss.backward(inputs=list(model.module.blocks[1].parameters()), retain_graph=True)
+            model.module.zero_grad()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss.item()
 
 
 def scheduled(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
@@ -117,7 +133,7 @@ def scheduled(model: Any, optimizer: Any, rank: int, n: int) -> Iterator[float]:
 
 
 LOOPS: dict[str, Callable[..., Iterator[float]]] = {
-    one.__name__: one for one in (accumulating, several_losses, with_closure, recovering, scheduled)
+    one.__name__: one for one in (accumulating, several_losses, with_closure, recovering, by_parts, scheduled)
 }
 
 

@@ -7,6 +7,7 @@ Exact rows are bit-equal at N <= 2, in losses and in weights. Others, and all at
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -408,6 +409,34 @@ class Between(Front):
         return self.blocks[2](self.blocks[1](h))
 
 
+class Late(Front):
+    """The layer's matrix is read between blocks as well, from the third forward on."""
+
+    forwards = 0
+
+    def run(self, h):
+        self.forwards += 1
+        return Between.run(self, self.front(h)) if self.forwards > 2 else super().run(h)
+
+
+class OutOfSight(nn.Linear):
+    """Its output is in an object that torch cannot look into."""
+
+    def forward(self, h):
+        return SimpleNamespace(value=super().forward(h))
+
+
+class Hidden(Front):
+    """The layer returns no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = OutOfSight(WIDTH, WIDTH)
+
+    def run(self, h):
+        return Chain.run(self, self.front(h).value)
+
+
 class Own(Tied):
     """A parameter of the root module's own."""
 
@@ -419,9 +448,9 @@ class Own(Tied):
         return super().run(h * self.scale)
 
 
-GATHERS = {Tied: 1, Functional: 1, Front: 2, Recomputed: 2, Beside: 2, Between: 1, Own: 1}
+GATHERS = {Tied: 1, Functional: 1, Front: 2, Recomputed: 2, Beside: 2, Between: 1, Late: 1, Hidden: 1, Own: 1}
 """Gathers of the root in a step, and whether it is given back: never where it might be read unseen."""
-KEPT = (Between, Own)
+KEPT = (Between, Late, Hidden, Own)
 
 
 @on_ranks(2)

@@ -101,6 +101,7 @@ def test_groups_keep_their_options_and_their_members(tmp_path: Path) -> None:
     model = net()
     fresh = zerobench.initialize(model, grouped(model, 2), "zero3")
     back = torch.optim.lr_scheduler.StepLR(fresh.optimizer, 1, 0.5)
+    fresh.optimizer.param_groups[0]["lr"] = 1  # an int, as in SGD(lr=1)
     user = fresh.load(tmp_path / "a")
     assert (user["epoch"], user["at"]) == (3, [1, None, 0.1])
     back.load_state_dict(user["scheduler"])
@@ -236,7 +237,8 @@ def test_the_loss_scale_goes_on(tmp_path: Path) -> None:
 
 def test_dtypes_the_format_knows(tmp_path: Path) -> None:
     tensors = {
-        str(dtype): torch.arange(5).to(dtype) for dtype in (torch.bool, torch.bfloat16, torch.int16, torch.float64)
+        str(dtype): torch.arange(5).to(dtype)
+        for dtype in (torch.bool, torch.bfloat16, torch.int16, torch.float64, torch.uint32)
     }
     tensors |= {"scalar": torch.tensor(1.5), "empty": torch.empty(0, 3), "strided": torch.arange(6.0).view(2, 3).t()}
     head, begins = layout(tensors)

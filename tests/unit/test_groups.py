@@ -20,6 +20,7 @@ from zerobench.zero.comm.quantize import Codec
 HARMLESS: list[tuple[int, dict[str, Any]]] = [
     (1, {"zeropp": AllOfZeropp()}),  # the baseline of a sweep over world sizes: nothing travels
     (1, {"zeropp": Hpz()}),
+    (1, {"zeropp": Hpz(), "node_size": 1}),
     (4, {"zeropp": AllOfZeropp()}),  # one node: codes, and in the backward exact parameters
     # every rank keeps whole units: the end of a sweep over node sizes
     (4, {"zeropp": Hpz(), "node_size": 1}),

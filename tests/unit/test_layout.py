@@ -200,6 +200,9 @@ def test_it_is_the_whole_linear(inputs: int, outputs: int, bias: bool) -> None:
     whole = whole_state(tiled, tiled.state_dict())
     assert whole.keys() == linear.state_dict().keys()
     assert all(torch.equal(whole[name], value) for name, value in linear.state_dict().items())
+    linear.weight.requires_grad_(False)
+    for tile in TiledLinear.from_linear(linear, inputs, outputs).tiles:
+        assert [p.requires_grad for p in tile.parameters()] == [False, True][: 1 + (tile.bias is not None)]
 
 
 def test_sizes_that_do_not_divide_differ_by_one_and_bad_ones_are_refused() -> None:

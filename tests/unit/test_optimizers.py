@@ -138,8 +138,21 @@ def test_an_optimizer_that_is_neither_elementwise_nor_owned_is_refused() -> None
         initialize(model, optim.SGD([{"params": list(model.layers.parameters()), "owned": True}], lr=0.1))
     with pytest.raises(ValueError, match="each group says owned=True"):
         MuonWithAdamW([{"params": list(model.parameters())}])
+    optimizer = MuonWithAdamW([{"params": [model.layers[0].weight], "owned": True}])
+    optimizer.add_param_group({"params": [model.layers[0].bias], "owned": False})
+    assert optimizer.param_groups[1]["betas"] == (0.9, 0.999)
+    with pytest.raises(ValueError, match="each group says owned=True"):
+        optimizer.add_param_group({"params": [model.layers[1].bias]})
     with pytest.raises(ValueError, match=r"node_size: 1 does not go with MuonWithAdamW"):
         initialize(model, muon(model), node_size=1)
+
+
+def test_adagrad_over_a_model_without_memory_starts_from_its_initial_accumulators() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(3, 2)
+    engine = initialize(model, optim.Adagrad(model.parameters(), initial_accumulator_value=0.3), "zero3")
+    sums = [state["sum"] for state in engine.optimizer.state.values()]
+    assert torch.equal(torch.cat([one.flatten() for one in sums]), torch.full((8,), 0.3))
 
 
 def dynamic_map(signed: bool) -> list[float]:
@@ -202,6 +215,7 @@ def test_stochastic_rounding_has_the_value_as_its_mean() -> None:
 @pytest.mark.parametrize("kind", [AdamW8bit, AdamWBf16])
 def test_states_keep_their_dtypes_in_a_state_dict(kind: type[Any]) -> None:
     parameter, first = trained(kind)
+    parameter.data = parameter.data.half()  # torch's load_state_dict casts states to this
     second = kind([parameter], lr=1e-2)
     second.load_state_dict(first.state_dict())
     for key, dtype in kind.dtypes.items():

@@ -114,7 +114,11 @@ def test_the_scale_is_that_of_torchs_own_scaler() -> None:
     overflows = [0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0]
     norms = iter([math.inf if overflowed else 1.0 for overflowed in overflows])
     policy = LossScaling(initial=1024.0, interval=3, minimum=2.0**-10)
-    ours = GradientScaling(policy, torch.device("cpu"), lambda _: torch.tensor(next(norms)))
+    torch.set_default_dtype(torch.float64)
+    try:  # which is the loop's, and not that of the scale
+        ours = GradientScaling(policy, torch.device("cpu"), lambda _: torch.tensor(next(norms)))
+    finally:
+        torch.set_default_dtype(torch.float32)
     theirs = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     parameter = nn.Parameter(torch.zeros(1))
     for overflowed in overflows:

@@ -135,6 +135,8 @@ def test_a_collective_in_two_hops_is_priced_hop_by_hop() -> None:
     assert between > seconds(2**30, 8, 1), "the same size inside a node"
     assert seconds(2**30, 4, 4) < between, "two of its ranks are on each node, so that four groups share a network"
     assert seconds(2**30, 64, 1, "all_to_all") > 7 * seconds(2**30, 64, 1), "every rank sends each other one a part"
+    functional = row("launch", operator="all_to_all_single", bytes=2**30, group_size=64, stride=1)
+    assert costs.transfer(functional).wire_s == seconds(2**30, 64, 1, "all_to_all")
 
 
 def test_ring_takes_longer_with_every_node_and_tree_by_their_logarithm() -> None:

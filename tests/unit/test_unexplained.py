@@ -24,7 +24,7 @@ GROWN = LineRow(0, "growth", "activations", "blocks.0", "model.py:12 in forward"
 
 def said_of(
     strategy: str = "zero2", memory: list[MemoryRow] | None = None, expected: Expected | None = None,
-    aside: bool = False, **columns: Any,
+    aside: bool = False, slots: bool = False, **columns: Any,
 ) -> str:  # fmt: skip
     row = new_row(cell(strategy, 2))
     row.predicted_states_bytes = row.states_bytes = MIB if strategy == "zero2" else None
@@ -32,7 +32,7 @@ def said_of(
     for name, value in columns.items():
         assert hasattr(row, name)
         setattr(row, name, value)
-    return unexplained(row, Accounted(memory or [], [], 2, "", [GROWN], aside), expected or Expected())
+    return unexplained(row, Accounted(memory or [], [], 2, "", [GROWN], aside, slots), expected or Expected())
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero_redundancy"])
@@ -62,6 +62,11 @@ def said_of(
 )
 def test_witnesses_that_disagree_are_named_for_peers_too(strategy: str, columns: dict[str, int], sentence: str) -> None:
     assert said_of(strategy, **columns) == sentence
+
+
+def test_what_outlives_a_step_is_named_unless_an_arena_keeps_it() -> None:
+    assert said_of(kept_bytes=MIB).startswith("kept from step to step: 1,048,576 B, ")
+    assert said_of(kept_bytes=MIB, slots=True) == ""
 
 
 def test_a_ledger_that_predictions_confirm_blames_the_allocator() -> None:

@@ -244,6 +244,23 @@ def test_nothing_is_left_where_a_watch_has_been(ends: str) -> None:
     assert [one() for one in model] == [None] * 4  # by reference counts alone
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_tensors_that_are_not_dense_count_with_their_parts() -> None:
+    """A cast of a sparse gradient, rows in compressed form, and a layout whose memory torch does not show."""
+    model = nn.Embedding(50, 8, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    with zerobench.watch(model, optimizer) as watch:
+        for number in range(3):
+            model(torch.tensor([3, 7, number])).sum().backward()
+            wide = model.weight.grad.to(torch.float64)
+            rows = torch.eye(8).to_sparse_csr().clone()
+            oneDNN = torch.eye(8).to_mkldnn()
+            optimizer.step()
+            optimizer.zero_grad()
+            del wide, rows, oneDNN
+    assert watch.results.runs.max_gradients_bytes.item() >= 3 * (8 * 4 + 8)
+
+
 def test_a_thread_that_outlives_the_watch_is_heard_no_more() -> None:
     loop, go = Loop(), threading.Event()
     made: list[torch.Tensor] = []

@@ -107,7 +107,7 @@ class Topology(Axis):
 
     def theory_shape(self, cell: CellKeys) -> GroupShape:
         sizes, on_gpu = (cell.data_ranks, self.node_size, self.shard_group), cell.device != "cpu"
-        return GroupShape(*sizes, on_gpu=on_gpu, **cell.zeropp.theory_shape())
+        return GroupShape(*sizes, on_gpu=on_gpu, **(cell.zeropp.theory_shape() if cell.data_ranks > 1 else {}))
 
     @property
     def ranks_per_node(self) -> int:

@@ -107,7 +107,7 @@ class Optimizer(Axis):
 
     def build_for(self, model: nn.Module) -> optim.Optimizer:
         """Returns the optimizer of a model."""
-        return self.build(model.parameters())
+        return self.build(p for p in model.parameters() if p.requires_grad)
 
     def owned(self, model: nn.Module) -> Collection[nn.Parameter]:
         """Returns the parameters whose update needs them whole."""

@@ -11,6 +11,7 @@ copies     that a backend makes of a collective's input, but the fake process gr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,14 +87,29 @@ def shapes_asked() -> bool:
     return _asked[0]
 
 
+IN_PLACE = re.compile(r"aten::_(foreach|fused)_\w+_$")
+"""Names of in-place operators on lists of tensors, which act on each element by itself."""
+
+
+def _shares_placements(specs: tuple[Any, ...]) -> bool:
+    """Returns True if DTensors that an operator combines element by element are sharded alike; step counts may differ,
+    and numbers have no placements.
+    """
+    sharded = [spec for spec in specs if hasattr(spec, "placements") and spec.shape]
+    kinds = {(spec.mesh, spec.placements) for spec in sharded}
+    return len(kinds) == 1 and not any(placement.is_partial() for placement in sharded[0].placements)
+
+
 @contextmanager
 def noting_shape_functions() -> Iterator[None]:
-    """Tracks when DTensor calls shape functions, and looks once per operator for shards in strides: a fused update asks
-    per parameter, about all parameters. Both are private to torch; a test fails if they move.
+    """Tracks when DTensor calls shape functions, and answers at once what DTensor would take a fifth of a simulation to
+    find out about an update: in-place operators on lists of equally sharded tensors need no communication, and return
+    nothing; shards in strides are looked for once per operator. All are private to torch; a test fails if they move.
 
     Imported here because it takes most of a second, which commands without fake tensors should not spend.
     """
     from torch.distributed.tensor import _sharding_prop
+    from torch.distributed.tensor._op_schema import OutputSharding
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -107,6 +123,14 @@ def noting_shape_functions() -> Iterator[None]:
         if looked[1] and propagate_flag is not None:
             propagate_flag(strategy, schema)
 
+    propagate_sharding = ShardingPropagator.propagate_op_sharding_non_cached
+
+    def propagate_of_update(propagator: ShardingPropagator, schema: Any) -> Any:
+        lists = [argument for argument in schema.args_schema if isinstance(argument, list) and argument]
+        if IN_PLACE.match(schema.op._schema.name) and all(map(_shares_placements, zip(*lists, strict=True))):
+            return OutputSharding(None)
+        return propagate_sharding(propagator, schema)
+
     propagate = ShardingPropagator._propagate_tensor_meta_non_cached
 
     def noted(propagator: ShardingPropagator, schema: Any) -> Any:
@@ -118,6 +142,7 @@ def noting_shape_functions() -> Iterator[None]:
 
     with (
         mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", noted),
+        mock.patch.object(ShardingPropagator, "propagate_op_sharding_non_cached", propagate_of_update),
         mock.patch.object(_sharding_prop, flag, propagate_if_strided, create=True),
     ):
         yield

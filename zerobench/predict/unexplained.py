@@ -54,7 +54,8 @@ TIMED_SHARE = {True: 0.01, False: 0.15}
 class Accounted:
     """The accounted pass: `memory` and `traffic` of all ranks; `steps`: their total number of steps. `kept`:
     description of the largest storage in kept_bytes; `lines`: of the rank with the largest growth_bytes. `saves_aside`:
-    True if a thread saves checkpoints during the steps.
+    True if a thread saves checkpoints during the steps. `keeps_slots`: True if an arena keeps memory for the inputs of
+    recomputed blocks.
     """
 
     memory: list[MemoryRow]
@@ -63,6 +64,7 @@ class Accounted:
     kept: str
     lines: list[LineRow]
     saves_aside: bool = False
+    keeps_slots: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ def _growth(row: RunRow, seen: Accounted, copied: int) -> Iterator[str]:
         made = f", most of it made at {grown.source}" if grown and grown.source else ""
         category = grown.category if grown else "growth"
         yield f"{category}: {row.growth_bytes:,} B more after the measured steps than before them{made}"
-    if row.kept_bytes is not None and row.kept_bytes > KEPT_BYTES + copied:
+    if row.kept_bytes is not None and row.kept_bytes > KEPT_BYTES + copied and not seen.keeps_slots:
         yield f"kept from step to step: {row.kept_bytes:,} B, {seen.kept}"
 
 

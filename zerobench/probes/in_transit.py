@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from .labeling import tensors_in
+from .labeling import plain_tensors_in
 
 IN_CALL = 3
 """References to a tensor with one Python object while a collective is dispatched: the object's, and the call's two."""
@@ -64,7 +64,7 @@ class InTransit:
 
     def give(self, arguments: Any, always: bool = False) -> None:
         """Records tensors in a collective's arguments before it is called; `always`: even with other owners."""
-        for tensor in tensors_in(arguments):
+        for tensor in plain_tensors_in(arguments):
             if tensor.device.type == "cpu" and (always or _references(tensor) <= IN_CALL):
                 self._given.append(weakref.ref(tensor))
 

@@ -23,22 +23,25 @@ def _flattens(kind: type) -> bool:
 
 
 def contains_others(tensor: torch.Tensor) -> bool:
-    """Returns True for a tensor that contains others."""
-    return tensor.is_sparse or (_flattens(type(tensor)) and is_traceable_wrapper_subclass(tensor))
+    """Returns True for a tensor that contains others, or has no storage of its own."""
+    return tensor.layout is not torch.strided or (_flattens(type(tensor)) and is_traceable_wrapper_subclass(tensor))
 
 
 def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields the plain tensors with the values: usually the tensor itself."""
-    if tensor.is_sparse:
-        yield from (tensor._values(), tensor._indices())
-        return
-    if not is_traceable_wrapper_subclass(tensor):
+    """Yields the plain tensors with the values: usually the tensor itself; none if its layout is opaque (oneDNN's)."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        for content in (getattr(tensor, name) for name in names):
+            if isinstance(content, torch.Tensor):  # a DTensor also names its mesh
+                yield from parts_of(content)
+    elif tensor.layout is torch.strided:
         yield tensor
-        return
-    names, _ = tensor.__tensor_flatten__()
-    for content in (getattr(tensor, name) for name in names):
-        if isinstance(content, torch.Tensor):  # a DTensor also names its mesh
-            yield from parts_of(content)
+    elif tensor.is_sparse:
+        yield from (tensor._values(), tensor._indices())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.values(), tensor.crow_indices(), tensor.col_indices())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.values(), tensor.ccol_indices(), tensor.row_indices())
 
 
 def label_parts(tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
@@ -54,6 +57,12 @@ def tensors_in(values: Any, depth: int = 99) -> Iterator[torch.Tensor]:
     elif depth and isinstance(values, dict | tuple | list):
         for value in values.values() if isinstance(values, dict) else values:
             yield from tensors_in(value, depth - 1)
+
+
+def plain_tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """Yields the plain tensors with the values of all tensors in nested tuples, lists and dicts."""
+    for tensor in (values,) if isinstance(values, torch.Tensor) else tensors_in(values):
+        yield from parts_of(tensor) if contains_others(tensor) else (tensor,)
 
 
 def has_storage(tensor: torch.Tensor) -> bool:

@@ -38,7 +38,7 @@ from ..records import STATES
 from ..zero import labels
 from .in_transit import InTransit
 from .intervals import Birth, Event, History, Interval, IntervalSums, StorageRecord
-from .labeling import contains_others, holds_others, label_parts, parts_of, tensors_in
+from .labeling import contains_others, holds_others, label_parts, parts_of, plain_tensors_in
 from .outside_dispatch import optimizer_steps_watched, resizes_watched
 from .source_lines import SourceLines
 from .traffic import COPIES, NAMESPACES
@@ -127,7 +127,7 @@ class Ledger(GraphMode, labels.Observer):
             self.in_transit.wait_for(args[0])
         self._meet_all(out)
         if within_model:  # what ranks of one model send each other is no communication buffer, in a later wait either
-            for tensor in tensors_in((args, out)):
+            for tensor in plain_tensors_in((args, out)):
                 self._meet(self._see(tensor), tensor.shape).labeled = True
         if func in (CLONE, CAST) and not self._in_optimizer:
             # A copy of a state has the state's category, unless a label says otherwise: for example a strategy's clone
@@ -172,8 +172,8 @@ class Ledger(GraphMode, labels.Observer):
 
     def record_of(self, tensor: torch.Tensor) -> StorageRecord | None:
         """Returns the record of a tensor's storage, if it has been met; does not count it."""
-        values = tensor._values() if tensor.is_sparse else tensor
-        return self._live.get(values.untyped_storage()._cdata)
+        values = next(parts_of(tensor), None) if contains_others(tensor) else tensor
+        return None if values is None else self._live.get(values.untyped_storage()._cdata)
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Returns True if the tensor's storage has been met."""
@@ -186,8 +186,10 @@ class Ledger(GraphMode, labels.Observer):
 
     def tier_of(self, tensor: torch.Tensor) -> str:
         """Returns a tensor's tier, without counting the tensor."""
-        stored = self.record_of(tensor)
-        return stored.tier if stored is not None else self._infer_tier(tensor.untyped_storage())
+        if (stored := self.record_of(tensor)) is not None:
+            return stored.tier
+        part = next(parts_of(tensor), None)
+        return labels.DEVICE if part is None else self._infer_tier(part.untyped_storage())
 
     def name_of(self, tensor: torch.Tensor) -> str:
         """Returns a tensor's label."""
@@ -201,14 +203,13 @@ class Ledger(GraphMode, labels.Observer):
 
     def note_collective(self, args: Any) -> None:
         """Makes unlabeled arguments of a collective communication buffers from their birth."""
-        for tensor in tensors_in(args):
+        for tensor in plain_tensors_in(args):
             if not self._meet(self._see(tensor), tensor.shape).labeled:
                 self.on_tensor(tensor, labels.COMMUNICATION, "given to a collective")
 
     def _meet_all(self, out: Any) -> None:
-        for tensor in (out,) if isinstance(out, torch.Tensor) else tensors_in(out):
-            for part in parts_of(tensor) if contains_others(tensor) else (tensor,):
-                self._meet(self._see(part), part.shape)
+        for tensor in plain_tensors_in(out):
+            self._meet(self._see(tensor), tensor.shape)
 
     def _see(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         return tensor.untyped_storage()

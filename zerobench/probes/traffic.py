@@ -10,6 +10,9 @@ With S the bytes of the full tensor and n the ranks of the group, one rank sends
     broadcast           (n-1)/n · S      1 ·
     send                S                n/(n-1) · elements sent
 
+With s the bytes of one rank's values and indices, and v its values, gloo's all-reduce of sparse tensors gathers them:
+(n-1) · s wire bytes, and a volume of n · v.
+
 Wire bytes between nodes are counted separately; a node is `node_size` consecutive ranks. A send counts entirely or not
 at all, by its peer; a collective by the fraction of links between two nodes in a ring through the group's ranks in
 order. A group inside a node has no such bytes, a group with one rank per node no others.
@@ -42,7 +45,7 @@ from ..fake.compiler import GraphMode
 from ..records import COLLECTIVES, DATA_AXIS, TENSOR_AXIS
 from ..zero import labels
 from .intervals import ASIDE, SAVE
-from .labeling import holds_others
+from .labeling import holds_others, parts_of
 from .outside_dispatch import Relay
 
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
@@ -236,7 +239,11 @@ class TrafficMeter(GraphMode, labels.Observer):
         """
         tensors = tensors_in(args, rule)
         elements = sum(t.numel() for t in tensors)
-        payload = sum(t.numel() * t.element_size() for t in tensors)
+        payload = sum(part.numel() * part.element_size() for t in tensors for part in parts_of(t))
+        wire = payload * rule.wire(n) if rule else 0.0
+        volume = elements * rule.volume(n) if rule else 0.0
+        if any(t.is_sparse for t in tensors):  # its all-reduce gathers the values and indices of all ranks
+            wire, volume = payload * (n - 1.0), n * sum(next(parts_of(t)).numel() for t in tensors)
         collective, unit = self._named()
         # small traffic that is labeled as control, or unlabeled integers; buffers of any size
         is_labeled, are_flags = (
@@ -245,13 +252,12 @@ class TrafficMeter(GraphMode, labels.Observer):
         )
         control = self.phase == "init" or elements == 1 or (is_labeled and unit == labels.BUFFERS)
         control = control or ((is_labeled or are_flags) and payload <= CONTROL_MOST_BYTES)
-        wire = payload * rule.wire(n) if rule else 0.0
         between = wire * outside
         operation = Operation(
             self.phase, name, collective if collective in COLLECTIVES else rule.kind if rule else "other", unit,
             str(tensors[0].dtype).removeprefix("torch.") if tensors else "", elements, payload, control,
             collective=collective, group_size=n, wire_bytes=wire, within_bytes=wire - between, between_bytes=between,
-            volume_elements=elements * rule.volume(n) if rule and not control and n > 1 and axis == DATA_AXIS else 0.0,
+            volume_elements=volume if not control and n > 1 and axis == DATA_AXIS else 0.0,
             known=rule is not None, group=group, stride=stride, axis=axis,
         )  # fmt: skip
         self._record(operation, times)

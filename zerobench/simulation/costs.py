@@ -277,7 +277,8 @@ ANY_BUS_GB_S = 24.0
 OPERATORS = {
     "_allgather_base_": "all_gather", "allgather_": "all_gather", "_reduce_scatter_base_": "reduce_scatter",
     "reduce_scatter_": "reduce_scatter", "allreduce_": "all_reduce", "alltoall_base_": "all_to_all",
-    "broadcast_": "broadcast", "send": "broadcast",
+    "alltoall_": "all_to_all", "all_to_all_single": "all_to_all", "broadcast_": "broadcast", "broadcast": "broadcast",
+    "send": "broadcast",
 }  # fmt: skip
 """Operator of a launch without an engine's label -> its kind."""
 

@@ -147,6 +147,7 @@ class AdaptedEngine(PeerEngine):
         self.optimizer = getattr(engine, "optimizer", optimizer)
         self.shares_gradients = bool(getattr(engine, "shares_gradients", False))
         self.hides_gradients = bool(getattr(engine, "hides_gradients", False))
+        self.save = getattr(engine, "save", None)
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         return self._engine(*inputs, **named_inputs)

@@ -240,7 +240,8 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
         )
         moved = [t for record in accounted for t in record.traffic if t.kind not in LINKS]
         steps, saves_aside = config.measure.steps * len(accounted), config.measure.save == ASYNCHRONOUS
-        accounts = Accounted(memory, moved, steps, kept.kept, growing.lines, saves_aside)
+        slots = config.arena and config.recomputes
+        accounts = Accounted(memory, moved, steps, kept.kept, growing.lines, saves_aside, slots)
         row.unexplained = unexplained(row, accounts, expected)
     of_accounted = ("memory", "tensors", "lines", "traffic", "timeline", "events")
     tables = {name: [entry for record in accounted for entry in getattr(record, name)] for name in of_accounted}

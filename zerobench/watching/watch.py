@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -92,12 +91,7 @@ class Watch:
         self.model = held_tensors.inner_model(model)
         self._called = held_tensors.called_model(model)
         self._outer = model = self._called if model is self.model else model
-        if is_ddp := isinstance(self._called, DistributedDataParallel):  # the ledger cannot read what it then sends
-            tables = {n: m for n, m in self.model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-            sparse = [f"{n}.weight".lstrip(".") for n, m in tables.items() if m.sparse and m.weight.requires_grad]
-            if names := [name for name in sparse if name not in self._called.parameters_to_ignore]:
-                raise ValueError(f"watch: {names[0]}: sparse gradients in DDP are not counted; use sparse=False")
-        warmup = 1 + is_ddp if warmup is None else warmup
+        warmup = 1 + isinstance(self._called, DistributedDataParallel) if warmup is None else warmup
         optimizer = model if optimizer is None and is_engine(model) else optimizer
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
         if is_ours(model):  # whose step is more than its optimizer's, whichever of the two the loop calls

@@ -23,6 +23,7 @@ from torch import nn, optim
 from .comm.out_of_step import compared_launches
 from .comm.zeropp import Zeropp, connect_zeropp
 from .modules.guards import (
+    check_alike,
     check_gradients,
     check_ignored,
     check_memory,
@@ -95,6 +96,8 @@ def initialize(
     device, chosen = _checked(model, optimizer, strategy, mode, spelled_out(options), moves_frozen)
     comm = connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp)
     comm.launches = compared_launches(comm)
+    buffers = model.named_buffers() if chosen.broadcast_buffers else ()
+    check_alike([*model.named_parameters(), *buffers], {*chosen.ignored_parameters}, comm, device)
     check_states(optimizer, comm)
     kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
     engine = kinds[strategy](model, optimizer, comm, chosen)

@@ -76,6 +76,10 @@ class Arena(Heap):
     def give_back(self, taken: torch.Tensor) -> None:
         self._slots.give_back(taken)
 
+    def restore(self, tensor: torch.Tensor) -> None:
+        if not tensor.untyped_storage().size():  # torch would replace memory of the same size, and copy it
+            super().restore(tensor)
+
     def release(self, tensor: torch.Tensor) -> None:
         """Keeps the memory: the next step uses it again."""
 
@@ -271,6 +275,10 @@ class GradientBucket:
     def segment(self, offset: int, numel: int) -> torch.Tensor:
         """A view of the mean of elements [offset, offset + numel) of the rank's shard."""
         return self.shard.narrow(0, offset, numel)
+
+    def drop(self, offset: int, numel: int) -> None:
+        """Zeroes the mean of these elements."""
+        self.segment(offset, numel).zero_()
 
     def tier_of(self, offset: int) -> str:
         """The tier of the gradient of element `offset` of the shard."""

@@ -132,11 +132,16 @@ class LowBitAdamW(optim.Optimizer):
         """Stores the moment `key`, `values` of (n,) in fp32, in `kept`."""
         raise NotImplementedError
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restores the states' dtypes: torch's `load_state_dict` casts them to the parameter's, which is exact."""
-        super().__setstate__(state)
-        for kept in self.state.values():
-            kept |= {key: kept[key].to(dtype) for key, dtype in self.dtypes.items() if key in kept}
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state; the low-bit tensors as they are, since torch's casts them to the parameter's dtype."""
+        super().load_state_dict(state_dict)
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for parameter, number in zip(group["params"], saved["params"], strict=True):
+                kept = state_dict["state"].get(number, {})
+                self.state[parameter].update(
+                    (key, kept[key].to(parameter.device, dtype, copy=True))
+                    for key, dtype in self.dtypes.items() if key in kept
+                )  # fmt: skip
 
 
 class AdamW8bit(LowBitAdamW):
@@ -221,4 +226,4 @@ def _spread(scale: torch.Tensor, numel: int) -> torch.Tensor:
 
 def _on(device: torch.device, values: Iterable[float]) -> torch.Tensor:
     """The values in fp32, without waiting for a GPU; not cached, because that would be memory beyond the states."""
-    return torch.tensor(values).to(device, non_blocking=True)
+    return torch.tensor(values, dtype=torch.float32).to(device, non_blocking=True)

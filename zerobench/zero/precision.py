@@ -125,7 +125,7 @@ class LossScaler:
     def __init__(self, policy: LossScaling | None, device: torch.device) -> None:
         self.policy = policy
         if policy is not None:
-            self.scale = torch.full((), policy.initial, device=device)
+            self.scale = torch.full((), policy.initial, dtype=torch.float32, device=device)
             self._since = torch.zeros((), dtype=torch.int32, device=device)
 
     @property
@@ -338,6 +338,8 @@ def cut_in_tiles(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
 
 def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
     """Returns Σ |g|^p over all elements, 0-dim fp64 (fp32 would be off by 4e-4); for p = inf the maximum."""
+    if not norm_type > 0:
+        raise ValueError(f"norm_type: it is {norm_type}; give a number above 0, or inf")
     tensors = list(gradients)
     norms = (_norms_at_once if tensors and tensors[0].is_cuda else _norms_by_chunk)(tensors, norm_type)
     if not norms:

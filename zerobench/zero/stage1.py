@@ -61,7 +61,8 @@ class WholeBucket(GradientBucket):
     def open(self, sends: bool) -> None:
         if not self._keeps_memory:
             self.unit.heap.restore(self.full)
-        if self.is_reduced:  # a further micro-batch will be reduced into the slice where the sum so far lies
+        if self.is_reduced and self._carried is None:
+            # a further micro-batch will be reduced into the slice that contains the sum so far
             self._carried = labels.label(self.shard.clone(), labels.GRADIENTS, self.unit.name)
 
     def prepare(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -84,6 +85,9 @@ class WholeBucket(GradientBucket):
         if cast is not None:
             self.unit.heap.give_back(cast)
         self.end_round()
+
+    def drop(self, offset: int, numel: int) -> None:
+        (self.shard if self._carried is None else self._carried).narrow(0, offset, numel).zero_()
 
     def release(self) -> None:
         super().release()

@@ -305,7 +305,9 @@ class Stage3(Stage2):
         if not self._order.uses:
             self._reshard_all()
 
-    def before_backward(self, units: list[GatheredUnit], use: int, forward: int, gradient: torch.Tensor) -> None:
+    def before_backward(
+        self, units: list[GatheredUnit], use: int, forward: wrapping.Forward | None, gradient: torch.Tensor
+    ) -> None:
         """Called when backward reaches this use of these units: it is done with all units that it has passed."""
         self._check_age(forward, gradient)
         self.gradients.begin_plain()
@@ -321,7 +323,7 @@ class Stage3(Stage2):
         learns = any(unit.trainable for unit in units)
         self._ahead.enter(units, preceding, must_wait=bool(self.gradients.in_flight) and learns)
 
-    def _before_root_backward(self, forward: int, gradient: torch.Tensor) -> None:
+    def _before_root_backward(self, forward: wrapping.Forward | None, gradient: torch.Tensor) -> None:
         self._check_age(forward, gradient)
         self.gradients.begin_plain()
         if not self._root.is_last:
@@ -368,7 +370,7 @@ class Stage3(Stage2):
             else:
                 self._finish([unit])
 
-    def _check_age(self, forward: int, _gradient: torch.Tensor) -> None:
+    def _check_age(self, forward: wrapping.Forward | None, _gradient: torch.Tensor) -> None:
         self._is_second_order = self._is_second_order or torch.is_grad_enabled()
         if not self._order.reach(forward):
             raise RuntimeError(
@@ -398,6 +400,7 @@ class Stage3(Stage2):
             raise
 
     def abandon_backward(self) -> None:
+        super().abandon_backward()
         self._end_backward(closes_all=True)
 
     def due(self, unit: Unit) -> Iterable[Unit]:

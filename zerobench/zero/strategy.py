@@ -221,10 +221,17 @@ class Strategy(GradientMixin, StateMixin):
         # 1 gradients that the caller has dropped since the last backward go first: new ones are not added to them
         self.begin_backward()
         # 2 autograd: gradients come into buckets, and complete buckets are sent meanwhile
-        with self.gradients.in_engine_backward():
-            self.update.scaling.scaler.scaled(loss).backward(retain_graph=retain_graph)
-        # 3 the rest is sent, and each rank has its shard of the mean
-        self.finish_backward()
+        try:
+            with self.gradients.in_engine_backward():
+                self.update.scaling.scaler.scaled(loss).backward(retain_graph=retain_graph)
+            # 3 the rest is sent, and each rank has its shard of the mean
+            self.finish_backward()
+        except BaseException:
+            self.gradients.end_backward()  # what has come so far can be dropped
+            raise
+
+    def abandon_backward(self) -> None:
+        self.gradients.end_backward()  # what has come so far can be dropped
 
     def raise_if_weights_are_temporary(self, what: str) -> None:
         if not self.placement.masters_follow:
@@ -259,8 +266,7 @@ class Strategy(GradientMixin, StateMixin):
         self._check_unfrozen()
         self.settle()  # a unit that was not used since the last update may still be on its way
         self.writes.follow_all(updates=True)
-        self.gradients.stand_ins.take_away()
-        with torch.no_grad():
+        with self.gradients.stand_ins.away(), torch.no_grad():
             # 1 which parameters have gradients on any rank
             self.update.agree()
             # 2 update the masters, and round them to the parameters, tile by tile, if no gradient overflowed

@@ -381,7 +381,7 @@ def _can_replace(saved: Any, own: Any) -> bool:
         return isinstance(saved, list | tuple) and all(map(_can_replace, saved, own))
     if isinstance(own, bool) or isinstance(saved, bool):  # a bool is an int in Python
         return isinstance(own, bool) and isinstance(saved, bool)
-    return isinstance(saved, int | float if isinstance(own, float) else type(own))
+    return isinstance(saved, int | float if isinstance(own, int | float) else type(own))
 
 
 def names_of_one(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterator[str]:

@@ -251,9 +251,9 @@ class GroupComm(Comm):
         return [self._reductions.launch(partial(self.exchange_into, here, to, group=self.group))]
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        dense = tensor.contiguous()  # gloo sends the memory, whatever the strides say
+        dense = tensor.contiguous()  # gloo sends the memory, whatever the strides say, and not of every dtype
         with labels.collective("control", labels.BUFFERS):
-            dist.broadcast(dense, group_src=0, group=self.group)
+            dist.broadcast(dense.flatten().view(torch.uint8), group_src=0, group=self.group)
         if dense is not tensor:
             tensor.copy_(dense)
 

@@ -156,6 +156,16 @@ class StandIns:
             if segment.tensor.grad is self._of_optimizer:
                 segment.tensor.grad = None
 
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Takes them away; after an error they are back, so that the caller can still drop gradients."""
+        self.take_away()
+        try:
+            yield
+        except BaseException:
+            self.put()
+            raise
+
     def follow_edits(self) -> None:
         """Drops gradients whose stand-ins were dropped. Raises RuntimeError for a stand-in that was replaced."""
         dropped: set[int] = set()
@@ -474,7 +484,7 @@ class GradientFlow:
         for segment in dropped:
             segment.used = True
         for segment in update.visited(dropped.__contains__, edits=True):
-            segment.bucket.segment(segment.span.offset, segment.span.numel).zero_()
+            segment.bucket.drop(segment.span.offset, segment.span.numel)
         for segment in dropped:
             segment.used = False
         update.drop(numbers)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..comm.base import Comm
 from ..precision import FROZEN, TRAINED
 
 _ENGINE_OF: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -39,6 +41,23 @@ def check_process_group() -> None:
         raise RuntimeError(
             f"initialize: WORLD_SIZE={ranks}, but there is no process group, so that each rank would train a model of"
             " its own; call torch.distributed.init_process_group() first"
+        )
+
+
+def check_alike(
+    named: Iterable[tuple[str, torch.Tensor]], ignored: set[nn.Parameter], comm: Comm, device: torch.device
+) -> None:
+    """Raises ValueError, on all ranks, if the tensors of their models differ, though units may have equal sizes."""
+    alike = [
+        (name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in named if tensor not in ignored
+    ]
+    checksum = crc32(repr(alike).encode())
+    ends = torch.tensor([checksum, -checksum], device=comm.flags_device or device)
+    comm.maximum(ends)
+    if ends.sum() != 0:
+        raise ValueError(
+            "model: names, shapes, dtypes or requires_grad of its parameters or buffers differ between the ranks; build"
+            " the same model on every rank"
         )
 
 

@@ -62,6 +62,8 @@ class TiledLinear(nn.Module):
         with torch.no_grad():
             for tile in tiled.tiles:
                 tile.take(like, linear.bias)
+                for own, whole in zip(tile.parameters(), linear.parameters(), strict=False):  # weight, and maybe bias
+                    own.requires_grad_(whole.requires_grad)
         return tiled.train(linear.training)
 
     @property

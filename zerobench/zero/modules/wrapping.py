@@ -24,12 +24,14 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import _pytree as pytree
 
 ROOT = ""
@@ -98,7 +100,7 @@ def _elements(root: nn.Module, container: type[nn.Module]) -> list[tuple[str, nn
     inside: set[nn.Module] = set()  # everything below an element
     elements: list[tuple[str, nn.Module]] = []
     for path, module in root.named_modules():
-        if isinstance(module, container) and module not in inside:
+        if isinstance(module, container) and module not in inside and not isinstance(module, ParametrizationList):
             for name, child in module.named_children():
                 if not isinstance(child, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
                     elements.append((f"{path}.{name}" if path else name, child))
@@ -189,19 +191,24 @@ def saved_by_others() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+class Forward:
+    """One forward, which the hooks of its backward keep alive: when its graph is gone, so is it."""
+
+
 class UnitOrder(Generic[U]):
     """Uses in the *open* forwards, and in the last complete forward, which predicts the next one for prefetch.
 
     A forward is open until a backward that has reached it ends, or the parameters change: several may be open at the
-    same time, for one backward through a sum or for one backward each. `forward` is the number of the current one.
+    same time, for one backward through a sum or for one backward each; or until its graph is gone, if it gets no
+    backward: it is skipped, or has failed. `forward` is the current one.
     """
 
     def __init__(self) -> None:
-        self.forward = 0
+        self.forward = Forward()
         self._uses: list[U | None] = []  # None: of a forward that is closed
-        self._forwards: list[int] = []  # forward number of each use
-        self._open: set[int] = set()
-        self._reached: set[int] = set()  # reached by the current backward
+        self._forwards: list[weakref.ref[Forward]] = []  # of each use
+        self._open: weakref.WeakSet[Forward] = weakref.WeakSet()
+        self._reached: set[Forward] = set()  # reached by the current backward
         self._previous: list[U] = []
         self._not_returning: set[int] = set()  # uses that backward will not reach
         self._start = 0  # index of the current forward's first use
@@ -218,23 +225,24 @@ class UnitOrder(Generic[U]):
 
     def begin_forward(self) -> None:
         """Starts a forward; several may precede one backward."""
-        self.forward += 1
+        self.forward = Forward()
+        self.end_backward(closes_all=False)  # of forwards whose graphs are gone
         self._open.add(self.forward)
         self._start = len(self._uses)
 
     def record(self, unit: U) -> int:
         """Records a use of `unit` and returns its number."""
         self._uses.append(unit)
-        self._forwards.append(self.forward)
+        self._forwards.append(weakref.ref(self.forward))
         return len(self._uses) - 1
 
-    def forward_of(self, use: int) -> int:
-        """Returns the number of a use's forward."""
-        return self._forwards[use]
+    def forward_of(self, use: int) -> Forward | None:
+        """Returns a use's forward, None if it is gone."""
+        return self._forwards[use]()
 
-    def reach(self, forward: int) -> bool:
+    def reach(self, forward: Forward | None) -> bool:
         """Records that backward has reached a forward; returns True if it is open."""
-        self._reached.add(forward)
+        self._reached.update([forward] if forward else [])
         return forward in self._open
 
     @property
@@ -251,7 +259,7 @@ class UnitOrder(Generic[U]):
         if not self._open:
             self._uses, self._forwards, self._start = [], [], 0
             self._not_returning.clear()
-        self._uses = [u if f in self._open else None for u, f in zip(self._uses, self._forwards, strict=True)]
+        self._uses = [u if f() in self._open else None for u, f in zip(self._uses, self._forwards, strict=True)]
 
     def restart(self) -> None:
         """Closes all forwards, and predicts none: there are other units now."""

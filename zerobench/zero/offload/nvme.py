@@ -329,6 +329,7 @@ class FileGradients(GradientSink):
         self.numel = paged.numel
 
     def take(self, mean: torch.Tensor, adds: bool) -> None:
+        self.paged.drop_all()  # what a step that has raised left loaded is old
         self.paged.write_all(mean, adds)
 
     def release(self, give_back: Callable[[], None]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import optim
+from torch.utils._pytree import tree_map_only
 
 from .. import labels
 from ..offload.cpu import HostPlacement
@@ -172,9 +173,10 @@ class DelayedUpdate(Update):
         if self.pending is None:
             return {"steps": self._steps}
         coefficient = None if self.pending.coefficient is None else float(self.pending.coefficient)
+        added = self.optimizer.param_groups[len(self.pending.optimizer.param_groups) :]  # since that step
         options = [
-            {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in _options(group).items()}
-            for group in self.pending.optimizer.param_groups
+            {key: tree_map_only(torch.Tensor, torch.Tensor.item, value) for key, value in _options(group).items()}
+            for group in [*self.pending.optimizer.param_groups, *added]
         ]
         return {"steps": self._steps, "pending": {"coefficient": coefficient, "options": options}}
 

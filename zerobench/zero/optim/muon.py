@@ -44,13 +44,16 @@ class MuonWithAdamW(optim.Optimizer):
     """Value of a group's key OWNED -> the optimizer of the group."""
 
     def __init__(self, params: Iterable[dict[str, Any]]) -> None:
-        groups = [dict(group) for group in params]
-        if not all(isinstance(group.get(OWNED), bool) for group in groups):
-            of = self.parts[True].__name__
-            raise ValueError(f"{type(self).__name__}: each group says owned=True ({of}) or owned=False (AdamW)")
-        super().__init__([self._checked(group) for group in groups], {"differentiable": False})
+        super().__init__(params, {"differentiable": False})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, with the defaults of its optimizer."""
+        super().add_param_group(self._checked(param_group))
 
     def _checked(self, group: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(group, dict) or not isinstance(group.get(OWNED), bool):
+            of = self.parts[True].__name__
+            raise ValueError(f"{type(self).__name__}: each group says owned=True ({of}) or owned=False (AdamW)")
         kind, params = self.parts[group[OWNED]], list(group["params"])
         shown = [p.detach().flatten(0, 1) if kind is optim.Muon and _is_stack(p) else p for p in params]
         made: dict[str, Any] = kind([group | {"params": shown}]).param_groups[0]
@@ -135,7 +138,8 @@ def split(model: nn.Module, rest: Sequence[str]) -> tuple[list[nn.Parameter], li
         raise ValueError(
             f"it takes every parameter of {type(model).__name__}, and leaves no matrix for Muon; use adamw"
         )
-    return matrices, [p for p in named.values() if p in taken]
+    empty = [p for p in model.parameters() if p.requires_grad and not p.numel()]
+    return matrices, [p for p in named.values() if p in taken] + empty
 
 
 def _matching(model: nn.Module, entry: str, named: dict[str, nn.Parameter]) -> list[nn.Parameter]:

@@ -202,19 +202,21 @@ def swap_parameters(
         for segment in by_parameter.get(index[parameter], []):
             group["params"].append(segment.tensor)
             if whole:
-                part = _cut_state(optimizer, whole, parameter, orders[parameter], segment)
+                part = _cut_state(optimizer, group, whole, parameter, orders[parameter], segment)
                 optimizer.state[segment.tensor] = part
 
 
 def _cut_state(
-    optimizer: optim.Optimizer, state: dict[str, Any], parameter: nn.Parameter, order: MemoryOrder,
-    segment: OptimizerSegment,
+    optimizer: optim.Optimizer, group: dict[str, Any], state: dict[str, Any], parameter: nn.Parameter,
+    order: MemoryOrder, segment: OptimizerSegment,
 ) -> dict[str, Any]:  # fmt: skip
     own, start, stop = segment.tensor, segment.span.start, segment.span.stop
 
     def cut(name: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
+        if value.is_meta:  # Adagrad's, which makes its states with the optimizer
+            value = torch.full_like(value, group["initial_accumulator_value"], device=own.device)
         is_flat, block = name in getattr(optimizer, "dtypes", ()), state_block(optimizer, name)  # low_bit.py
         if is_flat:
             value = value[start // block : -(-stop // block)].to(own.device)

@@ -29,7 +29,16 @@ from ..precision import GradientScaling, LossScaling, cut_in_tiles, is_fused, no
 from ..units.unit import Unit, align_numel
 from .one_pass import OnePass
 from .segments import OWNED, STEP, OptimizerSegment, Waiting, dimensions, guard, set_aside, swap_parameters
-from .step_by_tiles import ONE_PASS, TILE_BYTES, TileBuffers, update_tiles
+from .step_by_tiles import (
+    ONE_PASS,
+    TILE_BYTES,
+    TileBuffers,
+    facts_of,
+    follow_facts,
+    optimizer_over,
+    raw_step,
+    update_tiles,
+)  # fmt: skip
 
 
 class Update:
@@ -267,8 +276,15 @@ class Update:
             segment.tensor.grad = shaped_as(segment.tensor, gradient).to(segment.tensor)
             if described["coefficient"] is not None:
                 segment.tensor.grad.mul_(described["coefficient"])
-        with self.running():
-            self.optimizer.step()
+        # with the options of the step that made the gradients, and without the hooks, which ran in it
+        groups = [
+            group | {key: saved[key] for key in saved.keys() - {"foreach", "fused", "capturable"}}
+            for group, saved in zip(self.optimizer.param_groups, described["options"], strict=True)
+        ]
+        other = optimizer_over(self.optimizer, groups)
+        before = facts_of(other)
+        raw_step(other)
+        follow_facts(self.optimizer, before, facts_of(other))
         for segment in gradients:
             segment.tensor.grad = None
 

@@ -42,6 +42,7 @@ as_they_are = torch._C.DisableTorchFunctionSubclass
 _NO_VALUES = frozenset((
     "size", "dim", "ndimension", "numel", "nelement", "element_size", "get_device", "is_floating_point", "is_complex",
     "is_inference", "requires_grad_", "retain_grad", "register_hook", "register_post_accumulate_grad_hook",
+    "backward", "grad",  # torch.autograd's, which get parameters as inputs
 ))  # fmt: skip
 _VALUES = ("data", "T", "mT", "H", "mH", "real", "imag")
 """Properties that return the values, or views of them."""

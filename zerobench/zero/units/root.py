@@ -30,9 +30,6 @@ from ..parameters.access import Hiding
 from .gathered_unit import GatheredUnit
 from .unit import Unit
 
-OBSERVED = 2
-"""Training forwards in which reads are observed; the second follows an update."""
-
 
 def owners(root: nn.Module, parameters: set[nn.Parameter]) -> list[tuple[nn.Module, nn.Parameter]]:
     """Returns each module with each of `parameters` that it has itself, in the order of modules."""
@@ -66,7 +63,6 @@ class Root:
         self._reading: Counter[nn.Parameter] = Counter()
         self._read_at: list[int] = []
         self._interception = Hiding(self._note_read, lets_write=True, lets_detach=True)
-        self._forwards = OBSERVED
         self._uses: Callable[[], int] = lambda: 0
         self._in_forward = False
         self._gathered_for_module: list[bool] = []  # by nesting: the units were gathered for the module that runs
@@ -95,12 +91,11 @@ class Root:
         return self.frees_in_backward and self._last_read_at == self._uses()
 
     def begin_forward(self, uses: Callable[[], int]) -> None:
-        """Starts a training forward; `uses`: returns the number of uses of other units so far. In the first forwards
-        reads are observed: backward would not see a parameter that is read outside of its module before the end.
+        """Starts a training forward; `uses`: returns the number of uses of other units so far. Reads are
+        observed: backward would not see a parameter that is read outside of its module before the end.
         """
         self._uses, self._in_forward = uses, True
-        if self.frees_in_backward and self._forwards:
-            self._forwards -= 1
+        if self.frees_in_backward:
             self._interception.stop_intercepting(self._parameters)
             for parameter in self._parameters:
                 self._interception.intercept(parameter)
@@ -134,6 +129,10 @@ class Root:
             if self._in_forward:
                 self._last_read_at = self._uses()
             register_multi_grad_hook(tensors, self._arrive_in_backward, mode="any")
+        elif is_read and self._in_forward and output is not None:  # an error has no output
+            # an output that hides its tensors hides their gradients as well
+            trains = any(p.requires_grad for p in module.parameters(recurse=False))
+            self.frees_in_backward = self.frees_in_backward and not trains
 
     def _arrive_in_backward(self, _gradient: torch.Tensor) -> None:
         self.unshard()
