@@ -9,9 +9,7 @@ python -m tests.distributed.test_interfaces NODE FOLDER
 
 import json
 import os
-import re
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -107,21 +105,6 @@ LAUNCHERS = {
     ],
 }  # fmt: skip
 PROGRAMS = {"zerobench": "no other", "mpirun": r"(mpirun|orted|prted)", "torchrun": r".*torch\.distributed\.run"}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_launcher_on_one_machine_adds_no_listener_of_ours(launcher: str, tmp_path: Path) -> None:
-    """Nor does the command, with its fork server. torchrun's own store listens everywhere: SECURITY.md says so."""
-    if launcher == "mpirun" and shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed: apt-get install openmpi-bin")
-    command = [word.replace("PORT", str(free_port())) for word in LAUNCHERS[launcher]]
-    found = watched([*command, "results_dir=runs"], tmp_path)
-    ours = {one for one in found if not re.match(PROGRAMS[launcher], one.program)}
-    assert ours
-    assert all(one.is_loopback for one in ours), ours
-    if launcher == "torchrun":
-        assert not all(one.is_loopback for one in found), "torchrun's store listens on loopback now: tell SECURITY.md"
 
 
 @pytest.mark.thorough

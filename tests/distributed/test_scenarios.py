@@ -225,8 +225,9 @@ def nothing_to_step(engine: Any, rank: int, n: int) -> list[float]:
 
 
 def failing_forward(engine: Any, rank: int, n: int) -> list[float]:
-    """A forward that fails in the middle of the blocks, on every rank, is caught; training goes on."""
+    """A forward that fails in the middle of the blocks, on every rank, is caught, before a step; training goes on."""
     losses = take_steps(engine, rank, n, range(2))
+    engine.backward(engine(*zoo.tokens(rank, n, 2)))
     hook = engine.module.blocks[1].register_forward_hook(fail)
     for number in range(2):
         try:
@@ -235,6 +236,7 @@ def failing_forward(engine: Any, rank: int, n: int) -> list[float]:
             continue
         raise AssertionError("the hook was not called")
     hook.remove()
+    engine.step()
     return losses + take_steps(engine, rank, n, range(3, 6))
 
 

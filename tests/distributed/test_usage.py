@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests import zoo
 from tests.distributed.training import engine_of, take_steps
@@ -36,6 +37,26 @@ def test_a_forward_left_over(rank: int, n: int) -> None:
             engine.step()
         assert losses[strategy] == losses["ddp"], strategy
     assert max(whole) <= 2, whole
+
+
+class Repeated(zoo.Chain):
+    """A block that reentrant checkpoints use twice, and a part that rank 0 alone uses."""
+
+    def run(self, h):
+        for _ in range(2):
+            h = checkpoint(self.blocks[0], h, use_reentrant=True)
+        return h + (self.extra(h) if torch.distributed.get_rank() == 0 else 0)
+
+
+@on_ranks(2)
+def test_gradients_that_come_twice_are_sent_alike_beside_those_of_one_rank(rank: int, n: int) -> None:
+    losses = []
+    for stage in STAGES:
+        torch.manual_seed(0)
+        model = Repeated(zoo.Block())
+        model.extra = nn.Linear(zoo.WIDTH, zoo.WIDTH)
+        losses.append(take_steps(engine_of(stage, model), rank, n, range(3)))
+    assert all(loss == pytest.approx(losses[0], rel=1e-5) for loss in losses)
 
 
 @on_ranks(2)

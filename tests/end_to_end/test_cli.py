@@ -245,11 +245,6 @@ def test_every_yaml_composes_and_resolves(path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", WITH_PARTS)
-def test_partitions_of_activations_compose_with_a_model_in_parts(name: str) -> None:
-    assert_composes(f"activation={name}", "strategy=zero2", "model=gpt_tiny", "world_size=2", "tensor_parallel=2")
-
-
 def first(values: object) -> str:
     """The first value of a sweep over a key."""
     return str(values).split(",")[0]

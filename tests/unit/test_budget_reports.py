@@ -302,8 +302,3 @@ GATE = ROOT / "examples/ci/memory-gate.yml"
 
 def steps(job: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load(GATE.read_text())["jobs"][job]["steps"])
-
-
-def test_the_marker_of_the_script_is_that_of_the_comment() -> None:
-    (script,) = [step["with"]["script"] for step in steps("comment") if "script" in step.get("with", {})]
-    assert f"'{MARKER}'" in script

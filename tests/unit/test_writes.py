@@ -1,9 +1,11 @@
 """Changes of parameters and gradients behind the engine's back: it counts, or one sentence says what would."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.optim.optimizer import _foreach_supported_types
 
@@ -169,6 +171,34 @@ def test_writes_count(stage: str, dtype: torch.dtype, options: dict, write) -> N
 
 def assert_same(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
     assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
+
+
+def test_step_that_a_hook_refused_clips_once_when_it_is_made() -> None:
+    engine, oracle = engine_of("zero2"), engine_of("zero2")
+    for one in (engine, oracle):
+        backward(one)
+        one.clip_grad_norm_(1e-3)
+    hook = engine.optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    hook.remove()
+    engine.step()
+    oracle.step()
+    assert_same(engine.full_state_dict(), oracle.full_state_dict())
+
+
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+def test_part_that_is_loaded_leaves_what_was_written_before(stage: str, tmp_path: Path) -> None:
+    engine = engine_of(stage, offload=Offload(delayed_after=0))
+    train(engine, 1)  # whose update is pending
+    engine.module.load_state_dict(expected := {name: value + 8 for name, value in net().state_dict().items()})
+    save_file({"2.bias": torch.ones(1)}, tmp_path / "part.safetensors")
+    engine.load_weights(tmp_path / "part.safetensors", strict=False)
+    engine.sync_parameters()
+    oracle = engine_of(stage)
+    backward(oracle)
+    updated = {name: value - 0.1 * oracle.full_gradient(name) for name, value in expected.items()}
+    assert_same(engine.full_state_dict(), updated | {"2.bias": torch.ones(1)})
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -114,6 +114,8 @@ class Plots:
 
         from .page import Page, settle
 
+        if options.get("panels", 1) < 1:
+            raise ValueError(f"plot.{name}: panels={options['panels']}: must be at least 1")
         runs = self.results.runs
         if runs.empty:
             raise ValueError(f"plot.{name}: there are no runs in these results")

@@ -286,10 +286,17 @@ class Stage1(Strategy):
 
     def left_over(self) -> Iterable[Unit]:
         sent, self._next = self._next, 0
-        for unit in self.units[:sent]:
-            if unit.gradients.filled and not unit.gradients.is_in_flight:  # some came after the bucket was sent
-                yield unit
+        # some came after the bucket was sent: on a rank that lacks another parameter's, it may not have been sent yet
+        late = [bool(unit.gradients.filled) and not unit.gradients.is_in_flight for unit in self.units[:sent]]
         yield from self.units[sent:]
+        if self.gradients.repeats and self.comm.size > 1:
+            device = self.comm.flags_device or self.units[0].device
+            flags = torch.tensor(late + [False] * (len(self.units) - sent), dtype=torch.int32, device=device)
+            self.comm.maximum(flags)
+            late = flags.tolist()
+        if any(late):
+            self.gradients.wait_all()
+        yield from (unit for unit, is_late in zip(self.units, late, strict=False) if is_late)
 
     def forget(self) -> None:
         self._next = 0

@@ -160,6 +160,14 @@ class Stage3(Stage2):
         module.register_forward_pre_hook(wrapping.Hook(before), prepend=True)
         module.register_forward_hook(wrapping.Hook(after))
 
+    def run_forward(self, run: Callable[[], Any]) -> Any:
+        try:
+            return super().run_forward(run)
+        except BaseException:
+            if not self.running:  # a failed forward does not reach `after_root_forward`
+                self._recording = False
+            raise
+
     def run_registered(self, module: nn.Module, run: Callable[[], Any]) -> Any:
         inside = self.running or self._recording or wrapping.inside_backward()
         if module is self.module and not inside:

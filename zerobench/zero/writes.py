@@ -161,6 +161,17 @@ class Writes:
                 unit.keep_parameters(self._loaded)
         self._loaded.clear()
 
+    def follow_before_sync(self) -> None:
+        """Updates masters after writes to parameters. Raises RuntimeError if masters were written to as well."""
+        units = [unit for unit in self._compared if unit in self._stored or unit.versions.have_moved]
+        if units and self._segments.have_moved:
+            raise RuntimeError(
+                f"sync_parameters: parameters of {units[0].name} were loaded or written to, and the tensors of"
+                " optimizer.param_groups too, since the masters followed; call engine.sync_parameters() between the two"
+            )
+        if units:
+            self.follow()
+
     def follow_all(self, updates: bool = False) -> None:
         """Updates masters after all writes, also those that only values show. `updates`: an update follows, before
         which a GPU compares none; it may do so itself (parameters/access.py).

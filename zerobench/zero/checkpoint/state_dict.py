@@ -201,6 +201,7 @@ class StateMixin(ShardedEngine):
                 " reach them, and are dropped; write to the parameters inside `with engine.full_parameters()`"
             )
         self.settle()
+        self.writes.follow_before_sync()
         self.after_load()
 
     def save(
@@ -230,8 +231,16 @@ class StateMixin(ShardedEngine):
         damaged or for another model or optimizer.
         """
         self.raise_if_weights_are_temporary("load")
+        if not strict:
+            self._settle_parameters()
         with self.placement.in_memory(write_back=True):
             return save_load.load_weights(self, path, strict)[1] if weights_only else save_load.load(self, path, strict)
+
+    def _settle_parameters(self) -> None:
+        """Lets masters follow writes since the last step, and makes a pending update, before a part is loaded."""
+        self.writes.check()
+        if self.update.complete():
+            self.placement.round_masters()
 
     @in_normal_mode
     def load_weights(self, path: str | PathLike[str], *, strict: bool = True) -> tuple[list[str], list[str]]:
@@ -244,6 +253,8 @@ class StateMixin(ShardedEngine):
         unexpected names. Nothing is unpickled.
         """
         self.raise_if_weights_are_temporary("load_weights")
+        if not strict:
+            self._settle_parameters()
         with self.placement.in_memory(write_back=True):
             return save_load.load_weights(self, path, strict)[0]
 

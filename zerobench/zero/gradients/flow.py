@@ -304,6 +304,7 @@ class GradientFlow:
         self.plain = PlainBackward(engine)
         self._in_engine_backward = False  # `engine.backward` runs
         self.synchronizing = True
+        self.repeats = False  # a gradient has come again in this backward, of a part recomputed re-entrantly
         self.buckets: list[GradientBucket] = []
         self.pieces: list[list[tuple[Unit, Piece]]] = []
         self._hooks: list[ArrivalHook] = []
@@ -386,6 +387,7 @@ class GradientFlow:
         for unit, piece in self.pieces[i]:
             if flat is not None:
                 self._fill(unit.gradients, piece, flat)
+            self.repeats = self.repeats or i in unit.gradients.arrived
             unit.gradients.arrived.add(i)
             if self.synchronizing:
                 self.reduce(self._engine.due(unit))
@@ -469,6 +471,7 @@ class GradientFlow:
         """Clears arrivals, which do not apply to the next backward; `.grad` shows which gradients exist."""
         for bucket in self.buckets:
             bucket.arrived.clear()
+        self.repeats = False
         self.stand_ins.put()
 
     def drop(self, numbers: set[int]) -> None:

@@ -179,17 +179,26 @@ class Update:
                     if self.one_pass is not None:
                         hooks_wrote = self.one_pass.step(factor)
                     else:
-                        # all ranges of a tile share a `group`: its first range opens it for all; a range with I/O of
-                        # its own is its own group, and so its own tile
-                        hooks_wrote = update_tiles(
-                            self.optimizer, self.tiles, factor, self.buffers,
-                            visit=lambda tile: tile[0].shard_range.visit(tile),
-                        )  # fmt: skip
+                        hooks_wrote = self._update_tiles(factor)
                     if hooks_wrote:
                         self._placement.round_masters()
                 if self._placement.unseen is not None:
                     self._placement.unseen.send()
         return not skips
+
+    def _update_tiles(self, factor: torch.Tensor | float | None) -> bool:
+        # all ranges of a tile share a `group`: its first range opens it for all; a range with I/O of its own is its own
+        # group, and so its own tile
+        try:
+            return update_tiles(
+                self.optimizer, self.tiles, factor, self.buffers, visit=lambda tile: tile[0].shard_range.visit(tile)
+            )
+        except BaseException:  # of a hook: a step after it must not multiply the same gradients again
+            only = self.tiles[0] if len(self.tiles) == 1 and factor is not None else []
+            given = [(share.gradient(), share.tensor.grad) for share in only]
+            if any(own is not None and grad is not None and own.data_ptr() == grad.data_ptr() for own, grad in given):
+                self.scaling.coefficient = 1.0
+            raise
 
     def prepare(self) -> None:
         """Prepares an update, immediate or pending. Raises an error if the optimizer's parameters were changed."""
@@ -252,6 +261,10 @@ class Update:
 
     def launch(self) -> None:
         """Starts the pending update when a training forward starts."""
+
+    def complete(self) -> bool:
+        """Makes or awaits the pending update, without updating parameters. Returns True if one was pending."""
+        return False
 
     def check_saveable(self) -> None:
         """Raises ValueError while the pending update is running."""

@@ -83,6 +83,7 @@ class Hiding:
 
     def intercept(self, parameter: nn.Parameter) -> None:
         """Intercepts operations on `parameter` although it has its values."""
+        self.stop_intercepting([parameter])  # also another's, such as of a forward that an exception has ended
         kind = type(parameter)
         if kind not in self._classes:
             self._classes[kind] = type(

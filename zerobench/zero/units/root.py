@@ -11,7 +11,7 @@ They are whole from the beginning of the forward. Backward starts with the head,
 A module of the root may also be called by itself: the units are gathered for it, and for its backward.
 
 "auto" requires parameters that are read only in their own modules' forward. If one belongs to the root module itself,
-or is read elsewhere before the last unit has run, the root is kept.
+is read elsewhere before the last unit has run, or makes an output that torch cannot look into, the root is kept.
 """
 
 from __future__ import annotations
