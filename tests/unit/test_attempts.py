@@ -15,8 +15,6 @@ from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema import Launch, Search
 from zerobench.records import LineRow
 from zerobench.results.folders import claim_folder, write_run
-from zerobench.results.selection import split
-from zerobench.results.tables import load
 from zerobench.sweep import cell as cells
 from zerobench.sweep import sweep as sweeps
 from zerobench.sweep.search import combinations
@@ -29,16 +27,6 @@ def attempt(one: Cell, hour: int, **more: object) -> str:
     where, prefix = Path(one.config.results_dir), cells.run_prefix(one)
     tables = {"lines": [LineRow(0, "peak", "activations", "mlp", "model.py:7 in forward", 4096, 1)]}
     return write_run(claim_folder(where, prefix), prefix, row, one.config, {}, tables).name
-
-
-def test_runs_of_earlier_versions_have_no_random_word(tmp_path: Path) -> None:
-    one = cell("zero1", 2, results_dir=str(tmp_path))
-    old = (tmp_path / attempt(one, 5)).rename(tmp_path / f"{cells.run_prefix(one)}-7")
-    (old / "run.json").write_text(json.dumps(json.loads((old / "run.json").read_text()) | {"run_id": old.name}))
-    new = attempt(one, 4)
-    assert split(new) == (cells.run_prefix(one), 8)
-    assert list(load(tmp_path).runs["run_id"]) == [old.name, new]
-    assert split("zero1-x-12345678-2") == ("zero1-x-12345678", 2)
 
 
 def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path: Path) -> None:

@@ -261,6 +261,18 @@ def test_tensors_that_are_not_dense_count_with_their_parts() -> None:
     assert watch.results.runs.max_gradients_bytes.item() >= 3 * (8 * 4 + 8)
 
 
+def test_micro_batches_whose_forwards_come_first_are_counted() -> None:
+    loop = Loop()
+    expected = zerobench.ExpectedTraining(accumulation=2)
+    with zerobench.watch(loop.model, loop.optimizers, verify=expected) as watch:
+        for _ in range(WARMUP + STEPS):
+            for loss in [loop.model(torch.randn(BATCH, HIDDEN)).square().mean() for _ in range(2)]:
+                loss.backward()
+            loop.optimizers[0].step()
+            loop.optimizers[0].zero_grad()
+    watch.certificate.check(strict=True)
+
+
 def test_a_thread_that_outlives_the_watch_is_heard_no_more() -> None:
     loop, go = Loop(), threading.Event()
     made: list[torch.Tensor] = []

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property
@@ -151,9 +151,9 @@ class JobSeen:
         sizes = {name: self.sizes.get(name) or number / len(self.ranks) or 1 for name, number in numbers.items()}
         return {name: total[name] / max(1, round(numbers[name] / sizes[name])) for name in total}
 
-    def norm(self, step: int, at_update: bool = False) -> float:
+    def norm(self, step: int, at_update: bool = False, without: Collection[str] = ()) -> float:
         """Returns the norm of all gradients of a step, after backward or as the optimizer got them."""
-        return math.sqrt(sum(self.squares(step, at_update).values()))
+        return math.sqrt(sum(s for name, s in self.squares(step, at_update).items() if name not in without))
 
     @property
     def copies(self) -> float | None:
@@ -210,6 +210,9 @@ class JobSeen:
     @property
     def reduces_late(self) -> bool:
         """Whether the loop reduces gradients by itself after backward, so that norms after backward are of one rank."""
+        if self.strategy in ("ddp", "zero_redundancy") and len(self.ranks) > 1:
+            *in_backward, after = self.reductions(self.steps - 1)
+            return sum(in_backward) < 0.05 and after > 0.9
         return self.strategy == "plain" and len(self.ranks) > 1
 
     def reductions(self, step: int) -> list[float]:

@@ -49,9 +49,14 @@ not_of_loop = WeakTensorKeyDictionary()
 """Tensors of certificates, which no watch counts."""
 
 
+def uncompiled(model: Any) -> Any:
+    """Returns the module inside of torch.compile's, which forwards attributes to it in both directions."""
+    return model._orig_mod if type(model).__name__ == "OptimizedModule" else model
+
+
 def inner_model(model: Any) -> nn.Module:
     """Returns the user's module inside wrappers that store it as `module`. Raises ValueError if there is no model."""
-    while type(model).__name__ in WRAPPERS or not isinstance(model, nn.Module):
+    while type(uncompiled(model)).__name__ in WRAPPERS or not isinstance(model, nn.Module):
         inside = getattr(model, "module", None)
         if not isinstance(inside, nn.Module):
             raise ValueError(f"watch: model is {type(model).__name__}; give the torch.nn.Module that the loop calls")
@@ -68,7 +73,7 @@ def inner_model(model: Any) -> nn.Module:
 def called_model(model: Any) -> nn.Module:
     """Returns the module whose call is the forward: its wrapper, which callbacks of trainers do not give."""
     called = model if isinstance(model, nn.Module) else inner_model(model)
-    if not dist.is_initialized() or type(called).__name__ in WRAPPERS:
+    if not dist.is_initialized() or type(uncompiled(called)).__name__ in WRAPPERS:
         return called
     wrappers = (wrapper for wrapper in gc.get_objects() if type(wrapper).__name__ in WRAPPERS)
     return next(
@@ -78,7 +83,7 @@ def called_model(model: Any) -> nn.Module:
 
 def strategy_name(model: Any, optimizers: list[Any]) -> str:
     """Names the strategy that the objects of a loop belong to, as in the table of strategies if it is there."""
-    objects = (model, *optimizers)
+    objects = (uncompiled(model), *optimizers)
     names = {type(held).__name__ for held in objects}
     if "ZeroRedundancyOptimizer" in names:
         return "zero_redundancy"

@@ -245,7 +245,7 @@ class TrainingObserver:
         """Observes computing dtypes, scalers and schedulers. `wrapper`: DDP's, or the model itself."""
         seen = self.seen
         seen.own = list(getattr(self._model, "_ddp_params_and_buffers_to_ignore", ()))
-        seen.is_ddp = isinstance(wrapper, DistributedDataParallel)
+        seen.is_ddp = isinstance(held_tensors.uncompiled(wrapper), DistributedDataParallel)
         seen.has_hook = bool(getattr(wrapper, "_comm_hooks", ()))
         seen.syncs_buffers = bool(getattr(wrapper, "broadcast_buffers", True))
         self._modules = {module: held_tensors.plain_name(name) for name, module in self._model.named_modules()}
@@ -338,8 +338,10 @@ class TrainingObserver:
                 self._observe(part, engine.optimizer, dtypes.get(part.name), "")
 
     @_guarded
-    def on_update(self, optimizer: optim.Optimizer, closure: str = "") -> None:
-        """Called when an optimizer's step begins; `closure`: "before" one that makes gradients, "after" each call."""
+    def on_update(self, optimizer: optim.Optimizer, closure: str = "", is_inner: bool = False) -> None:
+        """Called when an optimizer's step begins. `closure`: "before" one that makes gradients, "after" each call.
+        `is_inner`: in the step of another optimizer, which is the same update.
+        """
         wrapped = held_tensors.torch_optimizers([optimizer])
         if self._engine is not None or any(inner is not optimizer for inner in wrapped):
             return  # a wrapper: the optimizer inside of it steps, too
@@ -347,7 +349,7 @@ class TrainingObserver:
             return  # another model's
         if closure != "after":
             self._step.updates += 1
-            self._calls += 1
+            self._calls += not is_inner
         if all(optimizer is not other for other in self._optimizers):
             self._optimizers.append(optimizer)
         if closure != "before":
@@ -477,7 +479,7 @@ class TrainingObserver:
             whole = {name: p for p, name in self._all.items() if self._engine is None and _is_whole(p)}
             self.seen.replaced = [name for name, p in whole.items() if now.get(name, p) is not p]
             optimizers = self._given + self._optimizers
-            held = {
+            held = set(self.seen.held) | {  # in any step: a loop may freeze them later
                 part.name for optimizer in optimizers for part in held_tensors.parts_of_optimizer(optimizer, self._all)
             }
             if self._engine is not None:

@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..zero import labels
 from ..zero.modules.wrapping import inside_backward
+from .held_tensors import uncompiled
 
 
 class WatchHook:
@@ -48,7 +49,7 @@ class PhaseListener(Protocol):
 
     def enter_phase(self, phase: str) -> None: ...
     def on_inputs(self, inputs: Any) -> None: ...
-    def on_update(self, optimizer: optim.Optimizer, closure: str = "") -> None: ...
+    def on_update(self, optimizer: optim.Optimizer, closure: str = "", is_inner: bool = False) -> None: ...
     def on_loss(self, tensors: Any) -> None: ...
     def after_backward(self) -> None: ...
 
@@ -109,12 +110,12 @@ class Phases(AbstractContextManager["Phases"]):
         return nullcontext()
 
     def _before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        is_inner = any(outer is optimizer for outer in self._stepping)
+        is_again, is_inner = any(outer is optimizer for outer in self._stepping), bool(self._stepping)
         self._stepping.append(optimizer)
-        if is_inner:
+        if is_again:
             return None
         closure = args[1] if args[1:] else kwargs.get("closure")
-        self._listener.on_update(optimizer, "before" if callable(closure) else "")
+        self._listener.on_update(optimizer, "before" if callable(closure) else "", is_inner)
         self._begin("update")
         if not callable(closure):
             return None
@@ -153,6 +154,7 @@ class Phases(AbstractContextManager["Phases"]):
 
 def replaced(owner: Any, name: str, context: Callable[..., AbstractContextManager[Any]]) -> Callable[[], None]:
     """Runs a method within the `context` of its arguments; returns what undoes this, if it is still in place."""
+    owner = uncompiled(owner)  # a compiled module would pass the replacement on to the module in it
     own, method = vars(owner).get(name), getattr(owner, name)
 
     def replacement(*args: Any, **kwargs: Any) -> Any:

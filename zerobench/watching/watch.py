@@ -33,6 +33,7 @@ from ..probes.snapshot import recorded, take
 from ..probes.snapshot import write as write_snapshot
 from ..records import CertificateRow
 from ..results.tables import Results
+from ..zero.modules.wrapping import inside_backward
 from . import held_tensors, rows
 from .certificate import FIRST, UNKNOWN, Certificate, ExpectedTraining, JobSeen
 from .comparing import compare_with_reference, effect_of_option
@@ -91,7 +92,9 @@ class Watch:
         self.model = held_tensors.inner_model(model)
         self._called = held_tensors.called_model(model)
         self._outer = model = self._called if model is self.model else model
-        warmup = 1 + isinstance(self._called, DistributedDataParallel) if warmup is None else warmup
+        warmup = (
+            1 + isinstance(held_tensors.uncompiled(self._called), DistributedDataParallel) if warmup is None else warmup
+        )
         optimizer = model if optimizer is None and is_engine(model) else optimizer
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
         if is_ours(model):  # whose step is more than its optimizer's, whichever of the two the loop calls
@@ -125,7 +128,7 @@ class Watch:
         """The certificate, on rank 0 once the watch has stopped, if `verify` is given."""
         self._observing, self._step = ExitStack(), ExitStack()
         self._seen_forward, self._loss, self._backwards, self._since_update = False, 0.0, 0, 0
-        self._micro_batches, self._has_forward = 0, False  # a forward that no backward has followed
+        self._micro_batches, self._forwards = 0, 0  # forwards that no backward has followed
         self._others = ""  # the class of an optimizer that steps and is not watched
         self._history = History() if snapshot else None
         self._snapshot: dict[str, Any] | None = None  # from the end of the last step on
@@ -270,7 +273,7 @@ class Watch:
         self._step.close()
         self.done += 1
         self._about.losses.append(self._loss)
-        self._loss, self._backwards, self._since_update, self._micro_batches, self._has_forward = 0.0, 0, 0, 0, False
+        self._loss, self._backwards, self._since_update, self._micro_batches, self._forwards = 0.0, 0, 0, 0, 0
         if not self._seen_forward:
             self.problem = (
                 f"watch: the watched {type(self.model).__name__} was not called in step {self.done}; was it replaced?"
@@ -299,27 +302,31 @@ class Watch:
 
     def on_inputs(self, inputs: Any) -> None:
         """Called when the model is called."""
-        self._seen_forward = self._has_forward = True
+        self._seen_forward = True
+        if torch.is_grad_enabled() and not inside_backward():  # no evaluation, and not recomputed
+            self._forwards += 1
         tensors = [tensor for tensor in tensors_in(inputs, DEPTH) if has_storage(tensor)]
         self._about.read_batch(tensors)
         self.probe.inputs(*tensors)
 
-    def on_update(self, optimizer: torch.optim.Optimizer, closure: str = "") -> None:
-        """Called when an optimizer's step begins, "before" its closure makes gradients and "after" it has."""
+    def on_update(self, optimizer: torch.optim.Optimizer, closure: str = "", is_inner: bool = False) -> None:
+        """Called when an optimizer's step begins, "before" its closure makes gradients and "after" it has. `is_inner`:
+        in the step of another optimizer.
+        """
         if optimizer not in self._watched:
             self._others = type(optimizer).__name__
         self._since_update = 0
         if self._observer is not None:
-            self._observer.on_update(optimizer, closure)
+            self._observer.on_update(optimizer, closure, is_inner)
 
     def on_loss(self, tensors: Any) -> None:
         """Called when backward is called."""
         self._backwards, self._since_update = self._backwards + 1, self._since_update + 1
         self._about.accumulation = max(self._about.accumulation, self._since_update)
         if self._observer is not None and self._observer.before_backward():
-            self._micro_batches = 0
-        self._micro_batches += self._has_forward
-        self._has_forward = False
+            self._micro_batches = 0 if self._forwards else min(1, self._micro_batches)  # the same one's next loss
+        self._micro_batches += bool(self._forwards)
+        self._forwards = max(0, self._forwards - 1)
         if isinstance(tensors, torch.Tensor):
             self.probe.before_backward(tensors)
         for tensor in tensors_in(tensors, DEPTH):
