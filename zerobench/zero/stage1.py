@@ -292,6 +292,7 @@ class Stage1(Strategy):
         if self.gradients.repeats and self.comm.size > 1:
             device = self.comm.flags_device or self.units[0].device
             flags = torch.tensor(late + [False] * (len(self.units) - sent), dtype=torch.int32, device=device)
+            self.comm.meet("a backward in which gradients came twice")
             self.comm.maximum(flags)
             late = flags.tolist()
         if any(late):
