@@ -38,7 +38,7 @@ from .step_by_tiles import (
     optimizer_over,
     raw_step,
     update_tiles,
-)  # fmt: skip
+)
 
 
 class Update:

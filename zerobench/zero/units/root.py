@@ -91,12 +91,11 @@ class Root:
         return self.frees_in_backward and self._last_read_at == self._uses()
 
     def begin_forward(self, uses: Callable[[], int]) -> None:
-        """Starts a training forward; `uses`: returns the number of uses of other units so far. Reads are
-        observed: backward would not see a parameter that is read outside of its module before the end.
+        """Starts a training forward; `uses`: returns the number of uses of other units so far. Reads are observed:
+        backward would not see a parameter that is read outside of its module before the end.
         """
         self._uses, self._in_forward = uses, True
         if self.frees_in_backward:
-            self._interception.stop_intercepting(self._parameters)
             for parameter in self._parameters:
                 self._interception.intercept(parameter)
 
