@@ -1,7 +1,6 @@
 """A user's script ends as Python scripts end, with its own exit code, whatever an engine has in flight.
 
-Forked children of a process that has loaded torch run the scripts: each ends by finalizing its interpreter, as a script
-does, and as the product's own ranks, whose processes leave without it, do not.
+Forked children of a process with torch run the scripts and, unlike the product's ranks, finalize their interpreters.
 """
 
 import json

@@ -27,6 +27,7 @@ from zerobench.results import provenance
 from zerobench.results.folders import JOBS, write_search
 from zerobench.results.tables import load
 from zerobench.simulation.execute import Limits, execute, execute_all, kept_processes
+from zerobench.strategies.table import _SPECS
 from zerobench.sweep import jobs
 from zerobench.sweep.cell import _write_run, find_elsewhere, new_row
 from zerobench.sweep.command import run_cells
@@ -157,13 +158,14 @@ def ran(one: Cell) -> Cell:
     return one
 
 
-def test_a_run_with_another_version_of_transformers_is_not_reused(monkeypatch, tmp_path: Path) -> None:
-    plain = ran(sound("zero1", 2, results_dir=str(tmp_path)))
+def test_a_run_with_another_version_of_a_package_is_not_reused(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(_SPECS, "zero2", replace(_SPECS["zero2"], requires="pytest"))
+    plain, requiring = (ran(sound(name, 2, results_dir=str(tmp_path))) for name in ("zero1", "zero2"))
     theirs = ran(plain.changed(model=HuggingfaceModel(), huggingface=Huggingface()))
-    assert None not in (find_elsewhere(one, ("ok",), "jobs") for one in (plain, theirs))
+    assert None not in (find_elsewhere(one, ("ok",), "jobs") for one in (plain, requiring, theirs))
     real = provenance.installed_version
     monkeypatch.setattr(provenance, "installed_version", lambda name: real(name) if name == "torch" else "0.1")
-    assert [find_elsewhere(one, ("ok",), "jobs") is None for one in (plain, theirs)] == [False, True]
+    assert [find_elsewhere(one, ("ok",), "jobs") is None for one in (plain, requiring, theirs)] == [False, True, True]
 
 
 def test_the_result_of_a_search_is_that_of_its_job(monkeypatch, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from ..registry import DATA, MODELS
 
 PACKAGE = Path(__file__).parent.parent
 PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepspeed")
-"""Packages whose versions are recorded."""
+"""Packages whose versions are recorded, besides the one that a strategy requires."""
 
 
 @cache
@@ -84,11 +84,14 @@ def environment_hash(config: CellConfig) -> str:
 def provenance(config: CellConfig) -> dict[str, Any]:
     """Collects the provenance of a resolved cell's run."""
     spec = strategies.find(config.strategy.name)
+    described = machine(config.device, config.backend)
+    if spec is not None and spec.requires is not None:
+        described["versions"][spec.requires] = installed_version(spec.requires)
     return {
         "source_hash": source_of(config),
         **({"look": {"label": spec.label, "color": spec.look.color}} if spec is not None and spec.of_user else {}),
         **started(config.nodes),
-        **machine(config.device, config.backend),
+        **described,
     }
 
 

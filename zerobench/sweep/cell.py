@@ -226,7 +226,7 @@ def find_elsewhere(cell: Cell, statuses: Sequence[str], launcher: str) -> RunRow
     """
     needed = {"torch", spec_of(cell.config.strategy.name).requires}
     needed |= {"transformers"} if cell.config.model.kind == "huggingface" else set()
-    names = [name for name in provenance.PACKAGES if name in needed]
+    names = sorted(filter(None, needed))
 
     def is_wanted(folder: Path, row: RunRow) -> bool:
         same = (row.launcher, row.source_hash) == (launcher, provenance.source_of(cell.config))
