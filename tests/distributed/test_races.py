@@ -1,10 +1,8 @@
 """Overlapped and serialized runs agree to the bit, with freed buffers poisoned; and planted races are seen.
 
     serialized   every collective is waited for where it is launched: nothing overlaps
-    late         a send leaves after a random delay, and whoever waits for a transfer sleeps first: the windows in which
-                 a buffer must be left alone are as wide as the scheme allows
-    poisoned     parameters' storages that are resized to nothing, and gradients that were sent and reduced, are filled
-                 with NaN; the memory stays, so that who reads or writes it by mistake does so in safety
+    late         a send leaves after a random delay and waiters sleep first: the widest windows that the scheme allows
+    poisoned     freed storages of parameters, and gradients that were sent, are NaN; their memory stays, to be read
 
 A run that is late and poisoned must be equal to a serialized one. `Plants` are the mistakes that it must catch.
 """

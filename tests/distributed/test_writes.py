@@ -1,8 +1,7 @@
 """Writes to parameters beside the optimizer, on real ranks: they count, or are refused in a sentence. So do gradients
 that are read and changed between backward and step.
 
-The oracle: an engine of the same kind over a model that had the values before `initialize`. SGD keeps no state, so both
-must train alike, to the bit.
+The oracle: such an engine over a model that had the values before `initialize`. Under SGD both train alike, to the bit.
 """
 
 import copy

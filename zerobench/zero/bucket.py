@@ -56,8 +56,9 @@ class Heap:
         taken.untyped_storage().resize_(0)
 
     def restore(self, tensor: torch.Tensor) -> None:
-        """Gives memory to `tensor`, a permanent tensor object; not filled."""
-        tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
+        """Gives memory to `tensor`, a permanent tensor object, if it has none; not filled."""
+        if not tensor.untyped_storage().size():  # torch would replace memory of the same size, and copy it
+            tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
 
     def release(self, tensor: torch.Tensor) -> None:
         """Frees the memory of `tensor`, a permanent tensor object, until `restore`."""
@@ -75,10 +76,6 @@ class Arena(Heap):
 
     def give_back(self, taken: torch.Tensor) -> None:
         self._slots.give_back(taken)
-
-    def restore(self, tensor: torch.Tensor) -> None:
-        if not tensor.untyped_storage().size():  # torch would replace memory of the same size, and copy it
-            super().restore(tensor)
 
     def release(self, tensor: torch.Tensor) -> None:
         """Keeps the memory: the next step uses it again."""
