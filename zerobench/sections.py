@@ -23,9 +23,9 @@ class Key:
     to null and, with limits, to numbers. `rule`: describes valid values, if `limits` and `words` do not. Names in other
     systems are in docs/reference/other_systems.csv.
 
-    In the identity of a cell (config/cell.py) a key that is `omitted` at its default leaves the identity as it was
-    before the key existed. `volatile`: it does not change the measurement. `local`: it depends on the machine, and
-    changes times and losses, but no bytes and no volume.
+    `omitted`: the identity of a cell (config/cell.py) lacks the key if it has its default, so that a new key does not
+    change existing identities. `volatile`: the key does not change the measurement. `local`: the key depends on the
+    machine, and changes times and losses, but no bytes and no volume.
     """
 
     meaning: str

@@ -30,7 +30,7 @@ def parse_bytes(text: str | int) -> int:
 
 def parse_memory(text: str | int, name: str = "") -> int:
     """Parses the memory of a device, a host or a disk as `parse_bytes` does. Raises ValueError for a number below 1 MiB
-    without a unit: "80" means 80 GiB to whoever writes it, and as bytes it would be answered, too.
+    without a unit: whoever writes "80" means 80 GiB, and 80 bytes would produce an answer, too, but a wrong one.
     `name`: begins the message.
     """
     try:

@@ -43,9 +43,9 @@ Report = Callable[[dict[str, Any]], None]
 @dataclass(frozen=True)
 class RankJob:
     """The work of one rank in one pass. `config`: a resolved cell. `rendezvous`: where all ranks meet. `folder`: the
-    run's, as long as it is written, where this rank leaves what is no table. `own_activation_bytes`: the prediction of
-    a cell before with the same model and batch; without one rank 0 makes it. `operators`: whether its events have every
-    operator that computes.
+    folder in which the run is being written; this rank puts files there that are not tables. `own_activation_bytes`:
+    the prediction for an earlier cell with the same model and batch; if None, rank 0 predicts it in the accounted pass.
+    `operators`: whether events include every operator that computes.
     """
 
     config: CellConfig
@@ -58,7 +58,7 @@ class RankJob:
 
     @property
     def scratch(self) -> str | None:
-        """Where this rank's files go that no one needs after it; None if it has none. The launcher sweeps there."""
+        """Folder of this rank's offloaded states; None without such files. The launcher removes those left there."""
         return self.config.offload.files_in(self.folder)
 
 
@@ -93,12 +93,12 @@ def run_rank(job: RankJob, report: Report) -> RankRecord:
             scale = current_scale(engine)
             with probe.step(measured=(measured := number >= measure.warmup)):
                 loss = _accumulate(engine, batches, probe, world, model, number, config)
-                # this rank's part of the gradients' squared norm, before they are clipped, in a phase that no figure
-                # counts; not of parts of a model: what each rank has whole would count as often
+                # this rank's part of the squared gradient norm before clipping, in a phase that no figure counts; not
+                # with tensor parallelism: a sum over the ranks would count replicated parameters several times
                 square_sum = None
                 if axis is None and probe.may_read_gradients(measured):
                     with probe.phase(ASIDE):
-                        # of gradients without values the first is enough: the number takes as much memory
+                        # fake gradients have no values: the first suffices, as the result takes the same memory
                         square_sum = squares(islice(engine.reduced_gradients(), 1 if world.is_fake else None), scale)
                 with probe.phase("update"):
                     norm = None
@@ -120,7 +120,7 @@ def run_rank(job: RankJob, report: Report) -> RankRecord:
         results += [read() for read in unread]
         holders = engine.gradient_holders
 
-    # 3 bring home, once the probe has let go: what it writes down is no part of a step
+    # 3 collect the records, after the probe has stopped observing: this is not part of a step
     records = probe.records(job.rank, Path(job.folder))
     own_activation_bytes = job.own_activation_bytes
     if own_activation_bytes is None and job.mode == "accounted" and job.rank == 0:

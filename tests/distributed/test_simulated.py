@@ -51,7 +51,7 @@ def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(tmp_path: Path) -> N
 
 
 def test_a_rank_is_one_of_a_simulated_world() -> None:
-    words = "rank=1: of a real world every rank is run; leave it out, or use backend=simulated"
+    words = "rank=1: in a real world every rank runs; leave it out, or use backend=simulated"
     assert cell("zero1", 2, rank=1).problems == (words,)
     assert cell("zero1", 2, rank=2, backend="simulated").problems == ("rank=2: must be from 0 to 1, below world_size",)
 

@@ -88,7 +88,7 @@ def test_what_cannot_be_judged_is_125_and_what_is_missing_1(checkout: Path) -> N
     other.write_text(file.read_text().replace("zero3 gpt_tiny", "zero9 gpt_tiny").replace("work:", "work: x"))
     done = budget(checkout, "check", "other.yaml", "--runs", "results/runs")
     assert done.returncode == 1
-    assert "missing: zero9 gpt_tiny N=2 b=8: the budget has it, the runs do not" in done.stdout
+    assert "missing: zero9 gpt_tiny N=2 b=8: it is in the budget, but not among the runs" in done.stdout
 
 
 def test_a_file_from_runs_alone_is_warned_to_have_no_command(checkout: Path, capsys) -> None:

@@ -209,7 +209,7 @@ def test_a_cell_of_the_name_that_does_other_work_is_told_by_its_keys(monkeypatch
         (found,) = budget._check_file(file, [measured], [], False)
         assert found.kind == "missing"
         said.append(found.sentence.partition("; ")[0])
-    whole = "c: it is not the work that the budget is for"
+    whole = "c: its work is not the budget's"
     assert said == [f"{whole} (optimizer.lr was 0.0003 and is 0.1, clip was 1.0 and is null)", whole]
 
 

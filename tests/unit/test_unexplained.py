@@ -177,7 +177,7 @@ def test_what_is_late_or_lossy_by_intent_is_judged_by_what_it_promises() -> None
     late = cell("zero2", 2, offload=schema_memory.CpuOffload(delayed=True, delayed_after=1)).config
     found = verdict([5.0, 4.0, 3.5], [1.0, 0.9, 0.5], late)
     assert found.kind == EQUAL
-    assert "over 2 steps, after which updates are late by intent" in found.message
+    assert "over 2 steps, after which updates are delayed by design" in found.message
     assert verdict([5.0, 4.1, 3.5], [1.0, 0.9, 0.5], late).kind == DIFFERS
     lossy = cell("zero3", 2, node_size=1, zeropp=schema_memory.AllOfZeropp()).config
     assert verdict([5.0, 4.01, 3.01], [1.0, 0.95, 0.75], lossy).kind == CLOSE

@@ -279,7 +279,7 @@ def print_changes(changes: list[LimitChange]) -> None:
 
 
 PROCESSORS = "; "
-"""Separates processors if a file has values from several; kernels' scratch memory is then judged on none of them."""
+"""Separates the processors of a file with values from several; limits on kernels' scratch are then not checked."""
 
 
 @dataclass(frozen=True)
@@ -299,9 +299,9 @@ class Wanted:
 def record_cell(
     file: BudgetFile, row: dict[str, Any], wanted: Wanted, taken: set[str]
 ) -> tuple[list[LimitChange], list[str]]:
-    """Replaces a cell's recorded values. Manual ceilings and tolerances stay, as do those of the same work under a name
-    that is not `taken` by a row of this recording. Returns the changed limits, and messages on metrics that are too
-    noisy.
+    """Replaces a cell's recorded values, but keeps manual ceilings and tolerances. Also replaces cells of the same
+    work whose names are not `taken` by rows of this recording; a new cell inherits from the first of these. Returns the
+    changed limits, and messages on metrics that are too noisy.
     """
     if row["status"] != "ok":
         raise judge.UnjudgedError(f"{row['name']}: {row['status']}: {row['reason']}; nothing was recorded")

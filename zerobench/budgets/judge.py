@@ -207,7 +207,9 @@ def judge_limits(
     if known; None if there is none; `lines`: recorded with the limits.
     """
     if row is None:
-        return [Finding("missing", cell, "", f"{cell}: the budget has it, the runs do not", limits=len(limits))]
+        return [
+            Finding("missing", cell, "", f"{cell}: it is in the budget, but not among the runs", limits=len(limits))
+        ]
     if row["status"] != "ok":
         message = f"{cell}: it could not be measured ({row['status']}: {row['reason']})"
         return [Finding("unjudged", cell, "", message, limits=len(limits))]
@@ -341,8 +343,8 @@ def part_name(part: str) -> str:
 
 
 def shares_cause(finding: Finding, first: Finding) -> bool:
-    """Returns True if a broken limit of a cell has the cause of the cell's `first` one: a line of code in common, or,
-    for a peak that no line explains, the direction; of traffic the parts of a volume, and their bytes.
+    """Returns True if a broken limit of a cell has the same cause as the cell's `first` one: both deviate in the same
+    direction, and both are limits on traffic, share a line of code, or `finding` is a peak that no line explains.
     """
     if finding.kind != first.kind:
         return False

@@ -7,9 +7,9 @@ folded   a row that represents equal modules, "blocks.0–4.mlp_in", so that a d
 rest     the sum of the lines that a short table does not list
 
 The number of a line changes with every edit above it, so lines are joined by category, module, function and label, and
-within a function by bytes, then in the order of their numbers. If one of several equal lines is new, the old ones are
-those that moved as far as the rest of their function. The differences of all changed lines add up to the difference of
-the two tables.
+within a function by bytes, then in the order of their numbers. If one of several equal lines is new, the old lines are
+the ones whose numbers have moved by as much as the rest of their function. The differences of all changed lines add up
+to the difference of the two tables.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ KEYS: tuple[Callable[[Line], Any], ...] = (
 its file be named relative to another folder."""
 
 AGREE: tuple[Callable[[Line], Any], ...] = (lambda line: line.bytes, lambda _: ())
-"""Lines with one key are joined if their bytes agree; then the others are."""
+"""Lines with the same key are joined first if their bytes are equal, then regardless of their bytes."""
 
 
 def moved_lines(before: LineTable, after: LineTable) -> list[MovedLine]:
@@ -370,8 +370,8 @@ def _nearest(few: list[int], many: list[int]) -> list[int]:
 
 
 def _joinable(lines: list[Line], key: Callable[[Line], Any]) -> list[Line]:
-    """Returns the lines by number. Under a key without the file, a function of several files is left out: nothing says
-    which of them it was.
+    """Returns the lines, ordered by number. If the key does not contain the file, leaves out functions that several
+    files have, since such a line cannot be matched with certainty.
     """
     files: dict[Any, set[str]] = {}
     for line in lines if key is KEYS[-1] else ():

@@ -261,7 +261,7 @@ def _check_file(
         matched = []
         away = _recorded_elsewhere(file, environment, own_rows)
         for name, budgeted in file.of(environment):
-            # the row with the same work, rather one with the same name; without work the name decides
+            # the row with the same work, preferably one with the same name; if the budget has no work, by name
             same = [row for row in own_rows if row["work"] == budgeted.work] if budgeted.work else own_rows
             named = [row for row in same if row["name"] == name]
             row = next(iter(named or (same if budgeted.work else [])), None)
@@ -315,7 +315,7 @@ def _other_work(
     said = [f"{key} was {show_config(was)} and is {show_config(now)}" for key, (was, now) in moved.items()
             if key not in LOCAL]  # fmt: skip
     keys = f" ({', '.join(said)})" if said else ""
-    message = f"{name}: it is not the work that the budget is for{keys}; zerobench budget record takes the new one"
+    message = f"{name}: its work is not the budget's{keys}; zerobench budget record replaces the budget"
     return judge.Finding("missing", name, "", message, limits=len(budgeted.limits))
 
 

@@ -90,7 +90,7 @@ def _exact(pair: Compared) -> Iterator[str | Grid]:
     if by:
         yield f"peak_bytes {'grew' if by > 0 else 'shrank'} by {show_bytes(abs(by))}{made_of}"
     elif parts:
-        yield f"peak_bytes did not move and is made up differently{made_of}"
+        yield f"peak_bytes is unchanged, but its composition differs{made_of}"
     for at, heading in HEADER.items():
         if rows := line_rows(at, pair.a.lines, pair.b.lines):
             yield Grid([heading, "A", "B", "difference"], rows)

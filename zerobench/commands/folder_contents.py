@@ -59,7 +59,7 @@ class FolderContents:
     """Runs that a search names as its result."""
     damaged_searches: list[Path]
     every_run: list[RunInFolder]
-    """All runs, where `runs` are those that conditions chose."""
+    """All runs, including those that --where has excluded from `runs`."""
 
     def verdicts(self) -> list[str]:
         """Returns for each run "superseded", "failed", "outdated", or "" if it should be kept."""
@@ -119,8 +119,8 @@ def warnings_to(messages: list[str]) -> Iterator[None]:
 
 
 def _damaged(runs: Sequence[RunInFolder]) -> set[Path]:
-    """Returns, with a warning each, the folders of ok runs that have a damaged table and would replace a run of their
-    launch, or older code. `runs`: in the order in which they began.
+    """Returns the folders of ok runs that have a damaged table, with a warning each, if these runs would make another
+    run of their launch superseded, or one of older code outdated. `runs`: in the order in which they began.
     """
     damaged: set[Path] = set()
     for key, replaced in ((_launch, "run_id"), (_environment, "source_hash")):

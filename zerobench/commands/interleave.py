@@ -81,10 +81,9 @@ class Side:
 
 
 def load_side(where: str) -> Side:
-    """Returns the runs in a folder, or in all folders that a pattern matches, in the order in which they began. If two
-    folders have the same attempt of a cell, as with its first launch in each folder, the newest launches of all folders
-    are numbered, cell by cell: each is one more launch of its cell. A run that is in two folders, such as in a copy,
-    counts once.
+    """Returns the runs in a folder, or in all folders that a pattern matches, in the order in which they began. Two
+    folders may both have, for example, the first attempt of a cell. If so, only the newest launches in each folder are
+    taken, and renumbered as launches of their cell. A run that is in two folders, such as in a copy, counts once.
 
     Raises FileNotFoundError if there are none.
     """

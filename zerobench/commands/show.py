@@ -358,7 +358,7 @@ def traffic_lines(row: Row) -> list[str]:
 def _time_lines(row: Row) -> Iterator[str]:
     if pd.isna(row["step_s"]):
         if row["backend"] == SIMULATED:
-            yield "none: of a simulated world one rank alone is run, and its times mean nothing"
+            yield "none: only one rank of a simulated world runs, and its times are meaningless"
         else:
             sharing = CellConfig.from_json(row["config"]).ranks_per_gpu > 1
             yield f"none: {'ranks that share a GPU take turns' if sharing else 'no pass was timed'}"

@@ -316,8 +316,8 @@ class Work:
     @classmethod
     def of(cls, cell: Cell, whole: bool = True, with_step: bool = False) -> Work:
         """Returns the work for a cell's memory: `whole`, or with few blocks if that saves half of the time.
-        `with_step`: with few micro-batches, and for its step as well if that is simulated alike: records of operators
-        change no byte. A step is of one rank, while any may have the peak of an optimizer of whole matrices.
+        `with_step`: with few micro-batches, and also for the step if the same configs serve both: recording operators
+        changes no bytes. Not for an optimizer of whole matrices: any rank may have its peak, and only one is timed.
         """
         config = with_few_micro_batches(cell.config) if with_step else cell.config
         small = reduced(cell.config) if with_step or not whole else Reduced((config,), (0,), 0, 1)

@@ -1,8 +1,7 @@
 """A cell: one point of a sweep, with every option filled in, and its identity. Code after `resolve` reads only cells.
 
-The identity is the config as stored with a run, without keys at their defaults, which leaves it as it was before a key
-existed, so a new option does not change the ids of cells that do not use it. Each Key (zerobench/sections.py) is marked
-omitted, volatile or local.
+The identity is the config as stored with a run, without the `omitted` keys that have their defaults. So a new option
+does not change the ids of cells that do not use it. A Key (zerobench/sections.py) may be omitted, volatile or local.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def validate(cell: CellConfig) -> list[str]:
     """Returns error messages for a cell's axes that are invalid, alone or together."""
     problems = cell.activation.validate(cell)
     if cell.arena and not spec_of(cell.strategy.name).composes.arena:
-        why = f"strategy={cell.strategy.name} has memory of its own; use one of {', '.join(names_with('arena'))}"
+        why = f"strategy={cell.strategy.name} manages its own memory; use one of {', '.join(names_with('arena'))}"
         problems.append(f"arena=true: {why}")
     problems += problems_of_compile(cell) + problems_of_tensor_parallel(cell)
     problems += cell.buffers.validate(cell) + cell.optimizer.validate(cell)
@@ -63,10 +63,13 @@ def problems_of_compile(cell: CellConfig) -> list[str]:
             f"activation={cell.activation.name} would move tensors of a graph; use none, checkpoint or selective",
         ),
         (cell.arena, "arena=true has no slots for tensors that a graph keeps; leave it out"),
-        (getattr(cell.model, "tiles", 1) > 1, "model.tiles are gathered apart, inside of a graph; use model.tiles=1"),
+        (
+            getattr(cell.model, "tiles", 1) > 1,
+            "model.tiles are gathered separately, inside of a graph; use model.tiles=1",
+        ),
         (
             getattr(cell.model, "separate_experts", False),
-            "experts are gathered apart; use model.separate_experts=false",
+            "experts are gathered separately; use model.separate_experts=false",
         ),
         (no_compiler, f"inductor needs a C++ compiler, and there is no program {compiler}; install g++, or set CXX"),
     )
@@ -87,7 +90,7 @@ def problems_of_tensor_parallel(cell: CellConfig) -> list[str]:
         why = f"strategy={name} takes all ranks for itself"
         return [f"{key}: {why}; use one of {', '.join(names_with('tensor_parallel'))}"]
     if model.kind not in CUT:
-        return [f"{key}: model={cell.model_name} has no plan by which its matrices are cut; use a model of {CUT[0]}"]
+        return [f"{key}: model={cell.model_name} does not support tensor parallelism; use a model of {CUT[0]}"]
     problems, heads = [], getattr(model, "heads", 1)
     if cell.world_size % ranks:
         problems.append(f"{key}: must be a divisor of world_size={cell.world_size}")
@@ -105,7 +108,7 @@ def problems_of_tensor_parallel(cell: CellConfig) -> list[str]:
     given += [f"precision={cell.precision.name}"] if cell.precision.scales else []
     given += [] if cell.optimizer.takes_elements else [f"optimizer={cell.optimizer.name}"]
     given += ["activation=selective"] if cell.activation.name == "selective" else []
-    return problems + [f"{key}: {it} does not know of a model in parts; leave one of the two out" for it in given]
+    return problems + [f"{key}: {it} does not work with tensor parallelism; leave one of the two out" for it in given]
 
 
 def problems_of_model(cell: CellConfig) -> list[str]:

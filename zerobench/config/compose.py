@@ -98,8 +98,8 @@ class RefusedError(ValueError):
 
 
 def refuse_senseless(cells: Sequence[Cell]) -> None:
-    """Raises RefusedError if no cell of a command can run; such cells become no rows. It has each problem once, and if
-    some are those of all cells, these alone.
+    """Raises RefusedError if no cell of a command can run; these cells get no rows. The error lists the problems that
+    all cells share or, if there are none, every problem once.
     """
     if cells and all(cell.problems for cell in cells):
         every = dict.fromkeys(problem for cell in cells for problem in cell.problems)
@@ -328,7 +328,7 @@ def check_line(
         if not problems and DELAYED_AFTER in given:
             configs = map(composer.config_of, _configs(composer, "offload", given, study))
             if True not in (given.get(DELAYED) or [OmegaConf.select(config, DELAYED) for config in configs]):
-                problems.append(f"{DELAYED_AFTER}: it means nothing without {DELAYED}=true; add that")
+                problems.append(f"{DELAYED_AFTER}: it has no effect without {DELAYED}=true; add that")
         launcher = None if mode == "RUN" else chosen_launcher(part, own)
     except RefusedError:
         raise

@@ -221,8 +221,8 @@ class _BatchLauncher(Launcher):
 
 
 def propose(composer: Composer, own: Sequence[str], swept: Sequence[str], run: RunBatch) -> dict[str, Any]:
-    """Lets the sweeper that the overrides `own`, below `hydra`, choose propose batches of the keys `swept`. Returns its
-    account of its results, {} if it has none. Raises BatchError.
+    """Makes a Hydra sweeper propose batches of values for the keys `swept`. `own`: overrides below `hydra` that choose
+    the sweeper. Returns the sweeper's account of its results, {} if it has none. Raises BatchError.
     """
     from ..host.temporary import temporary_folder  # with what tables are read by, which no completion needs
 

@@ -72,8 +72,8 @@ def asks_for_config(flags: list[str]) -> bool:
 
 
 def not_a_verb(arguments: list[str], verbs: tuple[str, ...]) -> list[str]:
-    """Returns an error message for a first word that is neither a verb, a flag nor KEY=VALUE: flags after it would be
-    those of a verb.
+    """Returns an error message for a first word that is neither a verb, a flag nor KEY=VALUE. It is checked before the
+    flags, which may belong to a misspelled verb.
     """
     word = arguments[0] if arguments else "-"
     if not word.replace("-", "_").isidentifier() or word.startswith("-") or arguments[1:2] == ["="]:

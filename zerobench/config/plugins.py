@@ -116,8 +116,8 @@ def requested_resources(
 
 
 def job_nodes(choice: LauncherChoice, world_size: int, node_size: int | None) -> int:
-    """Returns the number of nodes of a cell's job. A node has at most as many ranks as the job asks for GPUs on it, or
-    for tasks if these are several.
+    """Returns the number of nodes of a cell's job: as requested, or as many as its ranks need. A node has at most
+    node_size ranks, else gpus_per_node, else tasks_per_node if that is above 1, else all ranks.
     """
     if choice.is_here or "nodes" not in choice.settings:
         return 1

@@ -270,4 +270,4 @@ def _resolve_training(draft: Config, device: str, problems: list[str]) -> None:
     if draft.clip_norm not in NORMS:
         problems.append(f"clip_norm={draft.clip_norm}: use {' or '.join(NORMS)}")
     elif draft.clip is None and draft.clip_norm != "2":
-        problems.append(f"clip_norm={draft.clip_norm}: it means nothing without clip; add clip=1.0, or leave it out")
+        problems.append(f"clip_norm={draft.clip_norm}: it has no effect without clip; add clip=1.0, or leave it out")

@@ -424,11 +424,11 @@ class Precision(Axis):
     """Dtypes, each fp32, bf16 or fp16. `name`: the model's; below fp32 the optimizer updates fp32 master weights.
 
     `gradient_dtype`: in which gradients are accumulated; null: the model's. `wire_dtype`: in which they are reduced;
-    null: `gradient_dtype`. `tile_bytes`: most that the fp32 gradients which the optimizer is given in place of
-    half-precision ones take at once, 4 MiB where null; our stages update in tiles of that size where an optimizer is
-    not fused, too. On a GPU null means 0 for fused Adam and AdamW: one kernel, which needs no such gradients; 256 MiB
-    for others. Under megatron null means fp32 gradients, and no tiles. fsdp2 casts fp32 shards as
-    it gathers them; with `masters` false there are none, and its shards and the optimizer's states are in `name` too.
+    null: `gradient_dtype`. `tile_bytes`: the most bytes of fp32 gradients that exist at
+    a time in place of half-precision ones for the optimizer; null: 4 MiB on a CPU. If the optimizer is not fused, our
+    stages also update in tiles of that size. On a GPU, null means 0 for fused Adam and AdamW, whose single kernel needs
+    no such gradients, and 256 MiB for others. Under megatron, null means fp32 gradients and no tiles. fsdp2 casts fp32
+    shards as it gathers them; if `masters` is false, its shards and the optimizer's states have the dtype `name`.
     """
 
     name: str = MISSING
@@ -457,7 +457,7 @@ class Precision(Axis):
             defaults["tile_bytes"] = tile_bytes
         gradients = self.gradient_dtype or defaults["gradient_dtype"]
         wire = self.wire_dtype or gradients
-        # the engine has no kernel for what has another default, and theory must know the tiles that it makes instead
+        # 0 asks for the single kernel; if the engine has none, it uses tiles of the default size, which theory needs
         tile = defaults["tile_bytes"] if self.tile_bytes in (None, ONE_PASS) else self.tile_bytes
         return replace(self, gradient_dtype=gradients, wire_dtype=wire, tile_bytes=tile)
 

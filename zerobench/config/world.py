@@ -45,7 +45,7 @@ def resolve_ranks(draft: Config, problems: list[str], launcher: LauncherChoice |
         _resolve_simulated(draft, gpus, problems)
         return {}
     if draft.rank is not None:
-        why = f"of a real world every rank is run; leave it out, or use backend={SIMULATED}"
+        why = f"in a real world every rank runs; leave it out, or use backend={SIMULATED}"
         problems.append(f"rank={draft.rank}: {why}")
     if draft.tensors == FAKE:
         problems.append(f"tensors={FAKE}: ranks of a real world send values; use backend={SIMULATED}")
@@ -114,7 +114,7 @@ def problems_of_measure(cell: CellConfig) -> list[str]:
         problems.append("measure.trace=true: a trace needs measured times; measure.passes=accounted takes none")
     elif measure.trace and not has_times(cell):
         simulated = cell.backend == SIMULATED
-        what = "of a simulated world nothing is sent" if simulated else "ranks that share a GPU take turns"
+        what = "a simulated world sends nothing" if simulated else "ranks that share a GPU take turns"
         problems.append(f"measure.trace=true: {what}, so there is no overlap to trace; leave it out")
     for key, what in OF_ACCOUNTED.items():
         if getattr(measure, key) and passes == "timed":
@@ -123,7 +123,7 @@ def problems_of_measure(cell: CellConfig) -> list[str]:
     if not spec_of(name).composes.saves:
         why = f"strategy={name} writes no checkpoint here; use {', '.join(names_with('saves'))}"
     elif cell.backend == SIMULATED:
-        why = "of a simulated world one rank alone has states to write; use a real one"
+        why = "in a simulated world only one rank has states to write; use a real one"
     elif cell.tensor_parallel > 1:
         why = "ranks that share a model would write to one folder; leave tensor_parallel out"
     elif measure.save_every > measure.steps:

@@ -53,7 +53,7 @@ CAUSES = {
     "pieces": "free between the live blocks of a segment",
     "free segments": "free as a whole segment, which empty_cache() returns to the device",
 }
-"""Cause -> which of the reserved bytes it has. They add up to them; the first two are the allocated bytes."""
+"""Cause -> the reserved bytes that it counts. All causes add up to these; the first two are the allocated bytes."""
 
 
 def by_cause(

@@ -41,8 +41,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class IntervalMark:
-    """A mark between changes. `what`: a "phase" called `name` begins, an interval ("init", or a measured "step") has a
-    "begin" or "end", or a "matmul" has its result.
+    """A mark between changes. `what`: "phase", if the phase `name` begins; "begin" and "end" of an interval, the end
+    with `name` "init", or "step" if it is measured; "matmul", if a matrix product has its result.
     """
 
     what: str
@@ -102,11 +102,11 @@ def _shares_placements(specs: tuple[Any, ...]) -> bool:
 
 @contextmanager
 def noting_shape_functions() -> Iterator[None]:
-    """Tracks when DTensor calls shape functions, and answers at once what DTensor would take a fifth of a simulation to
-    find out about an update: in-place operators on lists of equally sharded tensors need no communication, and return
-    nothing; shards in strides are looked for once per operator. All are private to torch; a test fails if they move.
+    """Tracks when DTensor calls shape functions, and shortens its analysis of updates, which would take a fifth of a
+    simulation: in-place operators on lists of equally sharded tensors need no communication and return nothing, and
+    strided shards are looked for once per operator. All names are private to torch; a test fails if they move.
 
-    Imported here because it takes most of a second, which commands without fake tensors should not spend.
+    DTensor is imported here because that takes most of a second, which commands without fake tensors should not spend.
     """
     from torch.distributed.tensor import _sharding_prop
     from torch.distributed.tensor._op_schema import OutputSharding

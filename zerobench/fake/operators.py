@@ -1,10 +1,10 @@
 """Operators on fake tensors: shortcuts past work of torch that changes nothing here, and substitutes for values.
 
-guard      against torch's compiler around each mode; a fake world does not run it
-device     C++ asks a fake tensor for its device several times per operator through all modes: the first one answers
-storages   that a tensor is set to; torch's cache would keep them alive
-views      of one tensor; torch's cache key covers all properties of the arguments, which takes longer than the view
-shapes     of an operator's new outputs, which equal layers ask for again and again; torch's cache takes three times as
+guard      torch guards each mode against its compiler; a fake world does not run it, so the guard is skipped
+device     C++ asks a fake tensor for its device several times per operator through all modes: the first mode answers
+storages   setting a tensor's storage bypasses torch's cache, which would keep the storages alive
+views      views bypass it, too: its key covers all properties of the arguments, which takes longer than the view
+shapes     of new outputs are recorded, as equal layers ask for them again and again; torch's cache takes three times as
            long for its key and for its tensors
 
 The host branches on values, which fake tensors do not have:

@@ -126,8 +126,8 @@ def launcher() -> str:
 
 
 def report_row(row: Mapping[str, Any]) -> None:
-    """Appends a finished row to the file that the sweep of this job reads, if this is a job. A launcher that interrupts
-    a job may start it again, so such a row does not count. Nobody reads it if that sweep was killed, whose folder goes.
+    """In a launcher's job, appends a finished row to the file that the job's sweep reads. Interrupted rows are skipped,
+    since the launcher may start the job again. If the sweep was killed and its folder is gone, nothing is written.
     """
     if (path := os.environ.get(ROWS)) and row["status"] != "interrupted":
         with suppress(FileNotFoundError), open(path, "a") as file:

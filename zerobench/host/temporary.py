@@ -98,8 +98,8 @@ def is_claimed(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder, as far as possible. The server first renames it by its current name: an old name that this
-    client still sees may belong to a run that has been finished meanwhile.
+    """Removes a folder, as far as possible, but renames it first: this client may still see an old name of a run that
+    has been finished meanwhile, and then the server refuses to rename it.
     """
     hidden = folder.with_name(f"{PRUNED}{uuid.uuid4().hex[:8]}")
     with contextlib.suppress(OSError):

@@ -68,8 +68,8 @@ def with_values(settings: list[pd.DataFrame], column: str, status: str) -> list[
 
 
 def completed(cells: pd.DataFrame, rows: list[str], columns: list[str]) -> pd.DataFrame:
-    """The cells of a family, plus a row with the status "missing" for every combination that no cell has of a command's
-    values in `rows` with its values in `columns`.
+    """The cells of a family, plus a row with the status "missing" for every combination of a command's values in the
+    columns `rows` and its values in the columns `columns` that no cell has.
     """
     # every combination that a command would have run, over all commands that made these cells
     products = [

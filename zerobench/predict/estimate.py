@@ -154,9 +154,9 @@ def links_of_states(config: CellConfig, schedule: Schedule, rank: int | None = N
 
 
 def simulated_ranks(config: CellConfig, facts: ModelFacts | None = None) -> list[int]:
-    """Returns the ranks of a simulated world of which one has the peak, the one with the largest states first: `rank`,
-    or those that theory leaves. `facts`: about the model, if there are any. An error of the model's builder is left to
-    the rank, which raises and reports it.
+    """Returns the ranks of a simulated world one of which has the peak, the rank with the largest states first: the
+    cell's own `rank`, or all that theory cannot exclude. `facts`: about the model, if known. Errors of the model's
+    builder are left to the simulated rank, which reports them.
     """
     if config.rank is not None:
         return [config.rank]

@@ -2,11 +2,11 @@
 
 GPUs are read from NVML, which comes with the driver and is called through ctypes: no package is needed, and no memory
 on the device is taken. If it is missing or has no such GPU (for example a slice of one), there is no state. The energy
-of CPU packages and their memory is RAPL's: a folder per domain, on Intel and AMD alike, which many systems let root
-alone read.
+of CPU packages and their memory is read from RAPL, on Intel and AMD alike: a folder per domain, which on many systems
+only root can read.
 
-Counters count for every program that uses the device, so a figure is right if nothing else runs there. A run on GPUs
-has the energy of its GPUs alone.
+Counters include every program that uses the device, so a figure is right only if nothing else runs there. For a run
+on GPUs only the GPUs' energy is recorded.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ begins and ends with an operator of the namespace `profiler`, which a dispatch m
     FSDP::all_gather_copy_out                           the unit's full parameters are present at its end
     FSDP::post_forward, FSDP::post_backward_reshard     the unit is freed if parameter memory was freed inside
 
-In the rows events are in order, storages and operations numbered from 0. The harness's own work within a step is left
-out: a storage that it changed is written where the next phase begins, frees before births, so that no sum in between
-exceeds the ledger's.
+Rows are in the order of the events; storages and operations are numbered from 0. The harness's own work within a step
+is left out: its changes of storages are written where the next phase begins, frees before births, so that no sum in
+between exceeds the ledger's.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ SAME = ("operation", "collective", "unit", "operator", "group_size", "group", "c
 def event_rows(rank: int, interval: Interval, of_storages: bool = True) -> list[EventRow]:
     """Returns a rank's rows, in order. `of_storages`: with events of storages."""
     rows = list(_EventWriter(rank, interval, of_storages).rows())
-    # numbers the micro-batches: data belong to the following forward, everything else to the one before
+    # numbers the micro-batches: rows of the phase "data" belong to the next forward, all others to the previous one
     number = -1
     waiting: list[EventRow] = []
     for row in rows:
@@ -324,7 +324,7 @@ class _EventWriter:
         self._shown[stored] = now
 
     def _without_storage(self, event: Event) -> Iterator[EventRow]:
-        """Yields an event without a storage; of the harness's own, only a thread's traffic for the step."""
+        """Yields an event without a storage; during the harness's own work only the traffic of the step's threads."""
         if event.phase == ASIDE and event.kind not in (long_rows.LAUNCH, long_rows.MOVE):
             return
         phase = self._phase if event.phase == ASIDE else event.phase

@@ -2,8 +2,8 @@
 
 gloo's thread drops its references only after it has reported completion, within milliseconds on a busy machine. If it
 still has them when the next storage is made, they would sometimes count and sometimes not, so the ledger waits for it.
-Two counts tell who has a tensor: *holders*, of its Python object, and *references*, of the tensor itself, of which that
-object has one, and autograd, views and the thread one each.
+Two counts show who has a tensor: *holders* of its Python object, and *references* to the C++ tensor, one each for the
+Python object, autograd, every view and gloo's thread.
 
     1 given      to a collective, by a caller with the only Python object; other tensors have owners that keep them
     2 held       by the loop: one holder or more. If there is one reference, the thread is done with the tensor
@@ -13,8 +13,8 @@ object has one, and autograd, views and the thread one each.
     5 gone       it can no longer be referenced
 
 A functional collective makes its output itself, and may be the only owner of its input. When the caller has waited for
-the output, the thread still holds both until it drops the output, the last of its references. How many owners are left
-then is learned: the fewest that an output of this shape and dtype has had.
+the output, the thread still holds both; the output is the last reference that it drops. The number of owners after that
+is learned: the smallest that was seen for an output of this shape and dtype.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class InTransit:
             if (tensor := given()) is None:
                 return True
             references = _references(tensor)
-            # less the two of this function, and torch's own to the object, which it has while others have the tensor
+            # minus this function's two, and torch's own reference to the object while the tensor has other references
             holders = sys.getrefcount(tensor) - 2 - (references > 1)
             del tensor
             if holders > 1 or (holders == 1 and references > 1):

@@ -50,7 +50,7 @@ CLONE, CAST = torch.ops.aten.clone.default, torch.ops.aten._to_copy.default
 """Operators whose result may have the category of their first argument."""
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
-"""What a caller of functional collectives waits by."""
+"""The operator with which a caller of a functional collective waits for it."""
 
 
 class LedgerLog(Protocol):
@@ -86,7 +86,7 @@ class Ledger(GraphMode, labels.Observer):
         self.history: History | None = None
         """Filled for a snapshot, if requested."""
         self.log: LedgerLog | None = None
-        """If a table of events is requested: its own events are then recorded, too."""
+        """Set if events or predicted times are requested: events that change no storage are then recorded, too."""
         self.logged: Interval | None = None
         """The last interval that ended, if there is a log."""
         self.in_transit: InTransit | None = None

@@ -158,8 +158,8 @@ class Operation(NamedTuple):
 
 
 def is_of_step(operation: Operation) -> bool:
-    """Returns True if it is part of the step, as a save of a checkpoint and the messages of its thread are not. The
-    harness's own reading of gradients writes nothing: a write in that phase comes from a thread of the step's files.
+    """Returns False for a save of a checkpoint, its thread's messages, and the harness's own work, but True for a write
+    to a file during that work: the harness writes none, so the write comes from a thread of the step's file tier.
     """
     if operation.phase == SAVE or operation.unit.startswith(SAVER):
         return False

@@ -1,7 +1,7 @@
 """The modules that the fork server loads for all ranks, hidden from each rank's garbage collector.
 
-Otherwise a collection would visit 300,000 torch objects, and copy their pages, in every rank of every pass. None runs
-while they are loaded: these objects stay. torch's compiler is not among them (fake/compiler.py).
+Otherwise a collection would visit 300,000 torch objects, and copy their pages, in every rank of every pass. Garbage
+collection is off while the modules load, since their objects stay. torch's compiler is not loaded (fake/compiler.py).
 """
 
 import gc

@@ -43,8 +43,8 @@ NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
 
 
 def rank_main(worker: Worker, job: Any, pipe: Connection, log: str, goes_on: GoesOn = once) -> None:
-    """Runs `worker`, sends its result or error through `pipe`, and ends the process; before that it does the same with
-    further jobs from `pipe` as long as it `goes_on` after a result.
+    """Runs `worker` and sends its result or error through `pipe`; continues with further jobs from `pipe` as long as
+    `goes_on` returns True for a result. Then ends the process.
     """
     try:
         _detach(log)

@@ -286,10 +286,10 @@ def launch_each(
 ) -> list[Any]:  # fmt: skip
     """Runs `worker(job, report)` in a process for each of `jobs`, and returns the result or the Failure of each.
 
-    Values that a worker passes to `report` go to `heard` with the job's number, and so does its result or Failure;
-    jobs that `heard` then adds to `jobs` run, too. A process that `goes_on` after a result gets another job; with
-    `ready`, of an earlier launch of the same worker, such processes are used first and stay, and the caller dismisses
-    them. Raises Interrupted when the user interrupts, after all that ran have ended.
+    `heard` gets a job's number with each value that the worker passes to `report`, and with its result or Failure; jobs
+    that `heard` then adds to `jobs` run, too. A process gets another job if `goes_on` returns True for its result.
+    `ready`: processes that are left from an earlier launch of the same worker and are used first; the list is updated,
+    and the caller dismisses them. If the user interrupts, ends all running processes, then raises Interrupted.
     """
     ended: dict[int, Any] = {}
     running: dict[RankProcess, float] = {}

@@ -18,7 +18,7 @@ abandoned   a leftover of a killed process that no living process will finish; e
                                           its folder ends immediately
             unclaimed ones                folders that are half written or half removed, files that are about to
                                           replace another: their owner is unknown, so they count after an hour
-            A lease that is not held is removed by the look at it, without a question.
+            Checking whether a lease is held removes it if it is not; no confirmation is requested.
 """
 
 from __future__ import annotations

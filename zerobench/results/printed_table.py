@@ -178,7 +178,7 @@ def print_results(rows: Sequence[Any], chosen: Sequence[str] | None = None, pric
     print_failures((cell["name"], cell) for cell in cells)
     for cell in cells:
         if cell["training"] == "differs":
-            message = f"{cell['name']}: trains otherwise than DDP: {cell['training_words']}"
+            message = f"{cell['name']}: trains differently from DDP: {cell['training_words']}"
             print_on(console, message, "bold red")
     if unchecked := [cell for cell in cells if cell["training"] == "unchecked"]:
         message = f"training unchecked in {len(unchecked)} of {len(cells)} cells: {unchecked[0]['training_words']}"

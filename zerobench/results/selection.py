@@ -103,12 +103,12 @@ LISTED = 10
 def pick(
     name: str, rows: Sequence[Row], where: str, hint: str = "", left_out: Sequence[str] = (), how: str = ""
 ) -> Row:
-    """Returns the run of that name, or else the newest of the cell of that name, or else the only one whose name begins
-    with it, or else the only one that contains it, or else the newest of the only cell whose name begins with it: with
-    more cells around, names get longer.
+    """Returns the first match: the run of this name; the newest run of the cell of this name; the only run whose name
+    begins with it or, if none does, contains it; the newest run of the only cell whose name begins with it, since the
+    names of cells get longer if there are more cells.
 
-    `rows`: in the order in which they began. For the message of the ValueError if `name` fits none or several: `where`
-    they are, a `hint`, a message for each run that was `left_out`, since it may be the one, and `how` to name one.
+    `rows`: in the order in which they began. Raises ValueError if `name` fits no run or several, with a message made of
+    `where` the runs are, a `hint`, messages on runs that were `left_out` and may be meant, and `how` to name a run.
     """
     by_id = {str(row["run_id"]): row for row in rows}
     if name in by_id:

@@ -46,8 +46,8 @@ ALIGNED = 8
 """Elements of two bytes in 16 bytes: a row that is no multiple of them keeps a product from a GPU's fast kernels."""
 
 LISTS, TWICE = re.compile(r"_fused_|_(amp_)?foreach_"), re.compile(r"_fused_|_foreach_copy_")
-"""Multi-tensor operators, and those whose bytes in a schedule have one list too often (gradients; a copy's target).
-Scales of clusters were fitted with that."""
+"""Multi-tensor operators, and those of them for which a schedule counts one list twice (gradients; a copy's target).
+Scales of clusters were fitted with this double count."""
 BLOCK, TURN = 2**16, 2048
 """Elements of a block of a multi-tensor kernel, and of its threads at a time (torch: kChunkSize, kBlockSize * kILP)."""
 MOST_BLOCKS = {"2.11": 320, "2.13": 2240}
@@ -174,7 +174,7 @@ class GpuCosts:
         memory_efficiency           of the bandwidth, which copies on other streams take from the model's
         launch_us                   of the device, for a kernel that computes little
         products, unaligned         as in Scales
-        attention                   as in Scales; not fitted here, but that with which the rest of a step was
+        attention                   as in Scales; not fitted here: the value with which the other rates were fitted
         operator_us, order_us       of the host, for an operator, and for an event or a wait between streams
         loop_us                     of the host, for the rest of a step
         """
@@ -284,7 +284,7 @@ OPERATORS = {
 
 
 def costs_at(costs: GpuCosts, ranks: int) -> GpuCosts:
-    """Returns the costs of a world: on one GPU the rates of one."""
+    """Returns the costs for `ranks` ranks: for a single one, with the rates fitted to steps on one GPU."""
     return costs.alone() if ranks == 1 and not costs.one_stream else costs
 
 

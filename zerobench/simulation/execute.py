@@ -308,10 +308,10 @@ def execute_all(
     tell: Callable[[int, dict[str, Any] | Execution], None] = lambda *_: None, limits: Limits = LIMITS,
     operators: bool | Sequence[bool] = False, processes: list[RankProcess] | None = None,
 ) -> list[Execution]:  # fmt: skip
-    """Simulates one rank of each resolved cell, `jobs` in parallel (None: one per core that this process may use), and
-    of those that `tell` adds to `configs` at the end of one. `tell` takes a cell's index, and its progress (`step` of
-    `steps`) or, at its end, its execution. `operators`: whether their events include every compute operator, of all or
-    one by one. `processes`: of `kept_processes`. Executions are returned in the order of the cells.
+    """Simulates one rank of each resolved cell, `jobs` in parallel (None: one per core that this process may use).
+    `tell` gets a cell's index and its progress (`step` of `steps`) or, at its end, its execution, and may then append
+    cells to `configs`. `operators`: whether events include every compute operator, one value for all cells or one each.
+    `processes`: from `kept_processes`. Executions are returned in the order of the cells.
 
     A crash, timeout or excess of memory becomes an error message in that execution's `problem`. Raises
     KeyboardInterrupt when the user interrupts, after all processes have ended. These processes build users' models as a

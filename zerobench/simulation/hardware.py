@@ -56,11 +56,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Scales:
-    """Measured over predicted time by type of device, fitted to published runs (validated.yaml): `compute` of matrix
-    products and attention, for clocks under load and kernels slower than the tables'; `attention` of its kernels
-    besides, which are those at the time of the runs. A type without runs gets the mean of the others. `products`,
-    `unaligned`: of matrix products alone, the second if a side is no multiple of ALIGNED elements; fitted on one GPU
-    only (one_gpu).
+    """Measured over predicted time by type of device, fitted to published runs (validated.yaml). `compute`: for matrix
+    products and attention, due to clocks under load and kernels slower than the tables'. `attention`: a further factor
+    for attention, due to the kernels at the time of the runs. A type without runs gets the mean of the others.
+    `products`, `unaligned`: for matrix products only, the second one if a side is not a multiple of ALIGNED elements;
+    fitted only on one GPU (one_gpu).
     """
 
     compute: float = 1.0

@@ -52,7 +52,7 @@ class Reduced:
 
     @property
     def more(self) -> float:
-        """Differences between the two simulated numbers of blocks that the whole model has more than the larger one."""
+        """Factor of extrapolation: blocks beyond the larger simulated number, over the difference of the two."""
         least, most = self.blocks
         return (self.whole_blocks - most) / (most - least)
 
@@ -94,9 +94,9 @@ class StepSchedule:
 
     @property
     def without_formula(self) -> list[str]:
-        """Operators whose time is not known from their FLOPs or bytes: products without a formula, and others, not
-        known to take as long as their bytes, that move more than LEAST_SHARE of the step's. Also attention in half
-        precision that is not flash: it got a mask, as a sliding window makes one, and rates are of flash.
+        """Operators whose time does not follow from their FLOPs or bytes: products without a formula, and others that
+        move more than LEAST_SHARE of the step's bytes and are not known to take as long as these. Also attention with a
+        mask in half precision, such as a sliding window's: it does not run on flash, whose rates are measured.
         """
         moved, flops, masked = Counter[str](), Counter[str](), set[str]()
         for event in self.events[-1] if self.events else ():

@@ -92,8 +92,8 @@ class Timeline:
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """Work that a stream was given; without a lane it is no collective. It begins after the stream's items before it,
-    the second `issued_s`, and all that it `awaits`; a wait has no seconds of its own.
+    """Work in a stream; a collective if it has a lane. It begins at `issued_s` at the earliest, after the stream's
+    earlier items and all items that it `awaits`; a wait takes no time itself.
     """
 
     stream: int = 0
@@ -271,7 +271,7 @@ class _Layout:
     # -- account ---------------------------------------------------------------------------------------
 
     def _account(self, issued: Sequence[Issued]) -> Timeline:
-        """Returns the step's times. What the model's stream waits for is the host, and then collectives."""
+        """Returns the step's times. A gap in the model's stream is host time until `issued_s`, then exposed time."""
         timeline, now, began_s, done = Timeline(), 0.0, 0.0, 0
         times = timeline.phases["data"]
         for step in issued:

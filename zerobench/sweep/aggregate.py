@@ -45,9 +45,9 @@ PASSES = ("timed", "accounted", "traced")
 
 @dataclass(frozen=True)
 class JoinedColumn:
-    """A column that is joined from the ranks. `passes`: it comes from the first of these that ran. `value`: of a rank's
-    record and the number of measured steps, None if the rank has none. `join`: of the ranks' values. `fullest`: of the
-    rank with the largest peak alone.
+    """A column of a run, joined from its ranks. `passes`: the first of these that ran supplies the values. `value`:
+    maps a rank's record and the number of measured steps to a value, or None. `join`: combines the ranks' values.
+    `fullest`: if true, take the value only from the rank with the largest peak.
     """
 
     passes: tuple[str, ...]
@@ -212,7 +212,7 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
     schedule, predicted = (accounted or timed)[0].schedule, predicts(config.strategy.values())
     row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
     join_columns(row, COLUMNS, passes, config.measure.steps)
-    # All ranks read the same counter, at slightly different times; between machines bytes travel otherwise.
+    # All ranks read the same counter, at slightly different times. Bytes between machines bypass the loopback.
     seen = [record.process_memory.get("loopback_bytes") for record in timed if config.nodes == 1]
     counted = [value for value in seen if value is not None]
     if row.backend == "gloo" and counted:  # a step's mean, warm-up included
@@ -290,7 +290,7 @@ def join_columns(
         if value is not None and name.endswith("_psi"):
             value = value / row.psi if row.psi else None
         if isinstance(value, float) and name.endswith("_bytes"):
-            # A simulated world's one rank counts for all, less what others move otherwise (_join_unmeasured_ranks).
+            # The ranks' mean times their number. In a simulated world _join_unmeasured_ranks then corrects the sum.
             value = round(value * row.world_size if name.removesuffix("_bytes") in LINKS else value)
         setattr(row, name, value)
 

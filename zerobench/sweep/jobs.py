@@ -104,9 +104,9 @@ def resources_for(cell: Cell, choice: LauncherChoice) -> Resources:
 
 
 def job_command(cell: Cell, composed: CommandLine) -> list[str]:
-    """Returns the command that runs a cell in its job. It has the values that were resolved for the job, so that the
-    job runs the cell that was planned: an interpolation may have another value there. The launcher and the sweeper are
-    chosen as for the sweep, since an experiment's settings of them compose with no others, and ignored: hydra.mode=RUN.
+    """Returns the command that runs a cell in its job. The command contains resolved values: an interpolation may give
+    another value there, and the job must run the planned cell. It also chooses the sweep's launcher and sweeper, as an
+    experiment's settings for them would not compose otherwise; hydra.mode=RUN makes Hydra ignore both.
     """
     config = cell.config
     resolved = {"world_size": config.world_size, "device": config.device, "backend": config.backend}

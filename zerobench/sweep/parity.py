@@ -138,7 +138,7 @@ def compare(config: CellConfig, steps: pd.DataFrame, reference: CellConfig, thei
     limits = (0.0, NORM_ORDER) if exact else LOSSY if lossy else TOLERANCES[config.precision.name]
     loss, norm = float(pairs["loss_off"].max()), float(pairs["norm_off"].max())
     count = 1 + int(pairs["step"].max())
-    of = f"{count} step{'s' * (count > 1)}" + ", after which updates are late by intent" * (on_time is not None)
+    of = f"{count} step{'s' * (count > 1)}" + ", after which updates are delayed by design" * (on_time is not None)
     has_norms = pairs[["norm", "norm_ddp"]].notna().all(axis=1).any()
     what = "losses and gradient norms" if has_norms else "losses alone: no norm was taken"
     wrong = pairs[(pairs["loss_off"] > limits[0]) | (pairs["norm_off"] > limits[1])]
@@ -174,8 +174,8 @@ def relative_deviation(ours: float, theirs: float) -> float:
 
 
 def _pairs(steps: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the steps that both runs have, in order, lowest rank first: loss and norm, those of DDP, and how far they
-    deviate. Norms are from any pass that measures them.
+    """Returns the steps that both runs have, by step and then by rank: the losses and norms of the run and of DDP, and
+    their relative deviations. Norms are from any pass that measures them.
     """
     sides = []
     for side in (steps, theirs):

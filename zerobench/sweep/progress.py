@@ -40,7 +40,7 @@ AWAITS = "awaits"
 
 @dataclass
 class Entry:
-    """A launch of a sweep as it is displayed, and what its remaining time depends on.
+    """A launch of a sweep: the fields that are displayed, and those from which the remaining time is estimated.
 
     `state`: waiting, submitted (its job is not over), running, skipped, reused or its run's status. `mode`:
     the pass, or AWAITS; `step`: its progress, "3/10". `seconds`: elapsed time, or its duration. `work`: of a step, in
@@ -138,7 +138,7 @@ class Reporter:
 
     def again(self, launch: Cell, row: RunRow) -> None:
         entry = self._make_current(launch)
-        self._line(f"{row.status}: {row.reason}; it is run again, as launch.retry has it")
+        self._line(f"{row.status}: {row.reason}; it runs again (launch.retry)")
         entry.mode, entry.step, entry.loss, entry.peak_bytes = "", "", None, None
         entry.begun, entry.done = time.monotonic(), 0
 

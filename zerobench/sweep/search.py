@@ -67,7 +67,7 @@ class BatchSearch:
         return [cell for cell, _, speed in fitting if speed >= FINALISTS_WITHIN * best]
 
     def confirm(self, rows: list[RunRow]) -> None:
-        """Takes longer launches of its combinations, even for another limit; the one that does not fit counts."""
+        """Takes longer launches of its combinations, also of other searches; one that does not fit takes precedence."""
         ids = {cell.cell_id for cell, _ in self.tried}
         self.confirmed += [row for row in rows if row.cell_id in ids]
         longer = {row.cell_id: row for row in sorted(self.confirmed, key=self.fits, reverse=True)}
@@ -131,7 +131,7 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
 
 
 def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, rows: dict[str, RunRow]) -> None:
-    """Runs combinations until one does not fit, then only the last; `rows`: of a search with another limit."""
+    """Runs combinations until one does not fit, then only the last one. `rows`: cell id -> row, of all searches."""
     too_large, wanted = False, search.cell.config.search
     for cell in ladder:
         if too_large and cell is not ladder[-1]:
@@ -165,7 +165,7 @@ def _conclude(search: BatchSearch) -> SearchRow:
     if not fitting:
         row.status, lost = "nothing_fits", [run for run in confirmed if run.status != "ok"]
         if lost:
-            row.reason = f"what fitted could not be confirmed: {lost[0].status}: {lost[0].reason}"
+            row.reason = f"no combination that fits could be confirmed: {lost[0].status}: {lost[0].reason}"
         elif row.least_bytes is not None:
             row.reason = f"needs at least {show_bytes(row.least_bytes)}, and the limit is {show_bytes(row.limit_bytes)}"
         else:

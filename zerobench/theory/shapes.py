@@ -53,7 +53,7 @@ class ParameterShape:
     block_numel: int = 1
     """Elements whose optimizer states cannot be cut."""
     matrix: tuple[int, ...] | None = None
-    """Rows and columns, if the optimizer needs the matrix whole: one rank owns it. Of a stack, after its matrices."""
+    """Rows and columns, if the optimizer needs the whole matrix, which one rank owns; a stack's size comes first."""
 
     @property
     def align(self) -> int:

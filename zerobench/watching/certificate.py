@@ -34,8 +34,8 @@ from .held_tensors import not_of_loop
 from .observed import REDUCTIONS, Deviation, FirstUpdates, PartSeen, RankSeen
 
 SAME, DIFFERENT, UNUSUAL, UNKNOWN = "same", "different", "unusual", "cannot be told"
-"""Verdicts: compared, and equal within a stated bound; contradicts a declaration, a reference or an invariant of the
-engine in use; a heuristic's evidence, which accuses nobody; not compared.
+"""Verdicts, in order: equal within a stated bound; contradicts a declaration, the reference or an invariant of the
+engine in use; differs from what most loops do, which need not be an error; not compared.
 """
 
 FIRST = (DIFFERENT, UNUSUAL)
@@ -101,7 +101,7 @@ def _dtypes(field: str, given: Any) -> str:
 
 
 NARROW = ("float16", "bfloat16", "float32")
-"""dtypes from the one with the fewest exponents to the widest; the first that occurs sets the bounds."""
+"""dtypes from the one with the smallest range to the widest; the first one that occurs sets the bounds."""
 
 
 @dataclass
@@ -123,7 +123,7 @@ class JobSeen:
 
     @cached_property
     def parts(self) -> dict[str, PartSeen]:
-        """The first rank's part of each parameter that has one there, with elements and gradients of all ranks."""
+        """Parameter -> its largest shard, with elements summed over the ranks, and counts of the rank with the most."""
         parts: dict[str, PartSeen] = {}
         for name in dict.fromkeys(chain.from_iterable(rank.parts for rank in self.ranks)):
             shards = [rank.parts[name] for rank in self.ranks if name in rank.parts]
@@ -174,7 +174,7 @@ class JobSeen:
 
     @cached_property
     def updates_copies_alone(self) -> bool:
-        """Whether the optimizer updates copies of parameters, such as masters, and no parameter with one changes."""
+        """Whether the optimizer updates copies of parameters, such as masters, but the parameters never change."""
         after_steps, bits = self.ranks[0].values[1:], []
         for name, seen in self.parts.items():
             if seen.is_copy and seen.changes > 0 and all(name in values for values in after_steps):

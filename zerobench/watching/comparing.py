@@ -6,12 +6,12 @@ comparison with DDP (sweep/parity.py). Parameters, after each update, for the wh
 
     |own - reference| <= share · |reference's movement since the beginning| + eps · |reference|
 
-`eps` is that of the reference's masters: two roundings of a sum may differ by so much. Elements and parameters whose
-gradient may be rounding alone move arbitrarily under Adam, and are not compared: FirstUpdates.noise, and parameters
-whose gradient is below `rounding` of all gradients' norm. Initial values are equal to the bit.
+`eps` is the machine epsilon of the reference's masters, by which two roundings of a sum may differ. Values whose
+gradient may be mere rounding error move arbitrarily under Adam and are not compared: elements in FirstUpdates.noise,
+and parameters whose gradient norm is below `rounding` times that of all gradients. Initial values are bit-identical.
 
 A loop may sum its losses over tokens and divide the gradients later. If gradients agree at the update, and parameters
-after it, losses and earlier norms that are off by one factor are shown, and not accused.
+after it, losses and earlier norms that differ by one constant factor are reported, but not as `different`.
 
 Updates are compared until either loop skips one: the batches of later ones are not the same.
 """

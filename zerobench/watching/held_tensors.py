@@ -71,7 +71,7 @@ def inner_model(model: Any) -> nn.Module:
 
 
 def called_model(model: Any) -> nn.Module:
-    """Returns the module whose call is the forward: its wrapper, which callbacks of trainers do not give."""
+    """Returns the module that the loop calls: the model's wrapper, if any, which trainers do not pass to callbacks."""
     called = model if isinstance(model, nn.Module) else inner_model(model)
     if not dist.is_initialized() or type(uncompiled(called)).__name__ in WRAPPERS:
         return called
@@ -247,8 +247,8 @@ def held_by(optimizer: optim.Optimizer) -> list[torch.Tensor]:
 def parts_of_optimizer(optimizer: optim.Optimizer, names: dict[nn.Parameter, str]) -> Iterator[UpdatedPart]:
     """Yields the parts that an optimizer of torch updates, without frozen parameters. `names`: of the model's."""
     held = [p for p in held_by(optimizer) if p.requires_grad or p not in names]
-    # Masters are matched in their order, each to the next trainable parameter of its shape that the optimizer does not
-    # hold; to none if any has no match.
+    # Masters are matched in order, each to the next trainable parameter of the same shape that the optimizer does not
+    # hold. If one master has no match, none is matched.
     own = set(held)
     others = iter([p for p in names if p.requires_grad and p not in own])
     masters = {

@@ -41,7 +41,7 @@ COMPENSATIONS = ("comp", "kahan")
 """Beginnings of the names of states that keep what bfloat16 weights lose."""
 
 SURE = 4.0
-"""A part whose largest change is this many times what changes its value must change."""
+"""Smallest `reach` (largest expected change of an element, in half ULPs) at which updates must change a part."""
 
 REL = 1e-3
 """Relative slack of a clipped norm: torch divides by the norm plus 1e-6, in fp32."""
@@ -50,7 +50,7 @@ LEAST_LR = 1e-7
 """A learning rate below it may change no element of a parameter."""
 
 NEVER = 0.05
-"""Reductions of the gradients per update, on average, that are none: of the loss or of metrics alone."""
+"""Average reductions per gradient and update below which only the loss or metrics were reduced, no gradients."""
 
 REDUCED = 0.02
 """Largest deviation from a declared number of reductions, for scalars that a loop reduces beside its gradients."""
@@ -91,7 +91,7 @@ def verdict_of(is_as_expected: bool) -> str:
 def declared_row(
     check: str, subject: str, finding: str, wanted: str, is_so: bool, why: str = DECLARED
 ) -> CertificateRow:
-    """Returns a check with a declaration or an invariant, or, if `wanted` is empty, with nothing but its finding."""
+    """Returns the row of a check against `wanted`; if `wanted` is empty, a row with the finding alone."""
     if not wanted:
         return CertificateRow(check, subject, finding, "", NOTHING_EXPECTED, UNKNOWN)
     return CertificateRow(check, subject, finding, wanted, why, verdict_of(is_so))

@@ -68,11 +68,11 @@ class PartSeen:
     """Per step, the updates with one and the same gradient."""
     gradients: int = 0
     lost: int = 0
-    """Updates without a gradient that backward had left on the model's parameter."""
+    """Updates in which the optimizer lacked a gradient that backward had left on the parameter."""
     changes: int = 0
     """Steps that changed its value."""
     reach: float = math.inf
-    """Largest change of an element that an unchanged part should have had, in units of what changes its value."""
+    """For a part that never changed: the largest change that an update should have made, in half ULPs."""
     not_finite: int = 0
     """The first step after which a value is not finite; 0 if there is none."""
     rates: list[float] = field(default_factory=list)
@@ -126,12 +126,12 @@ class Deviation:
 
 @dataclass
 class RankSeen:
-    """Everything that one rank observed. `deviations`: per update from 0, the initial values: parameter -> deviation.
-    `sizes`: elements of the whole trainable parameters. `held`: those in a watched optimizer. `computes`: dtype of the
-    outputs of modules with parameters -> elements of matrices of these modules, by name. `values`, `buffers`: before
-    the first step and after each: name -> checksum of a whole tensor. `frozen`: parameters that need no gradient.
-    `own`: parameters and buffers that DDP leaves to each rank. `lines`: kind of a collective -> the first line that
-    issued it.
+    """Everything that one rank observed. `deviations`: parameter -> deviation, for the initial values, then after each
+    update. `sizes`: elements of each whole trainable parameter. `held`: trainable parameters in a watched optimizer.
+    `computes`: dtype -> modules with parameters whose output has it -> elements of the module's matrix. `values`,
+    `buffers`: name -> checksum of a whole tensor, before the first step and after each step. `frozen`: parameters that
+    need no gradient. `own`: parameters and buffers that DDP leaves to each rank. `lines`: kind of a collective -> the
+    first line that issued it.
     """
 
     parts: dict[str, PartSeen] = field(default_factory=dict)

@@ -153,7 +153,7 @@ class Phases(AbstractContextManager["Phases"]):
 
 
 def replaced(owner: Any, name: str, context: Callable[..., AbstractContextManager[Any]]) -> Callable[[], None]:
-    """Runs a method within the `context` of its arguments; returns what undoes this, if it is still in place."""
+    """Wraps a method in `context`, called with its arguments; returns a function that undoes this if still in place."""
     owner = uncompiled(owner)  # a compiled module would pass the replacement on to the module in it
     own, method = vars(owner).get(name), getattr(owner, name)
 

@@ -69,7 +69,7 @@ class WatchedWorld:
         return cls(dist.get_rank() if joined else 0, dist.get_world_size() if joined else 1, node_size, timeout_s)
 
     def gather(self, own: dict[str, Any], kind: str = "record") -> list[dict[str, Any]]:
-        """Returns all ranks' records on rank 0, on others the own. Raises WatchError for missing ones, or a problem."""
+        """Returns all records on rank 0, elsewhere only `own`. Raises WatchError for a missing record or a problem."""
         if self.rank:
             self._post(kind, own)
         if self.rank or self.world_size == 1:

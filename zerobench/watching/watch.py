@@ -284,7 +284,7 @@ class Watch:
             self._begin_step()
         else:
             self.state = OVER
-            # else a mode of the loop's lies above it, or compiled code around the step restores it: at the end
+            # else another mode is on top of the ledger, or compiled code would restore the ledger: `stop` closes it
             if _get_current_dispatch_mode() is self.probe.ledger and not inside_compiled():
                 self._observing.close()
 

@@ -88,7 +88,7 @@ class ShardedEngine:
         return []
 
     def held_tensors(self) -> Iterator[labels.Held]:
-        """Yields the tensors of the engine, without the optimizer's states. Of a storage the last label is right."""
+        """Yields the engine's tensors except optimizer states. If tensors share a storage, the last label is valid."""
         raise NotImplementedError
 
     @contextmanager
@@ -98,7 +98,7 @@ class ShardedEngine:
 
     @contextmanager
     def following_reads(self) -> Iterator[None]:
-        """Makes parameters that are read inside, while all are whole, present again when a backward needs them."""
+        """Follows reads of whole parameters inside the context, so that a backward through them gathers these again."""
         yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:

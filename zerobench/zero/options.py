@@ -88,8 +88,8 @@ class Options:
     `keep_root`          stage 3: the root unit stays from forward to backward; "auto": it is also freed while backward
                          is at other units (units/root.py)
     `reshard_after_forward`  stage 3: False keeps every unit from forward to backward, sending 2ψ instead of 3ψ
-    `shards`             stage 3, half precision without offload: a rank keeps only its part of the masters, and
-                         rounds it for each gather, or keeps its part of the parameters beside them ("parameters")
+    `shards`             stage 3, half precision without offload. "masters": a rank keeps only its part of the masters,
+                         and rounds it for each gather; "parameters": it keeps its part of the parameters as well
     `overlap_gather`     stages 1 and 2: updated parameters are gathered while the next forward runs; False: the step
                          waits for them
     `reduce_with`        reduce_scatter, or all_reduce at twice the volume, as other systems do

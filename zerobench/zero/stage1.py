@@ -286,7 +286,7 @@ class Stage1(Strategy):
 
     def left_over(self) -> Iterable[Unit]:
         sent, self._next = self._next, 0
-        # some came after the bucket was sent: on a rank that lacks another parameter's, it may not have been sent yet
+        # late: gradients came after their bucket was sent; ranks may disagree, since one may send the bucket later
         late = [bool(unit.gradients.filled) and not unit.gradients.is_in_flight for unit in self.units[:sent]]
         yield from self.units[sent:]
         if self.gradients.repeats and self.comm.size > 1:

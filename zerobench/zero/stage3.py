@@ -10,9 +10,9 @@ keeps 1/N of every unit; the full parameters exist only while they are read::
     update             the optimizer sees the shards; nothing to gather
 
 The root unit is in use at both ends of forward and backward, and stays between them: 3ψ minus its size.
-In bytes per rank, for Adam: 16ψ/N in fp32. In half precision, with masters as the only shards, 14ψ/N: 12ψ/N at the
-start of backward, and a gather reads 4 bytes per element of a shard and writes 2; with parameters beside the masters
-16ψ/N, as in the paper. In flight: two adjacent units, the root, a unit's gradients.
+In bytes per rank, for Adam: 16ψ/N in fp32. In half precision, if masters are the only shards, 14ψ/N, of which 12ψ/N
+exist when backward starts. A gather reads 4 bytes per element of a shard and writes 2. With shards of parameters
+as well: 16ψ/N, as in the paper. In flight: two adjacent units, the root, a unit's gradients.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ class Stage3(Stage2):
         self.gradients.begin_plain()
         if not self._root.is_last:
             self._root.unshard()
-        # the last unit travels while the head's backward runs, not before: the loss's temporaries are the peak
+        # if a head comes first, the last unit is gathered during its backward: before it, the loss's temporaries peak
         last = self._order.behind(self._order.end, self.options.prefetch)
         self._ahead.enter(self._root.units, last, must_wait=self._root.is_last)
 
@@ -368,7 +368,7 @@ class Stage3(Stage2):
         self._done.difference_update(units)
 
     def _end_standalone(self, units: list[GatheredUnit]) -> None:
-        """Ends standalone calls of other units; one that an open forward used is not reduced yet."""
+        """Reshards the units of earlier standalone calls, and reduces those that no open forward uses as well."""
         left, self._standalone = [u for u in self._standalone if u not in units], []
         for unit in left:
             if unit in self._root.units:  # whose modules may still be read

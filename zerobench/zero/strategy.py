@@ -115,8 +115,8 @@ class Strategy(GradientMixin, StateMixin):
         return self.run_forward(partial(self.module, *inputs, **named_inputs))
 
     def register_forward_method(self, module: nn.Module, name: str) -> None:
-        """Makes another method of `module`, the model or a part of it, a forward too, such as "encode" or "generate":
-        it finds its parameters, and its result can be trained. FSDP2's register_fsdp_forward_method.
+        """Makes another method of `module`, the model or a part of it, work like its forward, such as "generate": its
+        parameters are present, and its result can be trained. Corresponds to FSDP2's register_fsdp_forward_method.
 
         Raises ValueError for a module that is not the model's, and for a method that it does not have.
         """
@@ -154,8 +154,8 @@ class Strategy(GradientMixin, StateMixin):
             self.running -= 1
 
     def _before_forward(self) -> None:
-        # autocast's cached copies may predate an update; and one shared by several forwards would get its gradient only
-        # after all of them
+        # autocast's cached casts may predate an update; and a cast that several forwards share would pass its gradient
+        # on only after the backward of all of them
         torch.clear_autocast_cache()
         with as_they_are():
             self.writes.check_addresses()
@@ -341,7 +341,7 @@ class Strategy(GradientMixin, StateMixin):
             self.update.scaling.scaler.load(extra["loss_scaler"])
         self.update.restart(extra.get("steps", 0))
 
-    # -- what an engine has of its module, and its errors for what it has not ------------------------------
+    # -- the module's methods that an engine has, and errors for methods that it does not support ----------
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The module's parameters. Under zero3 shapes are full, and values are present while a unit is gathered."""

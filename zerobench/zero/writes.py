@@ -4,15 +4,15 @@
     version      p.mul_(), nn.init, load_state_dict          masters are updated
                  tensors of optimizer.param_groups           an error at the next forward or step
     value        p.data.mul_(), NumPy: in a forward          lost under stage 3, which reshards the unit
-                 the same elsewhere                          looked for at a step and before a checkpoint: masters are
-                                                             updated; on a GPU by the update's kernel, if there is one:
-                                                             an error at the next step
+                 the same elsewhere                          found by a step or a checkpoint, and masters are updated;
+                                                             on a GPU found by the update's kernel, if there is one,
+                                                             too late: an error at the next step
     address      p.data = ..., module.double()               an error at the next forward or step
     identity     module.weight = nn.Parameter(...)           an error at the next forward or step
                  edits of optimizer.param_groups             an error at the next step
 
-Inside full_parameters() all values are compared at its end: shards and masters are updated, a new `.data` is copied
-back, and if values differ between ranks there is an error on all of them.
+At the end of full_parameters() all values are compared: shards and masters are updated, a replaced `.data` is copied
+back into the engine's memory, and values that differ between ranks raise an error on all ranks.
 
 A rank updates only its own part: every rank must write equal values, as under DDP. Only the end of full_parameters()
 compares them, with one small collective.
@@ -77,7 +77,7 @@ class Writes:
         self.start()
 
     def start(self) -> None:
-        """Looks at the engine's units, which are new, or others than before."""
+        """Reads the engine's units, at the start and whenever they have been replaced."""
         engine, placement, one_pass = self._engine, self._engine.placement, self._engine.update.one_pass
         self._gathered = [unit for unit in engine.gathered_units() if isinstance(unit, GatheredUnit)]
         self.unit_of.clear()
@@ -94,7 +94,7 @@ class Writes:
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = access.Versions(parameters)
         self._segments = access.Versions([segment.tensor for segment in engine.segments])
-        # the units with masters beside the parameters, by which writes to these are found
+        # units whose masters are separate from the parameters: comparing the two finds writes to the parameters
         ranges = {unit: placement.ranges.get(unit, []) for unit in self._units}
         self._compared = [unit for unit in self._units if not all(part.is_parameters for part in ranges[unit])]
         self._host_may_compare = not engine.comm.on_streams and all(
@@ -173,8 +173,8 @@ class Writes:
             self.follow()
 
     def follow_all(self, updates: bool = False) -> None:
-        """Updates masters after all writes, also those that only values show. `updates`: an update follows, before
-        which a GPU compares none; it may do so itself (parameters/access.py).
+        """Updates masters after all writes, including those that only values show. `updates`: an update follows; then
+        values on a GPU are not compared here, since the update's kernel may do so (parameters/access.py).
         """
         self.follow()
         for unit in self._compared if self._engine.placement.host_may_compare or not updates else ():
@@ -187,7 +187,7 @@ class Writes:
         self._segments.note()
 
     def note(self) -> None:
-        """Records all values as the engine's own: only later writes are others'."""
+        """Records all current values as written by the engine, so that only later writes count as the user's."""
         for unit in self._units if self._engine.placement.is_tiered else ():
             unit.placement.note_parameters(unit)
         self._segments.note()

@@ -48,8 +48,8 @@ BYTES_ALONE = (
 
 @dataclass(frozen=True)
 class Goal:
-    """`varies`: keys that the user leaves out. `value`: of a result, larger is better; 0 if only cost counts. `slack`:
-    results of which the best is at most so many times as good count as equal.
+    """`varies`: keys that the search varies, so that the user must not set them. `value`: rates a result, larger is
+    better; 0 if only cost counts. `slack`: results within this factor of the best one count as equal to it.
     """
 
     axis: Callable[[Cell], search.PlanAxis]

@@ -1,13 +1,13 @@
 """Goal `fastest`: of what fits, the predicted step on a cluster decides.
 
 rows       strategies x activation policies, then variants of the leading strategies: prefetch, shards, nodes, shard
-           groups, ZeRO++. What a variant changes is communication, or casts before it: if the step without any were not
-           shorter by more than the interval, none is simulated, and the answer says so
-judged     rows are searched with few blocks, by their peak, and timed at the largest micro-batch that this allows. Rows
-           that can win are simulated with all blocks, and fit by what the allocator reserves; if that takes a smaller
-           micro-batch, the ranking is made again. The others are slower even with the larger one
-shared     a simulation with few blocks gives the peak and the step; rows with the same activations begin where the
-           first of them leads; what does not wait for a result runs beside the rows that are judged
+           groups, ZeRO++. A variant changes only communication, or casts before it: if a step without communication is
+           not shorter by more than the interval, no variant is simulated, and the answer says so
+judged     rows are searched with few blocks, by their peak, and timed at the largest micro-batch that fits so. Rows
+           that can win are simulated again with all blocks and must fit with the allocator's reserved bytes. If this
+           requires a smaller micro-batch, the rows are ranked again. The others are slower even with the larger one
+shared     a simulation with few blocks gives both peak and step; rows with the same activations begin close to the
+           answer of the first of them; simulations that need no earlier result run in parallel with judged rows
 ahead      faster by more than the interval; anything else is a tie, in every sentence
 turn       the network, or the number of GPUs, at which another row would be ahead: schedules are laid out again for
            every network, and the leading strategies are simulated again on more GPUs with the same micro-batches
@@ -67,7 +67,7 @@ def find_fastest(
         return replace(axis, values=sizes, first=(len(sizes) - 1,))
 
     def in_answer() -> list[PlanRow]:
-        """Returns the rows of which the answer says that they are ahead, here or elsewhere, or tie with the first."""
+        """Returns the rows that the answer calls ahead, on this cluster or another one, or tied with the first row."""
         if not plan.ranked:
             return []
         turns = [*turn_of_network(plan.ranked, costs)[1], *turn_of_gpus(plan)[1]]
@@ -111,7 +111,7 @@ def find_fastest(
 
 
 def that_can_win(ranked: Sequence[PlanRow]) -> list[PlanRow]:
-    """Returns the first, and the next that the recommendation names unless it is behind even by its peak."""
+    """Returns the first row, and the second one that the recommendation names unless the first is ahead of it."""
     return [row for row in leading(ranked) if row is ranked[0] or not ranked[0].fit.timed.is_ahead(row.fit.timed)]
 
 
@@ -241,7 +241,7 @@ def _rounded(gbit_s: float) -> str:
 
 
 def _best_at(ranked: Sequence[PlanRow], costs: GpuCosts, factor: float) -> PlanRow:
-    """Returns the fastest on a network so many times as fast; the first, unless another is ahead of it."""
+    """Returns the fastest row on a network `factor` times as fast: the first row unless another one is ahead."""
     other = GpuCosts(costs.device, replace(costs.cluster, node_gbit_s=costs.cluster.node_gbit_s * factor))
     first, *others = ranked
     rate = first.fit.timed.rate(other)
@@ -278,8 +278,8 @@ def on_more_gpus(plan: Plan, unjudged: Collection[PlanRow]) -> list[PlanRow]:
 
 
 def turn_of_gpus(plan: Plan) -> tuple[str, list[PlanRow]]:
-    """Returns a sentence on which of two strategies is ahead on more GPUs, and those that are; empty if no other
-    strategy fits, or no larger world may be simulated.
+    """Returns a sentence on which of the two leading strategies is ahead on more GPUs, and the rows that are ahead.
+    Both are empty if only one strategy fits, or if no larger world may be simulated.
     """
     leaders, gpus_by_result, ahead = _leaders(plan.ranked), dict[str, list[str]](), list[PlanRow]()
     for factor in MORE_GPUS:

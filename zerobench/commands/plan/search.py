@@ -7,11 +7,11 @@ load       the largest of the ratios held / usable over these tiers: 1 is full. 
            reserves must fit, which are more than its peak of allocated bytes
 axis       its values, from the emptiest to the fullest device, and a coordinate in which the load is roughly linear
 bracket    the last value that fits and the first that does not; the search ends when they are neighbors. It is found
-           with few blocks, and then both are simulated with all; by their difference the loads of few blocks are
-           scaled, and the search goes on if that moves the bracket. For goal fastest few blocks are judged by their
-           peak, which the reserved bytes cannot be below, so that only the last value is left to be judged
-bound      the closed form of the states; other libraries have that of the stage that they partition like. No simulation
-           has less memory at its peak, so a row whose first cell has a bound beyond the device is not simulated
+           with few blocks; then both values are simulated with all blocks, which gives a factor for the loads found
+           with few, and the search continues if that moves the bracket. Under goal fastest the load of few blocks is
+           that of their peak, a lower bound of the reserved bytes, so only the last value is simulated with all blocks
+bound      the closed form of the states; for another library, that of the stage that partitions the same states. No
+           simulated peak is lower, so a row is not simulated if the bound of its first cell exceeds the device's memory
 chain      rows of a strategy with a fixed cell, the cheapest first. It ends with the first that fits: the others cost
            more and cannot be recommended; they are shown with their bounds
 queue      one call simulates the cells of all rows: a row adds its next one as soon as its last is done
@@ -83,8 +83,8 @@ class Capacity:
 
 @dataclass(frozen=True)
 class PlanAxis:
-    """`values`: from the emptiest to the fullest device. `changed`: the cell with a value. `coordinate`: of a value,
-    increasing along them. `in_states`: states change along it.
+    """`values`: ordered from the emptiest to the fullest device. `changed`: returns a cell with another value.
+    `coordinate`: maps a value to a number that increases along the axis. `in_states`: the states change along the axis.
     """
 
     values: Sequence[int]
@@ -196,12 +196,12 @@ TOO_LARGE = "its states alone are too large"
 class PlanRow:
     """The search of a candidate for the furthest value of the axis that fits.
 
-    `problem`: why it was not simulated. `bound_bytes`: of its first value. `over`: the search has ended. `timed`: the
-    step of its last value that fits is predicted. `exact`: the ends of the bracket are simulated with all blocks, in
-    the end. `like`: a row whose load grows along the axis as its own does: the search begins after that row's first
-    simulation, close to its own answer. `loads`, `probes`: by index in the axis; `index`: of the cell that is being
-    simulated. `all_over_few`: the load with all blocks over that with few, where both are known. `ran`: simulations so
-    far.
+    `problem`: why it was not simulated. `bound_bytes`: bound of the first value. `over`: the search has ended. `timed`:
+    also predict the step of the last value that fits. `exact`: finally simulate the ends of the bracket with all
+    blocks. `like`: a row whose load grows alike along the axis; this search waits for that row's first simulation and
+    then begins close to its own answer. `loads`, `probes`: loads and simulated cells by index in the axis. `index`:
+    index of the cell that is being simulated. `all_over_few`: ratio of the load with all blocks to the load with few,
+    if both are known. `ran`: number of simulations so far.
     """
 
     candidate: Candidate
@@ -268,7 +268,7 @@ class PlanRow:
         return None if self.axis.in_states else self.bound_bytes / capacity.usable_bytes
 
     def begin_like(self, capacity: Capacity) -> None:
-        """Lets the search begin where the load meets 1 if, beyond the states, it is that of the row that it is like."""
+        """Sets the first probe to where the load reaches 1 if, apart from the states, it equals the load of `like`."""
         if self.like is None or not (loads := self.like.loads) or self.loads:
             return
         index = min(loads, key=lambda index: abs(loads[index] - 1))
@@ -317,7 +317,7 @@ class PlanRow:
             answer = replace(answer, reserved_low_bytes=None, reserved_high_bytes=None)
         load = capacity.load(answer.bytes_in)
         if not self.timed and answer.whole and before is not None and not before.whole:
-            # What few blocks lack, they lack elsewhere by about the same share.
+            # The load with few blocks is off by about the same factor at every index.
             lacking = load / self.loads[self.index]
             self.all_over_few *= lacking
             self.loads = {i: held if self.probes[i].whole else held * lacking for i, held in self.loads.items()}

@@ -54,10 +54,10 @@ class DeviceMemory:
     allocated_bytes: int
     """The most bytes that are handed out."""
     causes: dict[str, int]
-    """Cause (caching_allocator.CAUSES) -> its part of what the default allocator reserves, at the instant with the most
-    allocated of those with the most reserved."""
+    """Cause (caching_allocator.CAUSES) -> its part of the default allocator's reserved bytes, at the instant with the
+    most reserved bytes, and among such instants the one with the most allocated bytes."""
     grew_last: str
-    """Where more was reserved for the last time, and the size of the request that no free block fit."""
+    """Step and phase in which the reserved memory last grew, and the size of the request that no free block fit."""
     by_setting: dict[str, int]
     """Setting (SETTINGS) -> peak of the bytes that the simulated allocator reserves with it."""
 

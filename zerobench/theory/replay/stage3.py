@@ -91,9 +91,9 @@ class _Units:
     """Tracks which units are whole and when gradients are sent. `uses`: of one forward, the root first; `small`:
     parameters that stay whole.
 
-    `parts` are those of all uses in turn, so that a use has those from `starts[index]` to `starts[index + 1]`. A use
-    may run inside of another: `inner[index]` is the last one that runs inside, itself if its module contains no units,
-    and `ends` are the uses in the order in which they end.
+    `parts`: the parts of all uses in a row; those of a use are `parts[starts[index] : starts[index + 1]]`. A use may
+    run inside another: `inner[index]` is the index of the last use inside, or its own if its module has no units.
+    `ends`: indices of the uses in the order in which they end.
     """
 
     def __init__(

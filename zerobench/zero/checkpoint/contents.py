@@ -28,8 +28,8 @@ picks its elements.
     extra, user                 further values of the engine and of the caller
 
 A rank knows the groups and states of the parameters of its own segments; `merge` combines those from all ranks. Before
-a load, `problems_of_step` takes a step of the optimizer on tensors of one element, with the checkpoint's options and
-states: whether it would raise.
+a load, `problems_of_step` tests on tensors of one element whether a step of the optimizer would raise with the
+checkpoint's options and states.
 """
 
 from __future__ import annotations
@@ -395,8 +395,8 @@ def names_of_one(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterator[st
 
 
 def problems_of_step(engine: ShardedEngine, facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields why a step after the load would raise, or would not continue that of the checkpoint: with the options of
-    the groups, and of a pending update. A user's own optimizer is not tried: its step may have effects elsewhere.
+    """Yields why a step after the load would raise, or would not continue the checkpoint's training: tries one with the
+    options of the groups, and one with a pending update's. A user's own optimizer is not tried, for its side effects.
     """
     optimizer, states = engine.optimizer, facts["optimizer"]["states"]
     if type(optimizer) not in ELEMENTWISE:

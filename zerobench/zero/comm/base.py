@@ -281,11 +281,11 @@ METHODS = (
     "reduce_scatter", "all_gather", "all_reduce", "all_to_all", "forget", "put_aside", "meet", "call", "broadcast",
     "maximum", "sum",
 )  # fmt: skip
-"""What a wrapper takes from the Comm below as its own attributes, so that a call does not pass through its layers."""
+"""Methods that a wrapper copies from the Comm below it, so that a call does not pass through every layer."""
 
 
 class WrappedComm(Comm):
-    """The Comm `below`, but for the methods that a subclass has itself."""
+    """Acts as the Comm `below`, except for the methods and attributes that a subclass overrides."""
 
     def __init__(self, below: Comm) -> None:
         self._below = below

@@ -233,7 +233,7 @@ class HangWatch:
         return self._ask(lambda store: store.get("message").decode() if store.check(["message"]) else None)
 
     def _agree_and_break(self, message: str) -> str:
-        """Ends all waits of this rank and for it. Returns the message of the first rank that called this."""
+        """Ends this rank's waits, and others' waits for it. Returns the message of the first rank that called this."""
         self.verdict = self._ask(lambda store: store.compare_set("message", "", message).decode()) or message
         for group in list(self.groups):
             break_connections(group)

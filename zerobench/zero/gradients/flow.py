@@ -348,7 +348,7 @@ class GradientFlow:
             PlainBackward.engine_backwards -= 1
 
     def begin_backward(self) -> None:
-        """Makes way for new gradients: those that the caller has dropped go, and the engine's hooks run last."""
+        """Prepares for new gradients: drops those that the caller dropped, and makes the engine's hooks run last."""
         self.stand_ins.follow_edits()
         self.stand_ins.take_away()
         for hook in self._hooks:
@@ -360,7 +360,7 @@ class GradientFlow:
             self.plain.begin()
 
     def hook_output(self, output: Any) -> None:
-        """Called with the output of a forward: a backward of the program's own comes there first."""
+        """Hooks the output of a forward, which a backward that the program starts itself reaches first."""
         tensors = [tensor for tensor in tensors_that_require_grad(output) if tensor.grad_fn is not None]
         if tensors:
             register_multi_grad_hook(tensors, partial(GradientFlow._come_to_output, weakref.ref(self)), mode="any")

@@ -7,10 +7,10 @@ A Linear of (out, in) is divided into out_splits × in_splits *tiles*, as evenly
 
     y_o  =  ((x_0 W_o0ᵀ + b_o) + x_1 W_o1ᵀ) + ...        rows of tiles compute parts of the output, concatenated
 
-Under stage 3 each tile is a unit, gathered before and freed after it runs: that tile and the prefetched ones are whole
-in memory, not the layer. The output equals the whole Linear's except for rounding: in_splits sum in another order, and
-so do gradients of the input, over the rows of tiles; with only out_splits, matrix kernels may round differently, since
-some processors choose kernels by the width.
+Under stage 3 each tile is a unit, gathered before it runs and freed after it: only this tile and the prefetched ones
+are whole in memory, not the layer. The output equals the whole Linear's except for rounding: in_splits change the order
+of sums, and out_splits that of the input gradient's sums. Even with only out_splits the output's rounding may differ,
+since some processors choose matrix kernels by the width.
 
 Initial values are drawn for the whole Linear and then divided, so that a seed gives the same model for every tiling.
 """

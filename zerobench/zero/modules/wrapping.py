@@ -198,9 +198,9 @@ class Forward:
 class UnitOrder(Generic[U]):
     """Uses in the *open* forwards, and in the last complete forward, which predicts the next one for prefetch.
 
-    A forward is open until a backward that has reached it ends, or the parameters change: several may be open at the
-    same time, for one backward through a sum or for one backward each; or until its graph is gone, if it gets no
-    backward: it is skipped, or has failed. `forward` is the current one.
+    A forward stays open until a backward that has reached it ends, the parameters change, or its graph is freed, since
+    the forward failed or no backward follows. Several forwards may be open at the same time, for one backward through a
+    sum of their losses or for one backward each. `forward` is the current one.
     """
 
     def __init__(self) -> None:

@@ -375,8 +375,8 @@ class Placement:
         unit.parameter_shard.narrow(0, start, values.numel()).copy_(values)
 
     def keep(self, unit: UnitTensors, values: torch.Tensor, loaded: Collection[int] = ()) -> None:
-        """The first elements of the unit's shard := `values`, which were gathered and maybe written to since. Masters
-        change only if they are not rounded to `values`, except those of the parameters `loaded`, which change anyway.
+        """The first elements of the unit's shard := `values`, which were gathered and maybe written to since. A master
+        whose rounded value equals the new one keeps its bits, unless its parameter is in `loaded`.
         """
         if not unit.dtypes.keeps_masters:
             self.put(unit, 0, values)

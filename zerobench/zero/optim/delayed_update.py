@@ -79,14 +79,14 @@ class DelayedUpdate(Update):
         self.pending: Pending | None = None
 
     def run(self) -> bool:
-        """Makes the update of a step; or, if delayed, that of the step before, and the present gradients wait."""
+        """Makes this step's update; if delayed, makes the previous step's, and postpones the present one."""
         self._steps += 1
         if self._steps <= self._delayed_after:
             return super().run()
         self.prepare()
         # 1 the masters become those of the step before, which checkpoints and hooks of this step will see
         completed = self.complete()
-        # 2 in place of the update, so that the caller's hooks run in their step and schedulers see its options
+        # 2 the step keeps its gradients instead of updating, so that hooks and schedulers still run in their own step
         with self.running():
             step_without_update(self.optimizer, self._postpone)
         # 3 the parameters follow

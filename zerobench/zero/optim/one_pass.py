@@ -111,9 +111,9 @@ class OnePass:
         return None if kernels is None else cls(optimizer, shares, kernels, device)
 
     def step(self, coefficient: torch.Tensor | float | None) -> bool:
-        """Makes one `optimizer.step()`, with its hooks around the kernel; torch's own finds no gradient. `coefficient`
-        multiplies the gradients. Returns True if a hook after the step has written to masters: then all must be rounded
-        again. After a hook before the step has done so, parameters are not compared: they are not the rounded masters.
+        """Calls `optimizer.step()` with its hooks; the kernel updates, and torch's own update then finds no gradients.
+        `coefficient` multiplies the gradients. Returns True if a post-hook has written to masters: then all must be
+        rounded again. If a pre-hook has, parameters are not compared, since they are no longer the rounded masters.
         """
         masters = Versions([share.tensor for share in self._shares])
 

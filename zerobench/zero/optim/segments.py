@@ -148,7 +148,7 @@ def check_optimizer(
 
 
 def check_states(optimizer: optim.Optimizer, comm: Comm) -> None:
-    """Raises ValueError, on all ranks, if their states of an optimizer that has stepped differ."""
+    """Raises ValueError, on all ranks, if the optimizer has stepped and its states differ between ranks."""
     states = [optimizer.state.get(p) or {} for group in optimizer.param_groups for p in group["params"]]
     if comm.size == 1 or not any(state and float(state.get("step", 1)) != 0 for state in states):
         return
@@ -165,7 +165,7 @@ def check_states(optimizer: optim.Optimizer, comm: Comm) -> None:
 
 
 def _bits(value: Any) -> int:
-    """Returns a number that depends on the bits of a state, and on no order of summation."""
+    """Returns a checksum of a state's bits: a sum of integers, the same in any order of summation."""
     if not isinstance(value, torch.Tensor):
         return hash(value) if isinstance(value, int | float) else 0
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
@@ -189,7 +189,7 @@ def swap_parameters(
     optimizer: optim.Optimizer, waiting: Waiting, index: dict[nn.Parameter, int],
     segments: Iterable[OptimizerSegment], orders: dict[nn.Parameter, MemoryOrder],
 ) -> None:  # fmt: skip
-    """Gives the groups of `waiting` parameters this rank's segments in place of those that are in `index`.
+    """Replaces the `waiting` parameters that are in `index` by this rank's segments, in the same groups.
 
     `index`: each trainable parameter's number; `orders`: the order of its elements, in which segments count. States, if
     there are any, are cut to the segments. Frozen parameters keep waiting: the optimizer would skip them anyway.
@@ -256,7 +256,7 @@ OWNER = "part_of_rank"
 
 
 def guard(optimizer: optim.Optimizer, rank: int, size: int) -> None:
-    """Makes `optimizer` reject the states of a plain run and of other ranks, and own the states that it loads."""
+    """Makes `optimizer` reject states of a plain run or another rank, and copy loaded states made in inference mode."""
     optimizer.register_state_dict_post_hook(lambda _, saved: saved | {OWNER: (rank, size)})
     optimizer.register_load_state_dict_pre_hook(partial(_check_states, (rank, size)))
     optimizer.register_load_state_dict_post_hook(_own_states)

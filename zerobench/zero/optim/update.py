@@ -46,7 +46,7 @@ class Update:
 
     `used`        parameters, by number, with a gradient on this rank; after `agree`, on any rank
     `one_pass`    the update by one kernel; None: by tiles
-    `waiting`     the frozen parameters of the optimizer's groups, for which it has nothing yet
+    `waiting`     frozen parameters of the optimizer's groups, for which the optimizer has no segments yet
     `is_running`  True while the optimizer runs, in any thread
     `is_stepping`  True only inside `step`, not while a delayed update runs in its thread during a forward
     `fault`       returns None, or a number for a lost write (Writes.take_lost) that must stop the update;
@@ -254,7 +254,7 @@ class Update:
                 with shard_range.gradients(edits):
                     yield from chosen
 
-    # -- an update that is one step late (delayed_update.py), which this one never is -----------------------
+    # -- overridden by DelayedUpdate (delayed_update.py); here no update is ever pending --------------------
 
     is_at_work = False
     """True while a pending update is running."""

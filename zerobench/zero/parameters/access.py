@@ -17,9 +17,9 @@ kernels), and for values that differ between ranks: a number that changes when a
 the bits and the position of every element; two different tensors have equal ones with a probability of about 2^-64.
 
 Flags, on a GPU, where the host must not wait for a comparison: the kernel that updates the masters (optim/one_pass.py)
-reads each parameter that it is about to replace, and sets its segment's flag if that is not the rounded master. So such
-a write is lost, and an error at a later step says so: at the next one, or the one after if the flags have not arrived
-yet. If there is none, stderr says it at the engine's end.
+reads each parameter that it is about to replace, and sets the segment's flag if the parameter is not the rounded
+master. The write is then lost. The next step raises an error, or the one after it if the flags have not arrived yet; if
+no such step follows, a message is printed to stderr at the engine's end.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ _nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 class Hiding:
     """Hides parameters for one engine. `on_access`: the engine's method, called before an operation reads or writes a
-    hidden parameter; None: all have their values.
+    hidden parameter; None: every parameter has its values.
 
-    `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (writes.py) pass through;
-    `on_access` is then called for a write to one without memory. `lets_detach`: reads without a gradient pass too.
+    `lets_write`: lets pass data_ptr() and the like, assignments to `.data`, and writes to a parameter that has memory
+    (writes.py); a write to one without memory still calls `on_access`. `lets_detach`: lets reads without gradient pass.
     `on_read`: the engine's method that gets the parameters and the result of each read, and returns the result.
     """
 

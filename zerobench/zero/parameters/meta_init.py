@@ -2,8 +2,8 @@
 
     placeholders   every parameter is a NaN of its shape on the real device, without memory
     adopted        the stage has divided them into units, still without values
-    filled         the model's initializers have run again, one module at a time, each into scratch tensors of which
-                   every rank keeps its part: of parameters that it reads or writes, its own or another module's
+    filled         the model's initializers have run again, one module at a time, on scratch tensors for the parameters
+                   that they read or write, of any module; every rank keeps its part of the values
 
 Construction on meta draws no random numbers. The replay draws them in the order of a plain construction: first those
 of each module's constructor (`reset_parameters`, children before parents), then those of the model's own steps, which

@@ -53,7 +53,7 @@ SECOND_ORDER = (
 
 
 def stored_dtype(parameter: nn.Parameter) -> torch.dtype:
-    """Returns the dtype of the flat buffer that holds `parameter`: bytes, unless it could be trained."""
+    """Returns the dtype of the flat buffer that holds `parameter`: its own, or uint8 if that cannot be trained."""
     return parameter.dtype if parameter.dtype in TRAINED else torch.uint8
 
 

@@ -91,8 +91,8 @@ class Root:
         return self.frees_in_backward and self._last_read_at == self._uses()
 
     def begin_forward(self, uses: Callable[[], int]) -> None:
-        """Starts a training forward; `uses`: returns the number of uses of other units so far. Reads are observed:
-        backward would not see a parameter that is read outside of its module before the end.
+        """Starts a training forward; `uses`: returns the number of uses of other units so far. Observes reads:
+        no hook would gather the root in backward for a read outside the parameter's module, unless it comes last.
         """
         self._uses, self._in_forward = uses, True
         if self.frees_in_backward:

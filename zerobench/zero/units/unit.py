@@ -16,7 +16,7 @@ The stages differ in which of these tensors are views, and in when their memory 
     2       stays                  view of it             while in flight      from reduction to update
     3       while in use           own tensor             while in flight      from reduction to update
 
-With one rank the full tensors are the shards, but for masters that are rounded.
+On one rank full tensors and shards are the same tensors, unless stage 3 keeps only masters, which a gather rounds.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Unit(UnitTensors):
         self.follow(loaded)
 
     def put_aside(self) -> Callable[[], None]:
-        """Copies what no master restores of this shard to the host. Returns the function that puts it back."""
+        """Copies this shard's parts without a separate master to the host; returns the function that restores them."""
         stack, ranges = ExitStack(), self.placement.ranges.get(self)
         without_masters = [(0, self.shard_numel)]  # all of a frozen unit
         if ranges is not None:
