@@ -112,7 +112,7 @@ REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
     ("zero2", 2, {"measure": Measure(3, 2, passes="none")}, "measure.passes=none: use one of both, both_once, timed"),
     ("zero2", 2, {"measure": Measure(3, 2, passes="accounted", trace=True)}, "measure.trace=true: a trace needs"),
     ("zero2", 2, {"measure": Measure(3, 2, passes="timed", snapshot=True)}, "a snapshot belongs to the accounted pass"),
-    ("zero2", 2, {"measure": Measure(3, 2, trace=True), "backend": "simulated"}, "measure.trace=true: a simulated world"),
+    ("zero2", 2, {"measure": Measure(3, 2, trace=True), "backend": "simulated"}, "measure.trace=true: a simulated"),
     ("zero2", 2, {"measure": Measure(3, 2, passes="timed"), "backend": "simulated"}, "backend=simulated has no"),
     ("zero2", 2, {"measure": Measure(3, 2, passes="both_once")} | LIMITED, "search.memory_limit: a search weighs"),
     ("zero2", 2, {"activation": RECOMPUTED} | LIMITED, "a search tries all of search.checkpointing; let that be"),

@@ -59,8 +59,8 @@ CAUSES = {
 def by_cause(
     requested: int, allocated: int, free: Iterable[tuple[bool, bool, bool, int]], waiting: int = 0
 ) -> dict[str, int]:  # fmt: skip
-    """Returns the reserved bytes by cause. `free`: of each free block whether it is of the main stream, small, and a
-    segment of its own, and its size.
+    """Returns the reserved bytes by cause. `free`: for each free block its size, after three flags: it is
+    the main stream's, it is in a pool of small blocks, and it is a whole segment.
     """
     causes = dict.fromkeys(CAUSES, 0) | {"requested": requested, "rounding": allocated - requested, "waiting": waiting}
     for is_main, is_small, is_whole, size in free:
@@ -296,7 +296,7 @@ def _split(block: MemoryBlock, size: int) -> MemoryBlock:
 
 
 def _merge_neighbors(block: MemoryBlock) -> None:
-    """Merges a block that is in no pool with its free neighbors that are mapped, or unmapped, as it is."""
+    """Merges a block that is in no pool with those free neighbors that are in the same state, mapped or unmapped."""
     before, after = block.before, block.after
     if before is not None and before.is_free and before.mapped == block.mapped:
         block.pool.remove(before)

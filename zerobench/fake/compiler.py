@@ -3,9 +3,9 @@
 Optimizers, DDP, FSDP2, activation checkpoints and fake tensors import torch._dynamo, which takes as long as torch
 itself, for a few names that do nothing in code that is not compiled. So it is loaded by code that compiles:
 
-stand-in     until then the module torch._dynamo, with these names
-compiler     loaded for any other name, for any submodule but ALONE, and before torch._inductor, which needs it; then
-             the stand-in's names are the compiler's
+stand-in     takes the place of the module torch._dynamo until then, and has these names
+compiler     is loaded for any other name, any submodule except those in ALONE, and before torch._inductor, which needs
+             it; from then on the stand-in's names are the compiler's
 
 Work that inductor's code does in C++ is dispatched, so that modes see it:
 
@@ -142,7 +142,7 @@ def _source(name: str) -> Any:
 
 
 class _NoSource:
-    """The type of no source: torch asks whether a source is of the compiler's own type."""
+    """A type without instances, in place of the compiler's RandomValueSource, for which torch checks each source."""
 
 
 class _Submodules(MetaPathFinder):

@@ -54,7 +54,7 @@ MATMULS = {
     for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
     for overload in ("default", "out")
 }
-"""Operators that take a handle of cuBLAS, after their result has its memory."""
+"""Operators that use a cuBLAS handle, whose workspace is allocated after the memory of their result."""
 
 
 Observer = Callable[[Growth | IntervalMark], None]

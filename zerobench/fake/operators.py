@@ -203,7 +203,7 @@ def _by_layouts(func: Any) -> bool:
 
 
 def _key_of(func: Any, args: Any, named: dict[str, Any]) -> Any:
-    """Returns what an operator's output depends on; None if that is more than the layouts of its arguments."""
+    """Returns a key of the arguments' layouts; None if the operator's output depends on more than these."""
     if not _by_layouts(func):
         return None
     key: list[Any] = [func, torch.get_default_dtype() if not args or type(args[0]) is not FakeTensor else None]
@@ -217,7 +217,7 @@ def _key_of(func: Any, args: Any, named: dict[str, Any]) -> Any:
 
 
 def _add_to(key: list[Any], argument: Any) -> bool:
-    """Adds an argument to a key; returns False if the key cannot tell it from others."""
+    """Adds an argument to a key; returns False if the key cannot distinguish it from others."""
     kind = type(argument)
     if kind is FakeTensor:
         key += (argument.shape, argument.stride(), argument.dtype, argument.fake_device)
@@ -235,7 +235,7 @@ PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.m
 
 
 def _extent_of(out: Any) -> Any:
-    """Returns what an operator with `out` could change of it other than values."""
+    """Returns the properties of `out` that an operator could change, apart from values."""
     return None if out is None else (out.shape, out.stride(), out.storage_offset(), out.untyped_storage().nbytes())
 
 
@@ -287,10 +287,10 @@ NUMBERS = {_ATEN.zeros.default, _ATEN.ones.default}
 """Factories whose single numbers of any dtype count as flags: an optimizer's counters and factors."""
 
 ANY = {_ATEN.any.default, _ATEN.any.dim, _ATEN.any.dims}
-"""Operators that test for something unusual; the answer is no."""
+"""Operators that test for an anomaly, such as an overflow; on fake tensors they find none."""
 
 DIFFERS = {_ATEN.ne.Tensor, _ATEN.bitwise_or.Tensor}
-"""Operators of the checks that nothing was written outside the engine; nothing was."""
+"""Operators that check for writes outside the engine; on fake tensors they find none."""
 
 INTEGERS = {torch.int32, torch.int64, torch.uint8, torch.bool}
 

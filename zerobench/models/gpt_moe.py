@@ -10,8 +10,8 @@
 The balance is computed for a micro-batch of a rank, as in Mixtral: N ranks train like one process that accumulates the
 same N micro-batches.
 
-Every rank runs every expert, with no rows if it must be: ranks send the same collectives whatever their tokens choose.
-If tensors have no values, `learned` counts as balanced.
+Every rank runs every expert, even without rows, so that all launch the same collectives whatever their tokens choose.
+On tensors without values `learned` counts as balanced.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ RESET = "which cannot be: the ledger is as predicted, so the allocator's peak wa
 """The same, if predictions confirm the ledger's states and activations."""
 
 WARM_UP = 1.5
-"""A measured step with this multiple of every other step's traffic has a warm-up step's in it."""
+"""If a measured step has this multiple of every other step's traffic, it includes a warm-up step's traffic."""
 
 KEPT_BYTES = 4 * 1024
 """Tolerance for unlabeled flags and scalars that live as long as the engine, and for growth over a few steps."""
@@ -91,14 +91,14 @@ def unexplained(row: RunRow, seen: Accounted, expected: Expected) -> str:
 
 
 def _copied(row: RunRow) -> int:
-    """Returns the most bytes of the copy that a thread writes, which are alive or freed at any instant of a step: a
-    save in flight at a time, of this rank's states.
+    """Returns a bound for the copy that an asynchronous save writes, which may be alive or freed at any instant of a
+    step: this rank's states, since one save at a time is in flight.
     """
     return (row.states_bytes or 0) + (row.host_states_bytes or 0)
 
 
 def _ranks(row: RunRow, memory: list[MemoryRow]) -> Iterator[str]:
-    """Yields figures of the row that are not those of the rank with the most."""
+    """Yields figures of the row that are below those of the rank with the most bytes."""
     whole = [m for m in memory if (m.phase, m.tier) == ("step", "device")]
     for name, category in (("peak", "total"), ("states", "states")):
         most = max((m for m in whole if m.category == category), key=lambda m: m.max_bytes, default=None)

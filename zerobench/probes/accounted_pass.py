@@ -36,9 +36,9 @@ from .traffic import SUMMED, Operation, TrafficMeter, backends_watched, is_of_st
 class AccountedPass(Probe):
     """A ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are on one node.
 
-    `witness`: whether the allocator is asked for its total; a CPU's counts only memory allocated from then on.
-    `history`: the records to keep for a snapshot. `events`: whether the last step is kept event by event; `operators`:
-    with every operator that computes, and without storages' events unless `events`.
+    `witness`: whether the allocator's total is recorded; on a CPU it counts only memory allocated from then on.
+    `history`: the records to keep for a snapshot. `events`: whether the last step is kept event by event. `operators`:
+    whether every operator that computes is kept as well; events of storages are kept only with `events`.
     """
 
     def __init__(

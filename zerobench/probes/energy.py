@@ -109,12 +109,12 @@ SHORTEST_S = {"cuda": 1.0, "cpu": 0.01}
 """Shortest time whose energy is known to a tenth: NVML's counter moves every 20 to 100 ms, RAPL's every millisecond."""
 
 OFTEN_S = 30.0
-"""A counter of RAPL begins again after minutes under load, so that it is read this often."""
+"""Interval, in seconds, between reads of RAPL's counters, which wrap around after minutes under load."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A counter in microjoules. `range_uj`: its value after which it begins again; None if it never does."""
+    """A counter in microjoules. `range_uj`: the value at which it wraps around; None if it never does."""
 
     energy_uj: int
     range_uj: int | None = None
@@ -143,7 +143,7 @@ class EnergyMeter:
         self._began_s = self._read_s = time.perf_counter()
 
     def follow(self) -> None:
-        """Called between steps: reads counters that begin again, if that is due."""
+        """Called between steps: reads counters that wrap around, if that is due."""
         if self._used_uj is not None and self._device.type != "cuda" and time.perf_counter() - self._read_s > OFTEN_S:
             self._add()
 

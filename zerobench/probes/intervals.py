@@ -99,7 +99,7 @@ class Extremes:
     alive_states: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
     """The states alive when their sum is largest, in the same form."""
     made: Counter[str] | None = None
-    """The most allocations in one interval by category, and of them those that outlive their phase (`lasting`)."""
+    """By category: the most allocations in one interval, and the most that outlived their phase (`lasting`)."""
     lasting: Counter[str] = field(default_factory=Counter)
 
     def see(self, totals: Counter[str]) -> bool:

@@ -90,7 +90,7 @@ class Ledger(GraphMode, labels.Observer):
         self.logged: Interval | None = None
         """The last interval that ended, if there is a log."""
         self.in_transit: InTransit | None = None
-        """Waited for, if a loop's own collectives may drop tensors late."""
+        """Tensors that the ledger waits for; set if collectives of the user's loop may drop tensors late."""
         self.within_model: Callable[[Any, Any], bool] = lambda func, args: False
         """Returns True for a collective among ranks that share a model, which send each other activations."""
 
@@ -316,8 +316,8 @@ def device_of(storage: torch.UntypedStorage) -> str:
 
 class ShapesOnly(Ledger):
     """Counts storages of fake tensors on the device that they represent. Placeholders, which represent the meta device
-    itself, are not counted, and neither are tensors that only answer a question about shapes. Its observers are
-    notified of each change.
+    itself, are not counted, and neither are tensors made inside DTensor's shape functions. Its observers are notified
+    of each change.
     """
 
     def __init__(self, device: str = "cpu") -> None:

@@ -6,7 +6,7 @@ sizes      "b x m x n x k" of a matrix product, with the mean over its b groups 
            "b x heads x queries x keys x head": the key in tables of measured times
 stream     the number of the current stream; 0 is the one that the model runs on
 
-order      of streams: recording an event, and waiting for an event or for all of another stream
+order      a dependency between streams: one records an event, or waits for an event or for another stream
 
 Operators inside a collective of a simulated world represent other ranks' data, and are left out.
 """
@@ -38,8 +38,8 @@ GROUPED = ATEN._grouped_mm, ATEN._scaled_grouped_mm
 
 
 def _grouped_flops(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
-    """Returns the FLOPs of a grouped product. Of two matrices in three dimensions each pair is a product; if one has
-    two dimensions, the groups divide one of its dimensions among them.
+    """Returns the FLOPs of a grouped product. If both factors have three dimensions, each pair of matrices is a
+    product; if one has two dimensions, the groups share one of these.
     """
     batch = left[0] if len(left) == len(right) == 3 else 1
     return 2 * batch * left[-2] * left[-1] * right[-1]

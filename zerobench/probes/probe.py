@@ -208,6 +208,6 @@ class Saves:
             self.in_flight.add(number + 1)
 
     def written_s(self, number: int) -> float:
-        """Returns the seconds for which the save of a step was still written once the loop went on."""
+        """Returns the seconds for which a thread went on writing a step's save after the loop had continued."""
         returned, handle = self._returned[number]
         return 0.0 if handle is None else max(0.0, handle.ended - returned)

@@ -10,13 +10,13 @@ frames      label, source line, module, phase, category: in torch's flame graphs
 mark        an entry "snapshot", which changes no memory: one per category at the start, so that a color means the same
             in all files, and one at the beginning of each phase
 
-Of the ledger's step:
+In a snapshot of the ledger's step:
 device      one of our tiers (device, host, nvme), by number; each has one segment
 block       a storage from one change of its size or category to the next; a change is a free and an allocation
 address     made up: no two live blocks overlap; blocks of equal size reuse addresses
 The trace begins with an allocation of everything alive at the step's beginning: its category is known only there.
 
-Of CUDA's allocator, in which each allocation gets the labels of the storage made in it, after torch's own frames:
+In a snapshot of CUDA's allocator each allocation gets the labels of the storage made in it, after torch's own frames:
 entry       of `device_traces`: an allocation or a free, with its address and `time_us` of the wall clock
 birth       a known storage, seen at its address after its allocation and before the next one there
             (probes/intervals.py)

@@ -114,7 +114,7 @@ def shown_path(filename: str) -> str | None:
 
 CONTAINERS = (list, dict, set, deque)
 ADDS = r"\s*(?:\.(?:append|appendleft|extend|insert|add|update|setdefault)\(|\[[^]]*\]\s*=(?!=)|\+=)"
-"""What follows a container's name on a line that adds to it."""
+"""Pattern of the text behind a container's name on a line that adds to the container."""
 
 
 def living_tensors() -> Iterator[torch.Tensor]:
@@ -164,7 +164,7 @@ def _keeper(tensor: torch.Tensor) -> str:
 
 
 def _container_name(container: Any) -> tuple[str, str] | None:
-    """Returns a container's name, "losses" or "Logger.losses", and the file where it has it."""
+    """Returns a container's name, "losses" or "Logger.losses", and the file in which it has this name."""
     for frame in _frames():
         for names in (frame.f_locals, frame.f_globals):
             name = next((name for name, value in names.items() if value is container), "")

@@ -1,8 +1,8 @@
 """The timed pass: start and end of each phase of a step, and the allocator's total, which costs nothing.
 
 Drawing a step's batch is not part of its time, nor is the harness's reading of gradients in the warm-up. Python's
-garbage is collected between measured steps, not within them; objects from before the first are excluded. Both count in
-the wall time from the first measured step to the last, from which tokens/s are computed.
+garbage is collected between measured steps, not within them; objects from before the first are excluded. The wall time
+from the first measured step to the last, from which tokens/s are computed, includes batches and garbage collection.
 
 On CUDA nothing in a step, or between steps, waits for the device: marks are events, which are read at the end. A step
 lasts until the next one begins on the device, and the last one until its work is done: gathers that overlap the next

@@ -55,7 +55,7 @@ MOST_BLOCKS = {"2.11": 320, "2.13": 2240}
 OWN_LAUNCHES = {"zerobench.adam_": 3, "zerobench.squares": 2}
 """Our kernels -> launches, with the copy of a table to the device."""
 PROTOCOLS = {"LL": (0.6, 2.7 / 4.0, 2.0), "LL128": (1.9, 1.0, 1.0)}
-"""NCCL's protocol -> us of a step over NVLink, a step between nodes in network latencies, and times that bytes take.
+"""NCCL's protocol -> us of a step over NVLink, network latencies of a step between nodes, factor on the bytes' time.
 NCCL takes the faster one for a size (2.28.9, src/graph/tuning.cc, which has 4.0 us for a network under LL128)."""
 LATENCY_S = 0.5e-6
 """Latency of a GPU's memory; stated (0.4 to 0.6 us are published for an H100): no measured step depends on it."""
@@ -169,7 +169,7 @@ class GpuCosts:
         return GpuCosts(self.device, self.cluster, self._bus, scales)
 
     def alone(self, rates: Mapping[str, float] | None = None) -> GpuCosts:
-        """Returns these costs for a rank without others, with `rates` in place of those fitted to one GPU's steps.
+        """Returns these costs for a run on one GPU. `rates`: used in place of the rates fitted to steps on one GPU.
 
         memory_efficiency           of the bandwidth, which copies on other streams take from the model's
         launch_us                   of the device, for a kernel that computes little

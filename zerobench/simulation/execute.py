@@ -111,8 +111,8 @@ class Execution:
 
     `problem`: an error message if the simulation failed, else empty. `seconds`: time that the simulation took.
     `memory`: a GPU's, under its allocator; None for a CPU. `resident_bytes`: peak memory of the simulating process on
-    this machine. `facts`: about the model; None if it cannot be built on the meta device. `others`: the same for other
-    ranks, if only their executions show which has the peak; states and a GPU's memory are the largest of all.
+    this machine. `facts`: about the model; None if it cannot be built on the meta device. `others`: executions of
+    other ranks, if these were needed to find the peak; states and a GPU's memory are the largest over all of them.
     """
 
     config: CellConfig
@@ -270,7 +270,7 @@ OUT_OF_MEMORY = ("MemoryError", "can't allocate memory", "bad_alloc")
 """Words in errors of Python, torch and C++ when a process exceeds its memory limit."""
 
 MOST_GARBAGE = 2**28
-"""Bytes by which earlier simulations may have left a process larger before it searches for garbage."""
+"""Bytes by which earlier simulations may have enlarged a process before it collects garbage."""
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class _Job:
 
 @contextmanager
 def kept_processes() -> Iterator[list[RankProcess]]:
-    """Yields processes, none at first, that calls of `execute_all` in the block hand on to the next."""
+    """Yields a list of processes, empty at first, which the calls of `execute_all` in the block reuse."""
     ready: list[RankProcess] = []
     try:
         yield ready
@@ -338,7 +338,7 @@ def execute_all(
 
 def run_job(job: _Job, report: Callable[[Any], None]) -> Execution:
     """Simulates a cell in a forked process. `limits.memory_bytes` is in addition to the memory at its first cell."""
-    # To search for garbage in cycles takes a fifth of a simulation, whose bytes would depend on when Python searches.
+    # Garbage collection takes a fifth of a simulation's time, and the bytes would depend on when Python collects.
     gc.disable()
     tempfile.tempdir = job.folder  # what a killed process leaves goes with the folder
     limit, most = resource.getrlimit(resource.RLIMIT_DATA)

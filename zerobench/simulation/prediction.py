@@ -156,7 +156,7 @@ class StepTime:
 
 
 def step_time(schedule: StepSchedule, costs: GpuCosts, declared: Declared = PLAIN) -> StepTime:
-    """Lays out a schedule, on one GPU with the rates of one. Raises ValueError with its problem if it has one."""
+    """Lays out a schedule; a single GPU has rates of its own. Raises ValueError if the schedule has a `problem`."""
     if schedule.problem:
         raise ValueError(schedule.problem)
     cell = schedule.cell
@@ -188,9 +188,9 @@ def step_time(schedule: StepSchedule, costs: GpuCosts, declared: Declared = PLAI
 
 
 WIDER = 2.0
-"""Without validation by published runs the interval is so many times as far from 1."""
+"""Factor by which both ends of an interval that published runs do not validate move away from 1, in logarithms."""
 UNKNOWN = 0.5, 2.0
-"""For a device without measured tables, whose type no run was compared with."""
+"""Interval for a device that has no measured tables, if no run on its type was compared."""
 NOT_VALIDATED = "not validated"
 
 

@@ -185,7 +185,7 @@ class _Layout:
     # -- issue -----------------------------------------------------------------------------------------
 
     def _issue(self, event: EventRow) -> Item | None:
-        """Gives a stream what an event asks for. Returns the operator's or the collective's item."""
+        """Appends an event's item to its stream. Returns it if it is an operator or a collective, otherwise None."""
         if event.kind == COMPUTE:
             self._take_host(self.costs.host_s)
             return self._give(

@@ -50,7 +50,7 @@ from .engine import PeerEngine, options_of
 
 
 class DdpEngine(PeerEngine):
-    """DDP, whose start and whose buffers' traffic are the harness's."""
+    """DDP with the harness's own first broadcast; traffic of buffers is labeled as control traffic."""
 
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer, **options: Any) -> None:
         self.module = module
@@ -89,7 +89,7 @@ class DdpEngine(PeerEngine):
 
 
 def _start_alike(module: nn.Module, buffers: bool, group: dist.ProcessGroup) -> None:
-    """Gives every rank of the group its first rank's parameters and, with `buffers`, its buffers, each in place.
+    """Copies the parameters and, with `buffers`, the buffers of the group's first rank to all its ranks, in place.
 
     DDP's own first broadcast, `init_sync`, uses flat copies that gloo's thread frees at any time, so the bytes during
     construction would differ from run to run. Raises torch's RuntimeError if the ranks' shapes differ.

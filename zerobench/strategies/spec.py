@@ -77,8 +77,8 @@ class StrategySpec:
     partitions_as: str | None = None
     """For a peer, whose schedule theory does not cover: our stage that partitions the same states."""
     fullest_rank: Callable[[Sequence[ParameterShape], int, OptimizerShape], int] = lambda shapes, ranks, optimizer: 0
-    """Without theory: the rank with the most bytes, given the parameters, the number of ranks and the optimizer. The
-    first rank, if all are alike or the last ones are padded.
+    """Used without theory: returns the rank with the most bytes, given the parameters, the number of ranks and the
+    optimizer. By default the first rank: all are alike, or the last ones are padded.
     """
     composes: Composition = ALONE
     refused_optimizers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

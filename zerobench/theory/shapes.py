@@ -141,8 +141,8 @@ class OptimizerShape:
 @dataclass(frozen=True)
 class PrecisionShape:
     """Bytes per element of a gradient, as accumulated and as sent, for a parameter below fp32. Such a parameter has an
-    fp32 master; the optimizer gets fp32 gradients in tiles of `tile_bytes`, all together if None, as
-    they are if 0. `casts`: gradients are sent in a different dtype from the one they are accumulated in.
+    fp32 master; the optimizer gets fp32 gradients in tiles of `tile_bytes`; None: all in one tile;
+    0: no cast. `casts`: gradients are sent in a different dtype from the one they are accumulated in.
     """
 
     gradient_bytes: int = 4
@@ -189,7 +189,7 @@ class Schedule:
 
     @property
     def played(self) -> list[bool]:
-        """For each micro-batch that a replay plays, True for the last one. The fourth is like the third."""
+        """For each micro-batch that is played: is it the last? At most three, as a fourth would be like the third."""
         count = min(self.micro_batches, 3)
         return [number == count - 1 for number in range(count)]
 

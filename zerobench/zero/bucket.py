@@ -5,7 +5,7 @@
     open       `full` has memory: before the first gradient of a round
     fill       a gradient, divided by N, or in fp16 by about √N, is written into its piece of `full`, or added to a
                gradient that waits there
-    prepare    all have come: zeros for missing ones, and the tensor that is sent, in the wire's dtype
+    prepare    all gradients have come: missing ones become zeros, and the tensor to send is cast to the wire's dtype
     store      this rank's slice of the mean has come, and is kept in `shard`, or in the sink of a tier
     release    the optimizer has used it, or it is dropped: back to no gradients and no memory
 

@@ -9,8 +9,8 @@ Flat, in the order of the parameter's memory (layout.py), with the number of ste
 
 A code is the number of a level in a dynamic map (Dettmers et al., arXiv 2110.02861, sections 1.3 and 2.1); its value is
 the level times the block's scale. Levels are dense near 1 and span seven decades, like magnitudes in a block. One level
-of the paper is not used: zero, for the second moment. An element whose second moment is rounded to zero, but not its
-first, would be moved by `exp_avg / eps`, which happens to rows of an embedding that are seldom used.
+of the paper is not used: zero, for the second moment. If an element's second moment were rounded to zero but
+not its first, it would move by `exp_avg / eps`: this would happen to rarely used rows of an embedding.
 
 [Note: every partition makes the same states]
 Blocks are counted from the start of each parameter. An engine that starts parameters and ends shards, tiles and tiers

@@ -37,7 +37,7 @@ REDUCE_WITH = ("reduce_scatter", "all_reduce")
 """Values of `Options.reduce_with`: they send one times a bucket's size, or two."""
 
 SHARDS = MASTERS, PARAMETERS = ("masters", "parameters")
-"""Values of `Options.shards`; None, of cells that were recorded before there was a choice, is "parameters"."""
+"""Values of `Options.shards`; None, in cells recorded before the option existed, means "parameters"."""
 
 SWITCHES = ("reshard_after_forward", "overlap_gather", "arena", "broadcast_buffers", "elementwise")
 """Options that are True or False."""

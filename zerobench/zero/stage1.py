@@ -244,7 +244,7 @@ class Stage1(Strategy):
                 labels.label(unit.full_parameters, labels.PARAMETERS, unit.name)
                 self.units.append(unit)
                 for piece in layout.pieces:
-                    # one that is cut into several units is in one buffer: it moves as a whole, with its first piece
+                    # the units of a divided parameter share one buffer: it moves as a whole, with its first piece
                     if piece.start == 0:
                         parameter = self.trainable[piece.parameter]
                         whole = flat.narrow(0, start + piece.offset, parameter.numel())

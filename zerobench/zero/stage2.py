@@ -47,7 +47,7 @@ class ShardedBucket(GradientBucket):
             self.unit.heap.restore(self.shard)
             self.full = self.shard
             return
-        # a gradient that is sent next is made in the wire's dtype, which saves a copy; a sum keeps its own until sent
+        # gradients reduced in this backward are stored in the wire's dtype, which saves a copy; no_sync's sums are not
         dtypes = self.unit.dtypes
         if_sent, if_kept = (dtypes.wire, labels.COMMUNICATION), (dtypes.gradients, labels.GRADIENTS)
         self.full = self.take_memory(*(if_sent if sends else if_kept))
@@ -62,8 +62,8 @@ class ShardedBucket(GradientBucket):
             self.full = self.take_memory(self.unit.dtypes.wire, labels.COMMUNICATION).copy_(full)
             self.unit.heap.give_back(full)  # before memory for the mean is allocated
             full = self.full
-        # a further micro-batch's mean is added later; or it cannot be written to the shard directly (sink, dtype,
-        # all-reduce)
+        # the mean cannot be written directly to the shard if it is added to earlier micro-batches' mean, or because of
+        # a sink, the wire's dtype or an all-reduce
         if self.is_reduced or not self._lands_in_shard:
             return full, None
         self.unit.heap.restore(self.shard)

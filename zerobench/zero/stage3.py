@@ -93,7 +93,7 @@ class Stage3(Stage2):
         trained = {self.trainable[number] for number in numbers}
         for old in [unit for unit in self._all_units if not trained.isdisjoint(unit.parameters)]:
             old.unshard_exactly()
-            # what stays frozen keeps the unit's name; what is trained is a unit of its own
+            # parameters that stay frozen keep the unit's name; the unfrozen ones become a unit of their own
             frozen, unfrozen = ([p for p in old.parameters if (p in trained) is value] for value in (False, True))
             name_of_unfrozen = f"{old.name} part {len(self._all_units) + 1}" if frozen else old.name
             new = self._adopt_group(old.name, frozen, old.is_kept)

@@ -109,8 +109,8 @@ class Strategy(GradientMixin, StateMixin):
     # -- the interface --------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """Runs the module's forward. Buffers become rank 0's when DDP would do so: after a forward that is reduced.
-        Several forwards, with updates between them, may share one torch.autocast: each casts again.
+        """Runs the module's forward. First copies rank 0's buffers to all ranks if DDP would: if the last forward's
+        gradients are reduced. Each forward inside one torch.autocast casts again, so updates may come between them.
         """
         return self.run_forward(partial(self.module, *inputs, **named_inputs))
 
@@ -216,7 +216,7 @@ class Strategy(GradientMixin, StateMixin):
     def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
         """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; applies loss scaling, if any.
 
-        `retain_graph`: stages 1 and 2 can go through the graph again before the next step, as torch does.
+        `retain_graph`: keeps the graph, so that stages 1 and 2 can go through it again before the next step.
         """
         # 1 gradients that the caller has dropped since the last backward go first: new ones are not added to them
         self.begin_backward()

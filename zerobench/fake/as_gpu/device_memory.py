@@ -68,7 +68,7 @@ class DeviceMemory:
 
     @property
     def reserved_bytes(self) -> tuple[int, int]:
-        """What is reserved by default and with expandable segments, the lower figure and the higher."""
+        """Bytes reserved by default and with expandable segments, the smaller figure first."""
         low, high = sorted((self.by_setting[DEFAULT], self.by_setting[EXPANDABLE]))
         return low, high
 

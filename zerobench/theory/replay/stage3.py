@@ -27,7 +27,7 @@ class UnitPart:
     gradients: UnitGradients | None
     """None: frozen."""
     keeps_masters: bool
-    """Whether its shard is that of the masters."""
+    """Whether its shard holds the masters instead of the parameters."""
     moves: bool
     """Whether it is whole only while its module runs."""
 
@@ -142,7 +142,7 @@ class _Units:
             self._reshard(self.root)
 
     def backward(self) -> None:
-        """Plays backward, which has passed all units used after a unit before that unit's first gradient."""
+        """Plays backward: before a unit's first gradient it passes all units that forward used after that unit."""
         self._unshard(self.root)
         self._unshard(self._preceding(len(self.parts)), ahead=True)
         to_come = [index for index in self.ends if self.uses[index].name != ROOT]

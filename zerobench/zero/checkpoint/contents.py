@@ -301,7 +301,7 @@ def _kind(tensor: torch.Tensor) -> dict[str, Any]:
 def differences(
     engine: ShardedEngine, facts: Mapping[str, Any], tensors: Mapping[str, storage.StoredTensor]
 ) -> Iterator[str]:
-    """Yields why `engine` cannot load what it has in common with a checkpoint, the most specific first."""
+    """Yields why `engine` cannot load the tensors and options that it shares with a checkpoint, most specific first."""
     current = facts_of(engine, {})
     # 1 parameters and buffers: shape, training, dtype
     for kind in ("parameters", "buffers"):

@@ -237,7 +237,7 @@ class StateMixin(ShardedEngine):
             return save_load.load_weights(self, path, strict)[1] if weights_only else save_load.load(self, path, strict)
 
     def _settle_parameters(self) -> None:
-        """Lets masters follow writes since the last step, and makes a pending update, before a part is loaded."""
+        """Updates masters after writes since the last step, and makes a pending update, before a partial load."""
         self.writes.check()
         if self.update.complete():
             self.placement.round_masters()

@@ -98,7 +98,7 @@ class StoredTensor(NamedTuple):
     chunks: tuple[StoredChunk, ...]
 
     def part(self, order: MemoryOrder, start: int, stop: int) -> torch.Tensor:
-        """Reads elements [start, stop) in `order`, (stop - start,); the whole tensor if the file has another."""
+        """Returns elements [start, stop) in `order`, (stop - start,); reads the whole tensor if the orders differ."""
         if not order.agrees(self.order):
             whole = self.order.view(self.part(self.order, 0, prod(self.order.shape)))
             return order.flatten(whole)[start:stop]
@@ -116,7 +116,7 @@ class StoredTensor(NamedTuple):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BufferedReader]:
-    """Opens a file to read it. Errors name the file: in the midst of reading, the system's do not."""
+    """Opens a file to read it. Errors name the file, which the system's own errors during a read do not."""
     try:
         with path.open("rb") as file:
             yield file
@@ -298,7 +298,7 @@ def begin(path: Path, held: ExitStack) -> str:
 
 
 def _lock_path(partial: Path) -> Path:
-    """Returns the lock of a save in progress, next to its folder: there before it, and gone after it."""
+    """Returns the lock of a save in progress, next to its folder: created before the folder, removed after it."""
     return partial.with_name(f".{partial.name}.lock")
 
 

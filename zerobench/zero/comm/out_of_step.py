@@ -168,7 +168,7 @@ class HangWatch:
         labels.EngineThread(target=_look_on, args=(weakref.ref(self), stop), name="watch", daemon=True).start()
 
     def end(self, own: Position, error: RuntimeError) -> RuntimeError:
-        """Returns the error, with the same message on all ranks, of a wait that another error has ended."""
+        """Returns the error to raise for a wait that `error` has ended, with the same message on all ranks."""
         message = self.verdict or self._message()
         if message is None:  # the connection broke
             positions = self._exchange("broken", own)

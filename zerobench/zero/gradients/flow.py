@@ -64,7 +64,7 @@ HOW = (
 
 class StandIn(torch.Tensor):
     """A stand-in for the gradient of `parameter_name`. `zeroed`: names of gradients that were set to zero. `_added`: a
-    gradient that came before the engine's backward had begun, as that of a penalty on weights does.
+    gradient that autograd added to it before the engine's backward had begun, for example a weight penalty's.
     """
 
     parameter_name: str

@@ -47,7 +47,7 @@ def check_process_group() -> None:
 def check_alike(
     named: Iterable[tuple[str, torch.Tensor]], ignored: set[nn.Parameter], comm: Comm, device: torch.device
 ) -> None:
-    """Raises ValueError, on all ranks, if the tensors of their models differ, though units may have equal sizes."""
+    """Raises ValueError, on all ranks, if their models have different tensors, even if units have equal sizes."""
     alike = [
         (name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in named if tensor not in ignored
     ]

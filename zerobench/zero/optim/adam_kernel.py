@@ -26,7 +26,7 @@ BLOCK = 4096
 
 @triton.jit
 def _segment(table, segments, depth):
-    """Returns the row of this program's segment, and its first element in it."""
+    """Returns the row of the segment that this program updates, and the program's first element in the segment."""
     block = tl.program_id(0).to(tl.int64)
     low, high = block * 0, block * 0 + segments
     for _ in range(depth):

@@ -3,7 +3,7 @@
 One flat tensor as *the* parameter would be simpler but wrong: parameters without a gradient would decay and count
 steps, and parameter groups would lose their meaning. Segments preserve both.
 
-`guard` rejects uses of such an optimizer as one of whole parameters.
+`guard` rejects calls that treat such an optimizer as one over whole parameters.
 
 [Note: Owned]
 Newton-Schulz, or another function of a whole matrix, needs all of it on one rank. With `owned=True` in a parameter
@@ -14,8 +14,8 @@ stages 1 and 2, 3ψ under stage 3. Only the owner has the states, whole.
     owners    of all matrices, the costliest first, each to the rank with the least load so far (LPT; Graham 1969)
     segments  of an owned parameter: the whole parameter, in its own shape, on its owner, and none elsewhere
 
-Groups with `owned=False` stay elementwise, cut anywhere. A user's own optimizer, such as Shampoo or SOAP, has its
-matrices owned by the same key.
+Groups with `owned=False` stay elementwise: their parameters may be cut anywhere. The same key makes the matrices of a
+user's own optimizer, such as Shampoo or SOAP, owned.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ class Update:
             raise RuntimeError(STEP)
 
     def _add_param_group(self, group: dict[str, Any]) -> None:
-        """Adds a group of the model's parameters that are in none yet; frozen ones wait until they are not."""
+        """Adds a group of the model's parameters that no group holds yet; frozen ones wait until they are unfrozen."""
         given = group["params"]
         given = [given] if isinstance(given, torch.Tensor) else list(given)
         trained = {self._index[p] for p in given if p in self._index}

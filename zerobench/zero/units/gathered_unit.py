@@ -4,7 +4,7 @@
     gathering    `full_parameters` has its memory back and is being filled by an all-gather
     unsharded    the parameters are views of `full_parameters`
 
-A shard of half parameters that are trained is, by default, that of their masters: a gather starts by rounding them.
+By default the shard of trained half-precision parameters is the shard of their masters, which a gather first rounds.
 A unit that *stays* is always unsharded, as in stages 1 and 2: its small parameters are not worth a gather.
 A unit that is *held* stays unsharded until its reader releases it.
 
@@ -13,7 +13,7 @@ Autograd saves some weights as views and some as the leaf itself. Swapping in an
 nothing until the graph is freed, and then give wrong gradients. So each unit has one permanent storage, resized
 to nothing and back. While it is empty the parameters are views of a NaN: same shape, visible misuse.
 
-A module group has a unit per dtype and device, with frozen and owned parameters apart (stage3.py).
+A module group has a unit for each dtype and device, and separate ones for frozen and for owned parameters (stage3.py).
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class GatheredUnit(Unit):
         return (self.is_whole or self.gather is not None) and not (self.stays or self.held)
 
     def reshard(self) -> None:
-        """unsharded -> sharded, after the shard was updated from what a forward has written to this slice."""
+        """unsharded -> sharded; first updates the shard if a forward has written to the parameters in place."""
         if self._may_go:
             self.unshard()
             self.keep_written()
