@@ -346,7 +346,7 @@ def test_a_save_that_cannot_be_is_refused() -> None:
 
     assert problems() == ""
     assert problems("ddp") == "measure.save=blocking: strategy=ddp writes no checkpoint here; use zero1, zero2, zero3"
-    assert "one rank alone has states to write" in problems(backend="simulated")
+    assert "only one rank has states to write" in problems(backend="simulated")
     assert "leave tensor_parallel out" in problems(tensor_parallel=2)
     few = Measure(steps=4, warmup=2, save="asynchronous")
     assert problems(measure=few).endswith("measure.save_every=5 is above measure.steps=4, so none would begin")
