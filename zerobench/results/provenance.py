@@ -68,14 +68,17 @@ def alloc_conf(device: str) -> str | None:
     return next(filter(None, given), None) if device == "cuda" else None
 
 
+def packages_of(config: CellConfig) -> list[str]:
+    """Returns the packages besides zerobench that build and train a resolved cell's model, torch first."""
+    spec = strategies.find(config.strategy.name)
+    others = ("transformers" if config.model.kind == "huggingface" else None, spec.requires if spec else None)
+    return ["torch", *filter(None, others)]
+
+
 def environment_hash(config: CellConfig) -> str:
     """Hashes source, torch, device class and allocator of a resolved cell's run: 8 hex digits."""
-    parts = [source_of(config), version("torch"), device_class(config.device)]
-    if config.model.kind == "huggingface":  # whose code builds the model
-        parts.append(installed_version("transformers") or "")
-    spec = strategies.find(config.strategy.name)
-    if spec is not None and spec.requires is not None:
-        parts.append(installed_version(spec.requires) or "")
+    torch_version, *others = (installed_version(name) or "" for name in packages_of(config))
+    parts = [source_of(config), torch_version, device_class(config.device), *others]
     if conf := alloc_conf(config.device):
         parts.append(conf)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
@@ -85,8 +88,7 @@ def provenance(config: CellConfig) -> dict[str, Any]:
     """Collects the provenance of a resolved cell's run."""
     spec = strategies.find(config.strategy.name)
     described = machine(config.device, config.backend)
-    if spec is not None and spec.requires is not None:
-        described["versions"][spec.requires] = installed_version(spec.requires)
+    described["versions"] |= {name: installed_version(name) for name in packages_of(config)}
     return {
         "source_hash": source_of(config),
         **({"look": {"label": spec.label, "color": spec.look.color}} if spec is not None and spec.of_user else {}),

@@ -30,7 +30,6 @@ from ..records import RunRow
 from ..results import folders, provenance, selection, tables
 from ..results.folders import Unwritten
 from ..simulation.execute import execute
-from ..strategies import spec_of
 from ..worker import RankJob, run_rank
 from . import aggregate
 
@@ -224,9 +223,7 @@ def find_elsewhere(cell: Cell, statuses: Sequence[str], launcher: str) -> RunRow
 
     The device class is ignored, since it belongs to the launcher's machines and is unknown here.
     """
-    needed = {"torch", spec_of(cell.config.strategy.name).requires}
-    needed |= {"transformers"} if cell.config.model.kind == "huggingface" else set()
-    names = sorted(filter(None, needed))
+    names = provenance.packages_of(cell.config)
 
     def is_wanted(folder: Path, row: RunRow) -> bool:
         same = (row.launcher, row.source_hash) == (launcher, provenance.source_of(cell.config))
