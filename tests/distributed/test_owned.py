@@ -196,7 +196,7 @@ def momenta(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield engine.names[one.span.parameter], state["momentum_buffer"].clone()
 
 
-HOST = (("offload", Offload()),)
+HOST = (("offload", Offload()), ("tile_bytes", 1024))
 LATE = (("offload", Offload(delayed_after=1)),)
 
 

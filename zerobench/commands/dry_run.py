@@ -53,7 +53,7 @@ def plan_composed(composed: CommandLine, chosen: Sequence[str] | None) -> int:
     proposes cells, and if every cell is refused.
     """
     if composed.proposes:
-        why = "its cells follow from what earlier ones measured, and are not known beforehand"
+        why = "its cells depend on the results of earlier ones and are not known in advance"
         raise RefusedError([f"--dry-run: {SWEEPER}={composed.sweeper}: {why}; leave one out"])
     refuse_senseless(composed.cells)
     return print_plan(composed.cells, chosen, composed.launcher) if composed.cells else 0
@@ -71,7 +71,7 @@ def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher:
             try:
                 prediction = estimate(cell.config)
             except Exception as error:  # a user's builder may do things that a model without memory cannot
-                problem = f"no prediction, for the model cannot be built without memory: {first_line(error)}"
+                problem = f"no prediction: the model cannot be built without allocating memory: {first_line(error)}"
         estimates.append(prediction)
         cells[index : index + 1] = fitting([cell]) if here else [cell]
         if reason := "; ".join(cells[index].problems) or problem:

@@ -134,7 +134,9 @@ def build_model(config: CellConfig, axis: TensorAxis | None = None) -> nn.Module
 
 def schedule_options(config: CellConfig) -> dict[str, Any]:
     """Returns the fields of theory's Schedule that depend only on the cell."""
-    return {"recomputes": config.recomputes, "arena": config.arena, "by_block": config.compile == "blocks"}
+    in_head = config.model_options.get("loss_chunks", 1) > 1
+    by_block = config.compile == "blocks"
+    return {"recomputes": config.recomputes, "arena": config.arena, "by_block": by_block, "head_is_loss": in_head}
 
 
 def shapes_of(model: nn.Module, owned: Collection[nn.Parameter] = (), block_numel: int = 1) -> list[ParameterShape]:

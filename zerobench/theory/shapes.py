@@ -165,7 +165,8 @@ class Schedule:
     reaches it: not if nothing up to there is trained. All of these describe one micro-batch; a step has
     `micro_batches`. `recomputes`: backward runs a unit's forward again when it reaches the unit. `arena`: temporary
     gradients use memory that stays allocated. `by_block`: the backward of a block is one torch.compile graph, which
-    makes all gradients of the block before the first is handed over.
+    makes all gradients of the block before the first is handed over. `head_is_loss`: the head computes the loss in
+    parts, so that nothing of the model comes before it in backward.
     """
 
     shapes: tuple[ParameterShape, ...]
@@ -176,6 +177,7 @@ class Schedule:
     recomputes: bool = False
     arena: bool = False
     by_block: bool = False
+    head_is_loss: bool = False
 
     @staticmethod
     def sequential(shapes: Sequence[ParameterShape], micro_batches: int = 1) -> Schedule:

@@ -41,8 +41,8 @@ CUT_OFF = ("largest_model", "largest_batch")
 CUT_SHORT = f"{search.INTERRUPTED}: the table has the rows that were complete, and none is recommended"
 
 BYTES_ALONE = (
-    "Bytes alone were compared, at one micro-batch for all. Which is fastest depends on the cluster, and on the "
-    "micro-batch that each leaves room for: add --goal fastest --cluster NAME (names: zerobench predict --help)"
+    "Only bytes were compared, with the same micro-batch for all. Which is fastest depends on the cluster and on the "
+    "micro-batch that fits: add --goal fastest --cluster NAME (names: zerobench predict --help)"
 )
 
 
@@ -163,7 +163,7 @@ def sentence(plan: search.Plan) -> str:
         closest = max(cheaper, key=lambda other: goal.value(other.fit))
         others = f"{closest.candidate.name}, which costs less, ends at {goal.detail(closest.fit)}"
     elif names:
-        others = f"{', '.join(names)} partition{'s' * (len(names) == 1)} less and cannot be had here"
+        others = f"{', '.join(names)} partition{'s' * (len(names) == 1)} less, but cannot be used here"
     return f"Take {row.candidate.name}{whose}: {why}; {others}."
 
 
@@ -218,9 +218,9 @@ def nothing_fits(plan: search.Plan) -> str:
     return (
         f"nothing fits {show_bytes(capacity.device_bytes)}: the least is {row.candidate.name} with {_held(least)}, "
         f"so the smallest device that would do has {show_bytes(smallest)}; "
-        f"what binds most is {binding} ({show_bytes(least.at_peak[binding])}; the largest tensor has "
-        f"{show_bytes(least.largest.bytes if least.largest else None)}: {_largest(least)}), and what would help is "
-        f"{HELPS[binding]}"
+        f"the largest category is {binding} ({show_bytes(least.at_peak[binding])}; the largest tensor has "
+        f"{show_bytes(least.largest.bytes if least.largest else None)}: {_largest(least)}); "
+        f"to reduce it, try {HELPS[binding]}"
     )
 
 

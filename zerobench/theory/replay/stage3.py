@@ -144,7 +144,10 @@ class _Units:
     def backward(self) -> None:
         """Plays backward: before a unit's first gradient it passes all units that forward used after that unit."""
         self._unshard(self.root)
-        self._unshard(self._preceding(len(self.parts)), ahead=True)
+        self.entered, self.next = tuple(self.root), self._preceding(len(self.parts))
+        # else the last unit is gathered when backward comes to the head, before its gradient is made
+        if not (self.schedule.head_is_loss and self.of_freed_root):
+            self._gather_next()
         to_come = [index for index in self.ends if self.uses[index].name != ROOT]
         names = [self.uses[index].name for index in to_come]
         left = Counter(self.schedule.arrivals)  # gradients of each parameter to come
