@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from zerobench.config.cell import CellConfig
+from zerobench.fake.as_gpu import SETTINGS
 from zerobench.host.environment import FAKE, SIMULATED
 from zerobench.host.terminal import progress_bar
 from zerobench.rank_record import RankRecord
@@ -35,9 +36,11 @@ Records = dict[str, dict[int, RankRecord | str]]
 def execute_cells(
     what: str, work: Sequence[Work], limits: Limits = LIMITS,
     take: Callable[[int, Execution], None] = lambda *_: None, operators: bool = False,
+    settings: Collection[str] = SETTINGS.keys(),
 ) -> list[Execution]:  # fmt: skip
     """Executes cells, one per core at a time, and returns their executions in order. `take` gets each one as it ends,
-    with its index; `operators`: with every compute operator. Whatever goes wrong is the `problem` of an execution.
+    with its index; `operators`: with every compute operator; `settings`: of a GPU's allocator. Whatever goes wrong is
+    the `problem` of an execution.
     """
     executed: dict[int, Execution] = {}
     with progress_bar(what, len(work), "cells") as advance:
@@ -49,7 +52,10 @@ def execute_cells(
                     advance()
                     take(indices[number], news)
 
-            executions = execute_all([work[index][0] for index in indices], target, None, heard, limits, operators)
+            executions = execute_all(
+                [work[index][0] for index in indices], target, None, heard, limits, operators,
+                settings=[settings] * len(indices),
+            )  # fmt: skip
             executed |= zip(indices, executions, strict=True)
     return [executed[index] for index in range(len(work))]
 

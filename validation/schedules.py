@@ -47,6 +47,8 @@ class Schedules:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._failed: dict[str, str] = {}
+        self._events: dict[str, tuple[EventRow, ...]] = {}
+        """Key of a cell that this process has simulated -> its events."""
 
     def execute(self, what: str, work: Sequence[Work]) -> None:
         """Simulates the cells that are not kept yet, with progress on standard error."""
@@ -56,14 +58,14 @@ class Schedules:
             fork_server.PRELOAD.insert(-1, TRANSFORMERS)  # once, and not in each cell's process
         keys = list(due)
         take = lambda number, found: self._keep(keys[number], found)  # noqa: E731
-        execute_cells(what, list(due.values()), LIMITS, take, operators=True)
+        execute_cells(what, list(due.values()), LIMITS, take, operators=True, settings=())
 
     def of(self, cell: Reduced, target: Target) -> StepSchedule:
         """Returns the schedule of a cell that was simulated."""
         keys = [_key(config, target) for config in cell.configs]
         if problem := next((self._failed[key] for key in keys if key in self._failed), ""):
             return StepSchedule(cell, (), problem)
-        return StepSchedule(cell, tuple(_read(self._path(key)) for key in keys))
+        return StepSchedule(cell, tuple(self._events.get(key) or _read(self._path(key)) for key in keys))
 
     def _keep(self, key: str, found: Execution) -> None:
         if found.problem:
@@ -71,7 +73,7 @@ class Schedules:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         aside = self._path(key).with_suffix(".partial")
-        events = [event for event in found.result.events if event.kind in KINDS]
+        self._events[key] = events = tuple(event for event in found.result.events if event.kind in KINDS)
         frame = pd.DataFrame({name: [getattr(event, name) for event in events] for name in COLUMNS})
         frame.to_parquet(aside, index=False)
         aside.replace(self._path(key))

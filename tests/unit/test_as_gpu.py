@@ -230,7 +230,7 @@ def test_of_building_a_peer_nothing_stays_but_its_shards(monkeypatch: pytest.Mon
     """The cache is emptied when all is built: what lives then, the whole model say, would keep its memory reserved."""
     logs: list[Allocations] = []
     summed = Allocations.memory
-    monkeypatch.setattr(Allocations, "memory", lambda self: (logs.append(self), summed(self))[1])
+    monkeypatch.setattr(Allocations, "memory", lambda self, settings: (logs.append(self), summed(self, settings))[1])
     found = executed(CUDA, "fsdp2", model="untied")
     heard = [one for one, _ in logs[0].log]
     built = heard.index(IntervalMark("end", "init"))

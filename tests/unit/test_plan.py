@@ -234,7 +234,7 @@ def test_a_candidate_is_told_when_it_is_done_and_ctrl_c_leaves_the_done_ones(
         SimulatedCell, "of", lambda cell, *_: used(200 * MIB if cell.config.strategy.name == "ddp" else MIB)
     )
 
-    def run(configs: list, tell: Any, operators: bool) -> list[Execution]:  # type: ignore[type-arg]
+    def run(configs: list, tell: Any, operators: Any, settings: Any) -> list[Execution]:  # type: ignore[type-arg]
         for number, config in enumerate(configs[:2]):
             tell(number, Execution(config, 0, 0.0, None))
         assert "zero1: fits, 2.00 ψ a step between GPUs, 1.0 MiB at its peak; 1 to go" in capfd.readouterr().err

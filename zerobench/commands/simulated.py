@@ -7,7 +7,7 @@ work        the configs to simulate for a cell. With few blocks, its load is onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from ..config.cell import Cell, CellConfig
 from ..config.compose import RefusedError, compose_cells
 from ..config.flat import name_strategies
-from ..fake.as_gpu import DeviceMemory
+from ..fake.as_gpu import DEFAULT, EXPANDABLE, SETTINGS, DeviceMemory
 from ..host.environment import FAKE, SIMULATED
 from ..host.terminal import progress_bar
 from ..predict.estimate import closed_form
@@ -135,7 +135,7 @@ class LargeTensor:
         return " in ".join(filter(None, dict.fromkeys([self.name, self.module]))) or "the model itself"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """A simulated cell's schedule, and its predicted time on a cluster. `tokens`: of a step, per GPU."""
 
@@ -326,6 +326,11 @@ class Work:
             return cls(cell, small, not few, timed=with_step and cell.config.optimizer.takes_elements)
         return cls(cell, Reduced((config,), (0,), 0, 1), True)
 
+    @property
+    def settings(self) -> Collection[str]:
+        """Settings of a GPU's allocator: if blocks are left out, for its reserved bytes or, with a step, for none."""
+        return SETTINGS.keys() if self.whole else (DEFAULT,) if self.timed else (DEFAULT, EXPANDABLE)
+
     def answer(self, executions: Sequence[Execution], costs: GpuCosts | None) -> SimulatedCell:
         """Returns the simulated cell from the executions of its configs."""
         parts = [SimulatedCell.of(self.cell, execution) for execution in executions]
@@ -366,6 +371,7 @@ def run_works(
     a device. `note` gets the index of a config, and its progress or its execution.
     """
     configs, operators, executed = list[CellConfig](), list[bool](), dict[int, Execution]()
+    settings: list[Collection[str]] = []
     jobs: list[range] = []  # of each work: indices of its configs
 
     def add_new() -> None:
@@ -373,6 +379,7 @@ def run_works(
             jobs.append(range(len(configs), len(configs) + len(work.small.configs)))
             configs.extend(work.small.configs)
             operators.extend([work.timed] * len(work.small.configs))
+            settings.extend([work.settings] * len(work.small.configs))
 
     def report(job: int, news: dict[str, Any] | Execution) -> None:
         note(job, news)
@@ -384,7 +391,7 @@ def run_works(
                 add_new()
 
     add_new()
-    execute(configs, tell=report, operators=operators)
+    execute(configs, tell=report, operators=operators, settings=settings)
 
 
 def simulate(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 from unittest import mock
 
 import torch
@@ -104,12 +104,14 @@ class TensorLayout(NamedTuple):
 class Shortcuts:
     """Runs operators on fake tensors of `fake` with less work than torch."""
 
+    _layouts: ClassVar[dict[Any, Any]] = {}
+    """Operator and arguments -> the layout of its output (a list for a tuple), IN_OUT, or None if they differ. Those of
+    all worlds of a process, whose models are similar."""
+
     def __init__(self, fake: FakeTensorMode) -> None:
         self.fake = fake
         self._in_kernel = InKernel(fake)
         self._attributes: dict[torch.device, dict[str, Any]] = {}
-        self._layouts: dict[Any, Any] = {}
-        """Operator and arguments -> the layout of its output (a list for a tuple), IN_OUT, or None if they differ."""
 
     def view_of(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
         """Returns an operator's views of a fake tensor, on its device."""

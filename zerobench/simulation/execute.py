@@ -18,7 +18,7 @@ import gc
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,7 +30,15 @@ from .. import strategies
 from ..config.cell import CellConfig
 from ..config.schema import Measure
 from ..config.schema_memory import CpuOffload
-from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, DeviceMemory, as_gpu
+from ..fake.as_gpu import (
+    ATTENTION_KERNELS,
+    BLAS_WORKSPACE,
+    EXPANDABLE,
+    SETTINGS,
+    Allocations,
+    DeviceMemory,
+    as_gpu,
+)
 from ..fake.as_gpu.kernels import fused_rms_norms
 from ..host.environment import FAKE, SIMULATED, data_bytes, usable_cores
 from ..host.temporary import temporary_folder
@@ -133,13 +141,15 @@ class Execution:
 
     @property
     def reserved(self) -> DeviceMemory | None:
-        """A GPU's memory on the rank whose allocator reserves most; None for a CPU."""
-        memories = [rank.memory for rank in (self, *self.others) if rank.memory is not None]
+        """A GPU's memory on the rank whose allocator reserves most; None for a CPU, and if it was not asked for."""
+        memories = [
+            rank.memory for rank in (self, *self.others) if rank.memory and EXPANDABLE in rank.memory.by_setting
+        ]
         return max(memories, key=lambda memory: memory.reserved_bytes[::-1], default=None)
 
     @property
     def reserved_bytes(self) -> tuple[int, int] | None:
-        """Bytes that a GPU's allocator reserves, by default and with expandable segments, smaller first; CPU: None."""
+        """Bytes that a GPU's allocator reserves, by default and with expandable segments, smaller first, if known."""
         return None if self.reserved is None else self.reserved.reserved_bytes
 
     @property
@@ -231,11 +241,12 @@ class Execution:
 
 def execute(
     config: CellConfig, report: Callable[[dict[str, Any]], None] = lambda _: None, target: Target = CPU,
-    operators: bool = False,
+    operators: bool = False, settings: Collection[str] = SETTINGS.keys(),
 ) -> Execution:  # fmt: skip
     """Simulates one rank of a resolved cell as on `target`: the one that has the peak. Any failure becomes an error
     message in the result. `report` takes progress. `operators`: whether its events include every compute operator, for
-    times; then the rank is the one with the largest states.
+    times; then the rank is the one with the largest states. `settings`: of a GPU's allocator, which is replayed with
+    each of them.
     """
     config = replace(settled(config), backend=SIMULATED, device="cpu", tensors=FAKE)
     facts, executions = facts_if_any(config), list[Execution]()
@@ -245,7 +256,7 @@ def execute(
             try:
                 with target.stands_in() as allocations:
                     record = run_rank(RankJob(config, "accounted", rank, "", folder, operators=operators), report)
-                memory = None if allocations is None else allocations.memory()
+                memory = allocations.memory(settings) if allocations and settings else None
             except Exception as error:  # a model may be any code: the other cells are executed all the same
                 problem = (str(error).strip() or "no message").splitlines()[0]
                 if not type(error).__module__.startswith("zerobench"):
@@ -290,7 +301,8 @@ class _Job:
     target: Target
     limits: Limits
     folder: str
-    operators: bool = False
+    operators: bool
+    settings: Collection[str]
 
 
 @contextmanager
@@ -307,11 +319,13 @@ def execute_all(
     configs: Sequence[CellConfig], target: Target = CPU, jobs: int | None = None,
     tell: Callable[[int, dict[str, Any] | Execution], None] = lambda *_: None, limits: Limits = LIMITS,
     operators: bool | Sequence[bool] = False, processes: list[RankProcess] | None = None,
+    settings: Sequence[Collection[str]] = (),
 ) -> list[Execution]:  # fmt: skip
     """Simulates one rank of each resolved cell, `jobs` in parallel (None: one per core that this process may use).
     `tell` gets a cell's index and its progress (`step` of `steps`) or, at its end, its execution, and may then append
     cells to `configs`. `operators`: whether events include every compute operator, one value for all cells or one each.
-    `processes`: from `kept_processes`. Executions are returned in the order of the cells.
+    `processes`: from `kept_processes`. `settings`: of a GPU's allocator, for each cell; empty: all. Executions are
+    returned in the order of the cells.
 
     A crash, timeout or excess of memory becomes an error message in that execution's `problem`. Raises
     KeyboardInterrupt when the user interrupts, after all processes have ended. These processes build users' models as a
@@ -323,7 +337,8 @@ def execute_all(
         def add_new() -> None:
             for index, config in enumerate(configs[len(work) :], len(work)):
                 every = operators if isinstance(operators, bool) else operators[index]
-                work.append(_Job(config, target, limits, str(folder), every))
+                replayed = settings[index] if settings else SETTINGS.keys()
+                work.append(_Job(config, target, limits, str(folder), every, [*replayed]))
 
         def report(index: int, news: Any) -> None:
             if isinstance(news, Execution | Failure):
@@ -346,7 +361,7 @@ def run_job(job: _Job, report: Callable[[Any], None]) -> Execution:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + job.limits.memory_bytes, most))
     elif data_bytes() + job.limits.memory_bytes > limit + MOST_GARBAGE:
         gc.collect()
-    return execute(job.config, report, job.target, job.operators)
+    return execute(job.config, report, job.target, job.operators, job.settings)
 
 
 def _is_sound(execution: Execution) -> bool:

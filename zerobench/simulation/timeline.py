@@ -161,6 +161,8 @@ class _Layout:
         self.streams: defaultdict[int, list[Item]] = defaultdict(list)
         self.lanes: defaultdict[str, list[Item]] = defaultdict(list)
         self.operations: dict[int, Collective] = {}
+        self.seconds: dict[tuple[str | int, ...], float] = {}
+        """All that an operator's time depends on -> its seconds; most operators run once per block."""
         self.recorded: dict[int, list[Item]] = {}
         """Event of a stream -> the item after which it was recorded."""
         self.deferred: list[EventRow] = []
@@ -188,9 +190,10 @@ class _Layout:
         """Appends an event's item to its stream. Returns it if it is an operator or a collective, otherwise None."""
         if event.kind == COMPUTE:
             self._take_host(self.costs.host_s)
-            return self._give(
-                Item(0 if self.costs.one_stream else event.stream, self.costs.compute(event), self.host_s)
-            )
+            key = event.operator, event.dtype, event.bytes, event.flops, event.sizes, event.elements
+            if key not in self.seconds:
+                self.seconds[key] = self.costs.compute(event)
+            return self._give(Item(0 if self.costs.one_stream else event.stream, self.seconds[key], self.host_s))
         if event.kind in (LAUNCH, MOVE):
             is_reduction = event.collective in REDUCTIONS and self.phase == "backward"
             if not (is_reduction and self.declared.reduces_after_backward):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
@@ -31,6 +31,7 @@ from ...simulation.costs import GpuCosts, Transfer
 from ...sizes import show_bytes
 from ...strategies import built_in
 from ...zero.options import MASTERS
+from ..simulated import Step
 from .candidates import Candidate
 from .search import FIXED, Capacity, Plan, PlanAxis, PlanRow, timed_axis
 
@@ -242,18 +243,29 @@ def _rounded(gbit_s: float) -> str:
 
 def _best_at(ranked: Sequence[PlanRow], costs: GpuCosts, factor: float) -> PlanRow:
     """Returns the fastest row on a network `factor` times as fast: the first row unless another one is ahead."""
-    other = GpuCosts(costs.device, replace(costs.cluster, node_gbit_s=costs.cluster.node_gbit_s * factor))
+    other = _on_network(costs, factor)
     first, *others = ranked
-    rate = first.fit.timed.rate(other)
+    rate = _rate(first.fit.timed, other)
     best, best_rate = first, 0.0
     for row in others:
         step = row.fit.timed
         least = rate * step.interval.high  # at which it is ahead
-        if factor <= 1 and step.rate() < least:  # a slower network shortens no step
+        if factor <= 1 and step.rate() < max(least, best_rate):  # a slower network shortens no step
             continue
-        if (own := step.rate(other)) >= least and own > best_rate:
+        if (own := _rate(step, other)) >= least and own > best_rate:
             best, best_rate = row, own
     return best
+
+
+@lru_cache
+def _on_network(costs: GpuCosts, factor: float) -> GpuCosts:
+    return GpuCosts(costs.device, replace(costs.cluster, node_gbit_s=costs.cluster.node_gbit_s * factor))
+
+
+@lru_cache(4096)
+def _rate(step: Step, costs: GpuCosts) -> float:
+    """Returns the rate of a step, which is asked for again whenever another row has been judged."""
+    return step.rate(costs)
 
 
 def _larger(row: PlanRow, factor: int) -> Cell:

@@ -16,6 +16,7 @@ that would be kept longer because of the order of another rank's messages.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -86,10 +87,10 @@ class Allocations:
         """Logs a change or a mark, and the current stream according to torch.cpu's placeholders."""
         self.log.append((event, self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))))
 
-    def memory(self) -> DeviceMemory:
-        """Returns the device's memory according to the log."""
+    def memory(self, settings: Collection[str] = SETTINGS.keys()) -> DeviceMemory:
+        """Returns the device's memory according to the log, with those `settings`; the first must be DEFAULT."""
         has_streams = any(stream != COMPUTE for _, stream in self.log)
-        memories = [self._replay(setting) for setting in SETTINGS if setting != ONE_STREAM or has_streams]
+        memories = [self._replay(setting) for setting in settings if setting != ONE_STREAM or has_streams]
         return replace(
             memories[0], by_setting={name: n for memory in memories for name, n in memory.by_setting.items()}
         )
