@@ -8,13 +8,12 @@ from importlib import import_module
 from pathlib import Path
 
 import matplotlib as mpl
-from matplotlib.figure import Figure
 
 from zerobench.commands.plot import add_figure_options, plot, save_figure
 from zerobench.config.keys import nearest
 from zerobench.plots import MODULES as PLOTTED
 from zerobench.plots import figure_function
-from zerobench.plots.page import SETTINGS, add_page_options, pop_page
+from zerobench.plots.page import SETTINGS, Sheet, add_page_options, pop_page
 from zerobench.results.options import Parser, refuse
 
 HELP = """\
@@ -83,7 +82,7 @@ def main(arguments: list[str]) -> int:
     return 2
 
 
-def draw_of(figure: str) -> Callable[..., Figure]:
+def draw_of(figure: str) -> Callable[..., Sheet]:
     """Returns the function that draws a figure of runs."""
     return figure_function(DRAWN_AS.get(figure, figure))
 

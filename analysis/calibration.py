@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from zerobench.plots.marks import rule
 from zerobench.plots.page import Sheet, key
@@ -26,7 +25,7 @@ MIB, GIB = 2**20, 2**30
 FOLDER = Path("results/calibration/cpu/N=2")
 
 
-def draw(calibration: Calibration) -> Figure:
+def draw(calibration: Calibration) -> Sheet:
     """A panel a collective."""
     transfers, provenance = calibration.transfers, calibration.provenance
     names = [name for name in transfers["collective"].unique() if name != "copy"]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from validation.predicted_maps import MODELS
@@ -35,7 +34,7 @@ def read(folder: Path) -> pd.DataFrame:
     return pd.read_csv(folder / "steps.csv")
 
 
-def draw(steps: pd.DataFrame) -> Figure:
+def draw(steps: pd.DataFrame) -> Sheet:
     """The map of the fastest strategy, and the scaling of one model."""
     figure = Sheet(1, 2.2, CAPTION)
     left, right = figure.subplots(1, 2)

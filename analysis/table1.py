@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from zerobench.plots.marks import number, patches, rule, seen, stack
 from zerobench.plots.page import Sheet, key
@@ -32,7 +31,7 @@ def read(folder: Path) -> pd.DataFrame:
     return pd.read_csv(file, keep_default_na=False, dtype={"printed_gb": str})
 
 
-def draw(cells: pd.DataFrame) -> Figure:
+def draw(cells: pd.DataFrame) -> Sheet:
     """Bars by formula and simulated, and the printed number as a line."""
     cells = cells[(cells["variant"] == "") & (cells["size"] == "7.5B") & (cells["ranks"] == 64)]
     cells = cells.sort_values("strategy")

@@ -12,6 +12,7 @@ from tests.cells import cell
 from zerobench.budgets.comparison import (
     Compared,
     Comparison,
+    Judge,
     NoiseFloor,
     compare_runs,
     floor_from,
@@ -44,7 +45,7 @@ def run(of: Cell, repeat: int = 0, step_s: float = 0.1, started: str = "2026-01-
 
 
 def compare(a: list[Row], b: list[Row], floors: list[NoiseFloor] | None = None) -> Comparison:
-    return compare_runs(frame_of(a, RunRow), frame_of(b, RunRow), 0.03, floors or [])
+    return compare_runs(frame_of(a, RunRow), frame_of(b, RunRow), Judge(0.03, floors or []))
 
 
 def only(found: Comparison) -> Compared:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.commands.compare import Judge
+from zerobench.budgets.comparison import Judge
 from zerobench.commands.report.settings import group_by_setting, setting_verdict
 from zerobench.records import CATEGORIES, COLLECTIVES
 from zerobench.results.summary import summarize

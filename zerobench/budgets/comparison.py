@@ -342,23 +342,30 @@ class Comparison:
         return bool(self.only_a or self.only_b or any(pair.worse for pair in self.pairs))
 
 
+@dataclass(frozen=True)
+class Judge:
+    """Rules for comparing times: the smallest relevant effect as a fraction, and all records of noise floors."""
+
+    minimum_effect: float
+    floors: list[NoiseFloor]
+
+
 def compare_runs(
-    a: pd.DataFrame, b: pd.DataFrame, minimum_effect: float, floors: list[NoiseFloor],
-    lines: tuple[pd.DataFrame, pd.DataFrame] | None = None,
+    a: pd.DataFrame, b: pd.DataFrame, judge: Judge, lines: tuple[pd.DataFrame, pd.DataFrame] | None = None
 ) -> Comparison:  # fmt: skip
-    """Compares the cells of A with those of B. `floors`: all available records; `lines`: the sides' tables of lines."""
+    """Compares the cells of A with those of B. `lines`: the sides' tables of lines."""
     ours, theirs = measured(a, lines and lines[0]), measured(b, lines and lines[1])
     matched = match(ours, theirs)
     taken = {id(cell) for pair in matched for cell in pair}
     return Comparison(
-        [compare_cells(*pair, minimum_effect, floors) for pair in matched],
+        [compare_cells(*pair, judge) for pair in matched],
         [cell for cell in ours if id(cell) not in taken],
         [cell for cell in theirs if id(cell) not in taken],
     )
 
 
-def compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[NoiseFloor]) -> Compared:
-    """Compares a pair of cells. `minimum_effect`: smallest relevant change of a time; `floors`: all records."""
+def compare_cells(a: Measured, b: Measured, judge: Judge) -> Compared:
+    """Compares a pair of cells."""
     differing = differences(a.config, b.config) | {
         name: (a.row[name], b.row[name]) for name in ORIGIN if a.row[name] != b.row[name]
     }
@@ -381,7 +388,7 @@ def compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[
     applicable = list[NoiseFloor]()
     if a.config.nodes == 1:  # a floor is of one machine; with another torch there is another
         environments = [noise_environment(row) for row in (a.row, b.row)]
-        of_sides = (next((f for f in floors if f.environment == own), None) for own in environments)
+        of_sides = (next((f for f in judge.floors if f.environment == own), None) for own in environments)
         applicable = list({id(floor): floor for floor in of_sides if floor is not None}.values())
     return replace(
         compared,
@@ -394,7 +401,7 @@ def compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[
         rough=tuple(change for name in ROUGH if (change := _change(name, a.row, b.row))),
         losses=tuple(change for name in LOSSES if (change := _change(name, a.row, b.row))),
         pairs=tuple(pairs),
-        effects=tuple(effects(pairs, minimum_effect, applicable)) if not time_refused else (),
+        effects=tuple(effects(pairs, judge.minimum_effect, applicable)) if not time_refused else (),
         floors=tuple(applicable),
     )
 

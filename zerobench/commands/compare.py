@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ..budgets.comparison import (
@@ -15,10 +15,8 @@ from ..budgets.comparison import (
     Compared,
     Comparison,
     Effect,
-    Measured,
-    NoiseFloor,
+    Judge,
     Pair,
-    compare_cells,
     compare_runs,
     detectable,
     interleaved,
@@ -31,9 +29,8 @@ from ..host.terminal import file_console, stdout_console
 from ..results.grid import Grid, Passage, print_passages
 from ..results.options import Parser, add_options, verb
 from ..results.selection import matching
-from ..results.tables import Results
 from ..sizes import counted, show_bytes, show_count
-from .interleave import Side, add_interleave, check_sides, load_side, measure_in_turns, split_overrides
+from .interleave import add_interleave, check_sides, load_side, measure_in_turns, split_overrides
 
 MINIMUM_EFFECT = 3.0
 """Smallest relevant effect, in percent."""
@@ -202,27 +199,11 @@ def line_rows(at: str, a: Lines, b: Lines) -> list[list[str]]:
 NOISE_FOLDER = "results/noise"
 
 
-@dataclass(frozen=True)
-class Judge:
-    """Rules for comparing times: the smallest relevant effect as a fraction, and noise floors."""
-
-    minimum_effect: float
-    floors: list[NoiseFloor]
-
-    @classmethod
-    def of(cls, chosen: argparse.Namespace) -> Judge:
-        """Returns the judge that the options of `add_judge` describe. Raises ValueError."""
-        if not chosen.minimum_effect >= 0:
-            raise ValueError(f"--minimum-effect {chosen.minimum_effect}: must be 0 or more")
-        return cls(chosen.minimum_effect / 100, read_floors(chosen.noise))
-
-    def compare_runs(self, a: Side | Results, b: Side | Results) -> Comparison:
-        """Compares the cells of two sides."""
-        return compare_runs(a.runs, b.runs, self.minimum_effect, self.floors, (a.lines, b.lines))
-
-    def compare_cells(self, a: Measured, b: Measured) -> Compared:
-        """Compares two cells."""
-        return compare_cells(a, b, self.minimum_effect, self.floors)
+def judge_of(chosen: argparse.Namespace) -> Judge:
+    """Returns the judge that the options of `add_judge` describe. Raises ValueError."""
+    if not chosen.minimum_effect >= 0:
+        raise ValueError(f"--minimum-effect {chosen.minimum_effect}: must be 0 or more")
+    return Judge(chosen.minimum_effect / 100, read_floors(chosen.noise))
 
 
 def add_judge(parser: argparse.ArgumentParser) -> None:
@@ -257,7 +238,7 @@ def compare(arguments: list[str]) -> int:
         check_sides(chosen.a, chosen.b, chosen.interleave, overrides)
         if chosen.runs and not chosen.interleave:
             raise ValueError("--runs is the folder of the runs of --interleave; A and B name finished runs")
-        judge = Judge.of(chosen)
+        judge = judge_of(chosen)
         if chosen.interleave:
             chosen.a, chosen.b = chosen.interleave
             a, b = measure_in_turns(chosen.a, chosen.b, chosen.launches, overrides or [], chosen.runs)
@@ -266,7 +247,7 @@ def compare(arguments: list[str]) -> int:
         a, b = (replace(side, runs=matching(side.runs, chosen.where)) for side in (a, b))
     except KeyboardInterrupt:
         return 130
-    comparison = judge.compare_runs(a, b)
+    comparison = compare_runs(a.runs, b.runs, judge, (a.lines, b.lines))
     if not comparison.pairs:
         raise ValueError(f"no cell of {chosen.a} is also in {chosen.b}")
     try:

@@ -92,31 +92,18 @@ def load_side(where: str) -> Side:
     if not sides:
         raise FileNotFoundError(f"{where}: there is no run, and no folder of runs, of that name")
     attempts = [attempt for side in sides for attempt in set(map(split, side.runs["run_id"]))]
-    if len(set(attempts)) == len(attempts):
-        return _together(sides)
-    # different folders use the same names, and lines of code refer to their run by name
-    whole = _together(
-        [
+    repeated = len(set(attempts)) < len(attempts)
+    if repeated:  # different folders use the same names, and lines of code refer to their run by name
+        sides = [
             Side(*(frame.assign(run_id=frame["run_id"] + f"/{number}") for frame in (latest(side.runs), side.lines)))
             for number, side in enumerate(sides)
         ]
-    )
-    names = whole.runs["run_id"].str.rpartition("/")[0]
-    runs = whole.runs[~whole.runs.assign(name=names).duplicated(["name", "started"])]
-    return Side(runs.assign(repeat=runs.groupby("cell_id", sort=False).cumcount()), whole.lines)
-
-
-def _together(sides: list[Side]) -> Side:
-    """Returns the runs of all sides in the order in which they began, and their lines."""
-    lines = pd.concat([side.lines for side in sides], ignore_index=True)
-    return Side(in_order([side.runs for side in sides]).reset_index(drop=True), lines)
-
-
-def turns(launches: int) -> Iterator[tuple[str, int]]:
-    """Yields (side, number of the launch): A B, B A, A B, ..."""
-    for number in range(launches):
-        for side in "ab" if number % 2 == 0 else "ba":
-            yield side, number
+    runs = in_order([side.runs for side in sides]).reset_index(drop=True)
+    if repeated:
+        names = runs["run_id"].str.rpartition("/")[0]
+        runs = runs[~runs.assign(name=names).duplicated(["name", "started"])]
+        runs = runs.assign(repeat=runs.groupby("cell_id", sort=False).cumcount())
+    return Side(runs, pd.concat([side.lines for side in sides], ignore_index=True))
 
 
 def measure_in_turns(
@@ -132,7 +119,8 @@ def measure_in_turns(
         raise ValueError(f"--runs {runs}: there is something in that folder already; name another")
     with ExitStack() as stack:
         checkouts = {side: stack.enter_context(_checkout(side, rev)) for side, rev in (("a", rev_a), ("b", rev_b))}
-        for count, (side, number) in enumerate(turns(launches), 1):
+        turns = [(side, number) for number in range(launches) for side in ("ba" if number % 2 else "ab")]
+        for count, (side, number) in enumerate(turns, 1):
             revision = rev_a if side == "a" else rev_b
             print_note(f"[{count}/{2 * launches}] {side.upper()}, {revision}, launch {number + 1}")
             _launch(checkouts[side], overrides, folder / f"{side}{number}", revision)

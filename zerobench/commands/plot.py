@@ -10,12 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from ..host.pipes import print_note
 from ..plots import MODULES, Plots, figure_function
 from ..plots.marks import learn_colors
-from ..plots.page import CAPTIONED, FORMATS, Page, add_page_options, pop_page
+from ..plots.page import CAPTIONED, FORMATS, Page, Sheet, add_page_options, pop_page
 from ..plots.panels import MOST_PANELS
 from ..plots.scaling import DDP, REFERENCES
 from ..results.options import RESULTS, Parser, add_options, number_type, refuse
@@ -72,7 +70,7 @@ def add_figure_options(parser: argparse.ArgumentParser, out: Path | None) -> Non
 
 
 def save_figure(
-    program: str, name: str, draw: Callable[..., Figure], runs: Sequence[Path], options: dict[str, Any]
+    program: str, name: str, draw: Callable[..., Sheet], runs: Sequence[Path], options: dict[str, Any]
 ) -> int:
     """Draws the runs and writes the files. `options`: of add_figure_options; the others are passed to `draw` by name.
 

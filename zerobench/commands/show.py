@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from ..config.cell import WATCHED, CellConfig
+from ..config.flat import base_name
 from ..host.environment import SIMULATED
 from ..host.files import read_text
 from ..host.terminal import print_on, stdout_console
@@ -20,7 +21,7 @@ from ..results import selection
 from ..results.frames import Row, table_of
 from ..results.grid import Grid, Passage, print_passages
 from ..results.options import RESULTS, Parser, verb
-from ..results.printed_table import ONE_MEMORY, name_of, step_interval
+from ..results.printed_table import ONE_MEMORY, step_interval
 from ..results.tables import Results, load
 from ..sizes import counted, show_bytes, show_count, show_ms, show_rate, show_samples
 from ..theory.closed_forms import Formula, from_json
@@ -230,7 +231,8 @@ NONE = "–"
 def print_account(row: Row, results: Results, folder: Path | None) -> None:
     """Prints the account of one run; `results` holds its tables, `folder` its logs if it has any."""
     console = stdout_console()
-    print_on(console, f"{name_of(row)}: {row['status']}" + (f": {row['reason']}" if row["reason"] else ""), "bold")
+    name, reason = base_name(CellConfig.from_json(row["config"])), row["reason"]
+    print_on(console, f"{name}: {row['status']}" + (f": {reason}" if reason else ""), "bold")
     print_on(console, row["run_id"], "dim")
     console.print()
     print_on(console, "What was run", "bold")

@@ -19,7 +19,8 @@ from ..sizes import parse_memory
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from .page import Sheet
 
     Drawn = Axes | np.ndarray[Any, np.dtype[np.object_]]
     """One Axes, or an array of Axes for several panels, as `plt.subplots` returns them."""
@@ -31,9 +32,9 @@ MODULES = {
 }  # fmt: skip
 
 
-def figure_function(name: str) -> Callable[..., Figure]:
+def figure_function(name: str) -> Callable[..., Sheet]:
     """Returns the function that draws a figure of MODULES."""
-    draw: Callable[..., Figure] = getattr(import_module(f".{MODULES[name]}", __package__), name)
+    draw: Callable[..., Sheet] = getattr(import_module(f".{MODULES[name]}", __package__), name)
     return draw
 
 

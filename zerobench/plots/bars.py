@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ..records import STATES
@@ -15,8 +14,8 @@ from ..records.palette import CATEGORIES, COLLECTIVES, OVERLAP, PHASES, VERMILIO
 from ..results.tables import Results
 from ..sizes import show_bytes
 from .marks import absent, bars, number, patches, rule, seen, show, size_unit, split, stack
-from .page import key, sheet
-from .panels import MOST_PANELS, cell_rows, comparisons, on_cores, title, with_times, with_values
+from .page import Sheet, key, sheet
+from .panels import MOST_PANELS, cell_rows, comparisons, on_cores, title, with_values
 
 OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
 """The part that is not a category of the ledger: the allocator's peak minus the ledger's."""
@@ -31,7 +30,7 @@ OUTSIDE_CAPTION = (
 )
 
 
-def memory(results: Results, panels: int = MOST_PANELS, capacity: int | None = None) -> Figure:
+def memory(results: Results, panels: int = MOST_PANELS, capacity: int | None = None) -> Sheet:
     """Memory per strategy, stacked by category, with the prediction marked.
 
     Two bars per strategy: the model states (and buffers in flight) at their own maximum, to which formulas apply; and
@@ -91,7 +90,7 @@ def _outside(cell: Any) -> float:
     return 0.0 if pd.isna(outside) or outside < LEAST_OUTSIDE * cell.peak_bytes else float(outside)
 
 
-def volume(results: Results, panels: int = MOST_PANELS) -> Figure:
+def volume(results: Results, panels: int = MOST_PANELS) -> Sheet:
     """Communication volume of a step per strategy, in ψ (elements moved over parameters), stacked by collective.
 
     By the paper's convention, an all-reduce of ψ elements counts 2ψ, a reduce-scatter or an all-gather ψ. The black
@@ -119,7 +118,7 @@ def _draw_volume(axes: Axes, x: int, cell: Any) -> None:
 MS = 1000
 
 
-def step_time(results: Results, panels: int = MOST_PANELS) -> Figure:
+def step_time(results: Results, panels: int = MOST_PANELS) -> Sheet:
     """Time of a step per strategy, split into forward, backward and update, with the step's 95 % interval.
 
     The dot is the step of the slowest rank: for one launch, the median over its steps with the interval of that
@@ -130,7 +129,7 @@ def step_time(results: Results, panels: int = MOST_PANELS) -> Figure:
     A cell that was traced (measure.trace=true) has a second bar, the step of the traced pass, which the profiler
     slows down: time without communication, time in which computation hides communication, and exposed communication.
     """
-    settings = with_times(comparisons(results))
+    settings = with_values(comparisons(results), "step_s", "no times")
     figure, grid = sheet(settings, panels, (3.2, 2.4), _step_caption(settings))
     for axes, cells in grid:
         bars(axes, cells, _draw_step)

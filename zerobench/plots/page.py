@@ -70,17 +70,22 @@ class Page:
         size = (WIDTHS[self.width], 3.0)
         return {"font.size": POINTS[self.style], "savefig.dpi": DOTS[self.style], "figure.figsize": size}
 
-    def save(self, figure: Figure, out: Path, name: str) -> None:
-        """Settles a figure, writes NAME in every format to `out` and its caption as NAME.txt, and prints the paths."""
+    def save(self, figure: Sheet, out: Path, name: str) -> None:
+        """Settles a figure, writes NAME in every format to `out` and its caption as NAME.txt, and prints the paths. The
+        same figure gives the same bytes.
+        """
         settle(figure)
         out.mkdir(parents=True, exist_ok=True)
-        text = figure.caption if isinstance(figure, Sheet) else figure.get_suptitle()
-        caption = escape_control(" ".join(text.split()))
+        caption = escape_control(" ".join(figure.caption.split()))
+        metadata = {
+            "png": {"Description": caption},
+            "svg": {"Description": caption, "Date": None},
+            "pdf": {"Subject": caption, "CreationDate": None},
+        }
         for ending in self.formats:
-            if figure._suptitle is not None:  # without the caption, the axes get its room
-                figure._suptitle.set_visible(ending in CAPTIONED)
-                figure._suptitle.set_in_layout(ending in CAPTIONED)
-            write(figure, out / f"{name}.{ending}", caption)
+            figure.title.set_visible(ending in CAPTIONED)
+            figure.title.set_in_layout(ending in CAPTIONED)  # without the caption, the axes get its room
+            figure.savefig(out / f"{name}.{ending}", metadata=metadata[ending])
             print_line(f"figure: {out / f'{name}.{ending}'}")
         (out / f"{name}.txt").write_text(caption + "\n", encoding="utf-8")
         print_line(f"caption: {out / f'{name}.txt'}")
@@ -141,7 +146,7 @@ class Sheet(Figure):
         scale, width = mpl.rcParams["font.size"] / POINTS["paper"], mpl.rcParams["figure.figsize"][0]
         super().__init__(figsize=(width, rows * (high + ABOUT) * scale + ABOUT), layout="constrained")
         self.rows, self.high, self.caption = rows, high * scale, caption
-        self.suptitle(caption, wrap=False)
+        self.title = self.suptitle(caption, wrap=False)
 
 
 def sheet(
@@ -178,14 +183,13 @@ def key(figure: Figure, handles: Iterable[Any]) -> None:
         legend.remove()
 
 
-def settle(figure: Figure) -> None:
+def settle(figure: Sheet) -> None:
     """Finalizes the layout: nothing collides, leaves the figure or squeezes the axes."""
     lay_out(figure)
     for axes in figure.axes:
         for title in (axes.title, axes._left_title):
             _wrap(title, axes.get_window_extent().width)
-    if figure._suptitle is not None:
-        _wrap(figure._suptitle, 0.94 * figure.bbox.width)
+    _wrap(figure.title, 0.94 * figure.bbox.width)
     # names below the x axis, and numbers above bars, that would collide are rotated
     for axes in figure.axes:
         names = axes.get_xticklabels()
@@ -201,31 +205,19 @@ def settle(figure: Figure) -> None:
         lay_out(figure)
         for axes in figure.axes:
             headroom(axes)
-        if isinstance(figure, Sheet) and figure.axes:  # its height changes so that axes get their intended height
+        if figure.axes:  # its height changes so that axes get their intended height
             lowest = min(axes.get_position().height for axes in figure.axes) * figure.get_figheight()
             figure.set_figheight(figure.get_figheight() + figure.rows * (figure.high - lowest))
     lay_out(figure)
 
 
-def lay_out(figure: Figure) -> None:
+def lay_out(figure: Sheet) -> None:
     """Places axes and texts without drawing them."""
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         if isinstance(axis.get_major_formatter(), LogFormatter):
             for label in axis.get_ticklabels(which="both"):
                 label.set_parse_math(True)  # powers of ten: the only formulas
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.execute(figure)
-
-
-def write(figure: Figure, path: Path, caption: str) -> None:
-    """Writes one file, with the caption in its metadata; the same figure gives the same bytes."""
-    metadata = {
-        "png": {"Description": caption},
-        "svg": {"Description": caption, "Date": None},
-        "pdf": {"Subject": caption, "CreationDate": None},
-    }
-    figure.savefig(path, metadata=metadata[path.suffix[1:]])
+    figure.get_layout_engine().execute(figure)
 
 
 NUMBER = "number"

@@ -54,11 +54,6 @@ def grids(results: Results) -> list[pd.DataFrame]:
     return panels
 
 
-def with_times(settings: list[pd.DataFrame]) -> list[pd.DataFrame]:
-    """Panels with the status "no times" for cells that ran without: simulated worlds, ranks that share a GPU."""
-    return with_values(settings, "step_s", "no times")
-
-
 def with_values(settings: list[pd.DataFrame], column: str, status: str) -> list[pd.DataFrame]:
     """Panels with another status for cells that are ok without a value in a column."""
     return [

@@ -16,15 +16,14 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..results.summary import busy_words
 from ..results.tables import Results
 from ..sizes import counted
 from .marks import look, rule, size_unit
-from .page import key, sheet
-from .panels import MOST_PANELS, completed, families, on_cores, title, with_times, with_values
+from .page import Sheet, key, sheet
+from .panels import MOST_PANELS, completed, families, on_cores, title, with_values
 
 VARIANT = ["world_size", "micro_batch", "accumulation", "checkpointing"]
 
@@ -36,7 +35,7 @@ CAPTION = (
 MOST_LABELS, FRONT = 24, "front"
 
 
-def pareto(results: Results, panels: int = MOST_PANELS) -> Figure:
+def pareto(results: Results, panels: int = MOST_PANELS) -> Sheet:
     """One panel per setting: cells with the same number of ranks and sequences."""
     settings = list(_settings(results))
     figure, grid = sheet(settings, panels, (3.2, 2.6), CAPTION.format(on_cores(settings)))
@@ -66,7 +65,7 @@ def pareto(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 def _settings(results: Results) -> Iterator[pd.DataFrame]:
     """Yields the cells of each panel. `name`: the difference of a cell from others of its strategy."""
-    for family in with_values(with_times(families(results)), "peak_bytes", "no bytes"):
+    for family in with_values(with_values(families(results), "step_s", "no times"), "peak_bytes", "no bytes"):
         cells = completed(family, ["strategy"], VARIANT)
         cells["batch"] = cells["batch"].fillna(cells["world_size"] * cells["micro_batch"] * cells["accumulation"])
         for _, setting in cells.groupby(["world_size", "batch"]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ..records.palette import GRAY
@@ -13,11 +12,11 @@ from ..results.tables import Results
 from ..sizes import counted
 from ..strategies import reference
 from .marks import curves, entries, rule, size_unit
-from .page import key, sheet
-from .panels import MOST_PANELS, grids, on_cores, shared_cores, title, with_times, with_values
+from .page import Sheet, key, sheet
+from .panels import MOST_PANELS, grids, on_cores, shared_cores, title, with_values
 
 
-def scaling(results: Results, panels: int = MOST_PANELS) -> Figure:
+def scaling(results: Results, panels: int = MOST_PANELS) -> Sheet:
     """Model states and peak memory against the number of ranks, at a fixed micro-batch.
 
     Left: the states and buffers in flight, at their maximum. Markers are measured, dashed lines predicted, dotted
@@ -52,7 +51,7 @@ DDP, SHADE = reference().name, 0.15
 REFERENCES = {DDP: "DDP at the same N", "linear": "N × its own N = 1"}
 
 
-def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> Figure:
+def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> Sheet:
     """Tokens/s against the number of ranks, its loss in percent, and the memory that it buys.
 
     Left: tokens/s of all ranks together, with their 95 % interval if there is one. Middle: the drop,
@@ -65,7 +64,7 @@ def throughput(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP
     """
     if drop_from not in REFERENCES:
         raise ValueError(f"drop_from={drop_from!r}: is none of {', '.join(REFERENCES)}")
-    settings = with_times(grids(results))
+    settings = with_values(grids(results), "step_s", "no times")
     name, unit = size_unit(results.runs["peak_bytes"].max())
     caption = f"Left: throughput at a fixed micro-batch{on_cores(settings)}, with 95 % intervals. "
     caption += f"Middle: its loss against {REFERENCES[drop_from]}. Right: the memory that this buys."

@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ..records.palette import CATEGORIES
 from ..results.tables import Results
 from ..strategies import reference
 from .marks import LEAST, absent, look, patches, show, size_unit
-from .page import key, sheet
+from .page import Sheet, key, sheet
 from .panels import MOST_PANELS, cell_rows, comparisons, title
 
 Curves = dict[str, pd.Series]
 """A cell's label -> its losses by step."""
 
 
-def losses(results: Results, panels: int = MOST_PANELS) -> Figure:
+def losses(results: Results, panels: int = MOST_PANELS) -> Sheet:
     """Loss curves of the strategies, and their differences from DDP.
 
     Left: the loss of every step of the timed pass, warm-up included, as the mean over the ranks. Curves that are
@@ -134,7 +133,7 @@ LITTLE, NONE = 0.15, 0.05
 """Fractions of the step: a phase shorter than these has its name rotated, or outside of it."""
 
 
-def timeline(results: Results, panels: int = MOST_PANELS) -> Figure:
+def timeline(results: Results, panels: int = MOST_PANELS) -> Sheet:
     """Memory against time within one step, stacked by category, with the phases of the step marked.
 
     Shows the last measured step of the accounted pass, on the rank that needs the most. That pass carries the

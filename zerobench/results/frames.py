@@ -111,9 +111,7 @@ def frame_of(rows: Sequence[Any], kind: type) -> pd.DataFrame:
 
 def to_frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
     """Concatenates the parts, with the columns of `kind` and their types; missing columns are filled in."""
-    filled = [part for part in parts if len(part)]
-    if not filled:
-        return _without_rows(kind, more).copy()
+    filled = [part for part in parts if len(part)] or [pd.DataFrame()]
     frame = pd.concat(filled, ignore_index=True) if len(filled) > 1 else filled[0].reset_index(drop=True)
     columns = {name: frame[name] if name in frame else pd.Series(None, frame.index, "object") for name in more}
     columns |= {name: _column(frame, name, _PANDAS[base]) for name, base in base_types(kind)}
@@ -127,12 +125,6 @@ def _column(frame: pd.DataFrame, name: str, dtype: Any) -> pd.Series:
     if name == "tier":  # an older table has the device only
         return made.fillna("device")
     return made.where(made.notna(), None) if dtype == "object" and made.hasnans else made
-
-
-@cache
-def _without_rows(kind: type, more: tuple[str, ...]) -> pd.DataFrame:
-    types = {name: _PANDAS[base] for name, base in base_types(kind)}
-    return pd.DataFrame(columns=[*more, *types]).astype(types)
 
 
 def to_records(frame: pd.DataFrame) -> list[Row]:

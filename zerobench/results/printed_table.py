@@ -15,7 +15,7 @@ import pandas as pd
 from rich.text import Text
 
 from ..config.cell import CellConfig
-from ..config.flat import base_name, name_cells
+from ..config.flat import name_cells
 from ..host.environment import SIMULATED
 from ..host.terminal import Output, is_quiet, print_on, stdout_console
 from ..records import CATEGORIES, RunRow, SearchRow
@@ -285,11 +285,6 @@ def print_searches(searches: list[SearchRow]) -> None:
     console.print(Grid(header, rows, left=3))
     if not is_quiet() and any("*" in cell for row in rows for cell in row):
         console.print("* the fastest under this limit", style="dim")
-
-
-def name_of(row: Row) -> str:
-    """Returns a run's display name."""
-    return base_name(CellConfig.from_json(row["config"]))
 
 
 NONE = "–"

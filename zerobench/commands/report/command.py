@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import pandas as pd
 
+from ...budgets.comparison import Judge, compare_runs
 from ...config.cell import CellConfig
 from ...config.flat import name_cells, show_value, swept
 from ...host.pipes import print_line, print_note, write_text
@@ -33,7 +34,7 @@ from ...results.printed_table import COLUMNS
 from ...results.summary import price_columns
 from ...results.tables import Results, load, of_run, run_folders
 from ...sizes import counted, show_bytes, show_count
-from ..compare import Judge, add_judge, passages
+from ..compare import add_judge, judge_of, passages
 from ..folder_contents import warnings_to
 from ..show import passages_of, setting_of
 from . import compared
@@ -222,7 +223,7 @@ def report(arguments: list[str]) -> int:
         raise ValueError(f"RUNS: {given} given; name one, or two to compare, or a folder of collections")
     if chosen.out.is_dir():
         raise ValueError(f"--out {chosen.out}: is a folder; name a file, as {chosen.out / 'report.html'}")
-    judge = Judge.of(chosen)
+    judge = judge_of(chosen)
     sides = [_load(where, chosen) for where in chosen.runs]
     if len(sides) == 2:
         values = of_two(sides[0], sides[1], chosen.runs, judge)
@@ -290,7 +291,7 @@ def of_two(a: Results, b: Results, folders: Sequence[Path], judge: Judge) -> dic
     """Returns the values of the page on the changes between two folders. Raises ValueError if they have no cell in
     common.
     """
-    comparison = judge.compare_runs(a, b)
+    comparison = compare_runs(a.runs, b.runs, judge, (a.lines, b.lines))
     if not comparison.pairs:
         raise ValueError(f"no cell of {folders[0]} is also in {folders[1]}; `zerobench report` of each shows its cells")
     moved = {

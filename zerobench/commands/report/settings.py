@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from ...budgets.comparison import FASTER, NOISE, SLOWER, Compared, Measured, measured
+from ...budgets.comparison import FASTER, NOISE, SLOWER, Compared, Judge, Measured, compare_cells, measured
 from ...config.flat import name_strategies
 from ...records import CATEGORIES, COLLECTIVES
 from ...results.frames import Row
@@ -24,7 +24,7 @@ from ...results.printed_table import COLUMNS, ONE_MEMORY, best_rows, in_tables_o
 from ...results.summary import LEAST_LAUNCHES, SETTING, busy_words
 from ...sizes import show_bytes, show_count, show_length, show_ms, show_rate
 from ...strategies import find
-from ..compare import Judge, interval, percent
+from ..compare import interval, percent
 
 NONE = "–"
 TRAINED = {
@@ -139,7 +139,7 @@ def _price(setting: Setting, judge: Judge) -> str:
     if ours is not None and theirs:
         times = "as much traffic as" if ours == theirs else f"{ours / theirs:.3g} times the traffic of"
         comparisons.append(f"{times} {base.name} ({ours:.3f} ψ against {theirs:.3f} ψ)")
-    pair = judge.compare_cells(base, cell)
+    pair = compare_cells(base, cell, judge)
     if pair.effects:
         step = pair.effects[0]
         certainty = f"95 % interval {interval(step)}, " if interval(step) else ""
@@ -191,7 +191,7 @@ SLOWER_THAN_IT = "slower"
 
 def _against(fastest: Measured, other: Measured, judge: Judge) -> str:
     """Returns compare's verdict on a slower cell or, if it has none, a comparison of the cells' own intervals."""
-    pair = judge.compare_cells(fastest, other)
+    pair = compare_cells(fastest, other, judge)
     if not pair.effects:
         return "not comparable in time"
     apart = "not told apart from it"
@@ -239,7 +239,7 @@ def costs(setting: Setting, judge: Judge) -> Grid | None:
             comparable = row[key] and base.row[key] and cell is not base
             shown += [show_bytes(row[key]), percent(row[key] / base.row[key] - 1) if comparable else NONE]
         shown += [COLUMNS[name].show(row) for name in ("volume ψ", "step ms", "95 % interval")]
-        pair = judge.compare_cells(base, cell)
+        pair = compare_cells(base, cell, judge)
         if cell is base or not pair.effects:
             shown += [NONE, NONE, "is the reference" if cell is base else _refused(pair, "the reference", "it")]
         else:
