@@ -160,7 +160,7 @@ def _in_tier(row: Row, tier: str, memory: pd.DataFrame) -> pd.DataFrame:
         if entry["category"] == "states":
             entry |= {"max_bytes": states, "predicted_bytes": row[ELSEWHERE[tier]]}
     if tier == "host" and pd.notna(row["host_peak_all_bytes"]):
-        size = CellConfig.from_json(row["config"]).topology.ranks_per_node
+        size = CellConfig.from_json(row["config"]).ranks_per_node
         rows.append({"category": f"a node of {size}", "max_bytes": row["host_peak_all_bytes"]})
     columns = ["category", "at_peak_bytes", "max_bytes", "predicted_bytes"]
     return pd.DataFrame(rows, columns=columns, dtype="object").assign(tier=tier)

@@ -19,7 +19,6 @@ from ..registry import DATA
 from ..sections import Section
 from ..strategies import StrategyOptions
 from ..theory.groups import GroupShape
-from .axis import Topology
 from .keys import GROUPS, KEYS, omitted
 from .schema import OF_A_SWEEP, SCHEMAS, SECTIONS, Config, Data, Huggingface, Measure, Model, Text
 from .schema_training import Optimizer, Precision
@@ -217,13 +216,15 @@ class CellConfig(Config):
         return data_ranks(self)
 
     @property
-    def topology(self) -> Topology:
-        return Topology(self.world_size, self.node_size, self.shard_group, self.nodes, self.tensor_parallel)
-
-    @property
     def groups(self) -> GroupShape:
         """The ranks, their groups and codecs, in theory's form."""
-        return self.topology.theory_shape(self)
+        codecs = self.zeropp.theory_shape() if self.data_ranks > 1 else {}
+        return GroupShape(self.data_ranks, self.node_size, self.shard_group, on_gpu=self.device != "cpu", **codecs)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """`node_size` if set, else the ranks of one machine, with a job's ranks spread evenly over machines."""
+        return self.node_size or -(-self.world_size // self.nodes)
 
     @property
     def vocabulary(self) -> int:
@@ -264,10 +265,17 @@ class CellConfig(Config):
     @property
     def systems_label(self) -> str:
         """Axes that are not at their defaults, as on a command line: "offload=cpu activation=checkpoint"."""
-        arena, rank = "arena=true" if self.arena else "", f"rank={self.rank}" if self.rank is not None else ""
-        compiled = f"compile={self.compile}" if self.compile != "none" else ""
-        axes = (self.offload, self.activation, self.buffers, self.zeropp)
-        return " ".join(filter(None, [*(axis.label for axis in axes), arena, compiled, self.topology.label, rank]))
+        values = {
+            "arena": ("true", self.arena), "compile": (self.compile, self.compile != "none"),
+            "node_size": (self.node_size, self.node_size is not None),
+            "shard_group": (self.shard_group, self.shard_group is not None),
+            "tensor_parallel": (self.tensor_parallel, self.tensor_parallel > 1),
+            "rank": (self.rank, self.rank is not None),
+        }  # fmt: skip
+        labels = [axis.label for axis in (self.offload, self.activation, self.buffers, self.zeropp)]
+        return " ".join(
+            filter(None, [*labels, *(f"{key}={value}" for key, (value, differs) in values.items() if differs)])
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ def validate(cell: CellConfig) -> list[str]:
         problems.append(f"arena=true: {why}")
     problems += problems_of_compile(cell) + problems_of_tensor_parallel(cell)
     problems += cell.buffers.validate(cell) + cell.optimizer.validate(cell)
-    return problems + cell.offload.validate(cell) + cell.topology.validate(cell) + cell.zeropp.validate(cell)
+    return problems + cell.offload.validate(cell) + problems_of_groups(cell) + cell.zeropp.validate(cell)
 
 
 def engine_options(cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
@@ -38,9 +38,27 @@ def engine_options(cell: CellConfig, folder: str | None = None) -> dict[str, Any
     `folder`: for files, if the config names none.
     """
     options: dict[str, Any] = {"arena": True} if cell.arena else {}
-    for axis in (cell.offload, cell.topology, cell.zeropp):
-        options |= axis.engine_options(cell, folder)
-    return options
+    options |= cell.offload.engine_options(cell, folder) | cell.zeropp.engine_options(cell)
+    return options | {key: size for key in ("node_size", "shard_group") if (size := getattr(cell, key)) is not None}
+
+
+def problems_of_groups(cell: CellConfig) -> list[str]:
+    """Returns error messages for groups of ranks (nodes, between which bytes travel more slowly, and shard groups, each
+    of which has a whole model) that the strategy does not support or that do not divide the world.
+    """
+    name, ranks, problems = cell.strategy.name, cell.world_size or 1, []
+    for key, size, least in (("node_size", cell.node_size, 1), ("shard_group", cell.shard_group, 2)):
+        if size is None:
+            continue
+        if not spec_of(name).composes.groups:
+            why = f"strategy={name} knows no groups of ranks; leave it out, or use {', '.join(names_with('groups'))}"
+            problems.append(f"{key}={size}: {why}")
+        elif size < least or ranks % size:
+            problems.append(f"{key}={size}: must be a divisor of world_size={ranks}, and at least {least}")
+    if None not in (cell.node_size, cell.shard_group) and cell.node_size != cell.shard_group:
+        why = f"with node_size={cell.node_size} a shard group must be a node"
+        problems.append(f"shard_group={cell.shard_group}: {why}")
+    return problems
 
 
 HAVE_BLOCKS = ("gpt", "gpt_moe", "mlp")

@@ -299,7 +299,7 @@ def _join_accounted(row: RunRow, config: CellConfig, accounted: list[RankRecord]
     """Fills what only the accounted pass measures and is not one column by itself."""
     row.peaks_of_ranks = json.dumps({record.rank: PEAK.value(record, 1) for record in accounted})
     on_host = {record.rank: COLUMNS["host_peak_bytes"].value(record, 1) for record in accounted}
-    row.host_peak_all_bytes = _fullest_node(on_host, config.topology.ranks_per_node, row.backend == SIMULATED)
+    row.host_peak_all_bytes = _fullest_node(on_host, config.ranks_per_node, row.backend == SIMULATED)
     if config.tensor_parallel == 1:
         row.tensor_axis_all_reduce_bytes = row.tensor_axis_all_gather_bytes = None
     if config.node_size is None:  # without node_size the nodes are unknown
