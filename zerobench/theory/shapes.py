@@ -166,7 +166,7 @@ class Schedule:
     `micro_batches`. `recomputes`: backward runs a unit's forward again when it reaches the unit. `arena`: temporary
     gradients use memory that stays allocated. `by_block`: the backward of a block is one torch.compile graph, which
     makes all gradients of the block before the first is handed over. `head_is_loss`: the head computes the loss in
-    parts, so that nothing of the model comes before it in backward.
+    parts, so that backward of the model begins with it.
     """
 
     shapes: tuple[ParameterShape, ...]

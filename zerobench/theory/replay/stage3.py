@@ -145,7 +145,8 @@ class _Units:
         """Plays backward: before a unit's first gradient it passes all units that forward used after that unit."""
         self._unshard(self.root)
         self.entered, self.next = tuple(self.root), self._preceding(len(self.parts))
-        # else the last unit is gathered when backward comes to the head, before its gradient is made
+        # The last unit is gathered as backward comes to the head. If the head is the loss, the engine's hook at the
+        # head runs before the one at the model's output, and the unit is gathered when backward has left the head.
         if not (self.schedule.head_is_loss and self.of_freed_root):
             self._gather_next()
         to_come = [index for index in self.ends if self.uses[index].name != ROOT]
